@@ -1,0 +1,22 @@
+"""English -> French on the built-in corpus: dates, amounts, quantities, lists. No download.
+
+    make demo
+    python train.py --config=configs/demo.py --workdir=runs/demo
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.model.update(num_layers=2, d_model=128, d_ff=512, num_heads=4, dropout=0.1)
+    config.data.max_length = 64
+    config.data.tokenizer.update(vocab_size=1200, split_digits=True)  # single digits are easy to copy
+    config.batch.update(tokens=1024, buckets=4)
+    config.optimizer.update(schedule='cosine', peak=3e-3, warmup=300)
+    config.train.steps = 4000
+    config.eval.update(every=1000, bleu_sentences=200)
+    config.checkpoint.keep_last = 2
+    return config

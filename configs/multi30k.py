@@ -1,0 +1,26 @@
+"""Multi30k English -> German, Transformer-Tiny (Wu et al. 2021): 29,000 captions of pictures.
+
+    python train.py --config=configs/multi30k.py --config.data.dir=DIR --workdir=runs/multi30k
+
+DIR holds train, val and test_2016_flickr in .en and .de, plain or .gz, as in the folder data/task1/raw of the
+public repository multi30k/dataset.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.model.update(num_layers=4, d_model=128, d_ff=256, num_heads=4, dropout=0.2)
+    config.data.update(source='text', source_lang='en', target_lang='de', max_length=64)
+    config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
+    config.data.tokenizer.vocab_size = 8000
+    config.batch.tokens = 2048
+    config.optimizer.update(schedule='inverse_sqrt', peak=4e-3, warmup=1500)
+    config.train.steps = 10_000
+    config.eval.every = 1000
+    config.checkpoint.update(every=500, keep_last=10)
+    config.decode.beam = 5
+    return config

@@ -1,0 +1,78 @@
+"""What a user did wrong, said so that they can mend it; and the way that every script starts.
+
+Scripts exit with 0 when they did what was asked and with 2, after one message on stderr, when they were
+asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+
+class UserError(Exception):
+    """Something in the input: the message says what is wrong, where, and what to do."""
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.
+
+    What the project logs (the logger 'allyouneed') goes to stderr; stdout carries results only.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter('%(message)s'))
+    log = logging.getLogger('allyouneed')
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False  # not once more through absl's handler, which libraries log to
+    def parse(argv):
+        try:
+            rest = app.parse_flags_with_usage(argv)
+        except (AttributeError, KeyError, TypeError) as error:
+            # How ml_collections reports --config.X=... for a key X that the config does not have.
+            _fail(f'unknown or mistyped --config override: {_last_line(error)}')
+        if len(rest) > 1:
+            _fail(f'unexpected argument {rest[1]!r}: every option is a flag, --name=value')
+        return rest
+
+    def guarded(_):
+        if not flags.FLAGS['verbosity'].present:
+            absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells much
+        try:
+            main()
+        except UserError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            print('interrupted', file=sys.stderr)
+            sys.exit(130)
+        except BrokenPipeError:  # the reader of our output left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
+    app.run(guarded, flags_parser=parse)
+
+
+def _fail(message: str):
+    print(f'error: {message}', file=sys.stderr)
+    sys.exit(2)
+
+
+def _last_line(error: Exception) -> str:
+    message = str(error.args[0] if error.args else error)
+    return message.replace('\\n', ' ').replace('\n', ' ').replace("\\'", "'").strip('"\' ')
+
+
+def use_huge_pages() -> None:
+    """Starts the script anew with glibc's malloc asking for huge pages, unless the user set tunables.
+
+    XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
+    this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
+    glibc reads the setting only when a process starts, so call this before the heavy imports.
+    """
+    if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+        tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}
+        os.environ['GLIBC_TUNABLES'] = ':'.join(f'glibc.malloc.{name}={value}' for name, value in tunables.items())
+        os.execv(sys.executable, sys.orig_argv)

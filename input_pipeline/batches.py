@@ -1,0 +1,126 @@
+"""Batches of sentences of like length, as a pure function of (token store, settings, step).
+
+Nothing here remembers where it is: batch 1234 is the same whoever asks for it, before or after a resume,
+and on however many devices.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import numpy as np
+from jaxtyping import Int
+
+from errors import UserError
+from input_pipeline.token_store import TokenStore
+from input_pipeline.tokenizer import BOS, EOS, PAD
+
+ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch evenly
+LENGTHS = 4  # padded lengths are multiples of this
+
+Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}: see DESIGN, "Batch"
+
+
+def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:
+    """The padded lengths, at most `num_buckets` of them, that waste the least padding on `lengths`.
+
+    Dynamic programming over the histogram of lengths in units of LENGTHS; ascending, the last one fits all.
+    """
+    units = -(-lengths // LENGTHS)
+    top = int(units.max())
+    below = np.concatenate([[0], np.cumsum(np.bincount(units, minlength=top + 1)[1:])])  # below[u]: units <= u
+    # cost[u]: least padded size of all sentences of at most u units, with the buckets used so far.
+    cost = np.where(np.arange(top + 1) == 0, 0.0, np.inf)
+    choices = []
+    for _ in range(num_buckets):
+        candidates = cost[:, None] + (below[None, :] - below[:, None]) * np.arange(top + 1)[None, :]
+        candidates[np.tril_indices(top + 1, -1)] = np.inf
+        choices.append(candidates.argmin(axis=0))
+        cost = candidates.min(axis=0)
+    edges, unit = [], top
+    for choice in reversed(choices):
+        edges.append(unit)
+        unit = int(choice[unit])
+    return np.unique(np.array([edge for edge in edges if edge > 0])) * LENGTHS
+
+
+class BatchPlan:
+    """Which sentences are in batch `step`, for every step from 0 on.
+
+    Every epoch holds every sentence exactly once: sentences of one length bucket are shuffled and cut into
+    batches of at most `tokens` padded target positions; then the batches are shuffled. `len` is the number
+    of batches in an epoch.
+    """
+
+    def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None):
+        """`seed` None keeps the order (evaluation: the shortest sentences first).
+
+        Raises:
+          UserError: if `tokens` is too small for ROWS of the longest sentences.
+        """
+        # One more than the text: the end token of the source and of the targets.
+        lengths = np.maximum(store.lengths('source'), store.lengths('target')) + 1
+        self.bucket_lengths = bucket_lengths(lengths, num_buckets)
+        self.rows = tokens // self.bucket_lengths // ROWS * ROWS
+        if not self.rows.min():
+            longest = int(self.bucket_lengths.max())
+            raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {longest} tokens, which the data '
+                            f'has: raise it to at least {ROWS * longest}, or lower config.data.max_length')
+        self._store, self._seed = store, seed
+        self._bucket = np.searchsorted(self.bucket_lengths, lengths)
+        counts = np.bincount(self._bucket, minlength=len(self.bucket_lengths))
+        self._length = int(np.sum(-(-counts // self.rows)))
+        self.padding_share = 1 - (store.lengths('target').sum() + len(store)) / np.sum(
+            -(-counts // self.rows) * self.rows * self.bucket_lengths)
+        self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __call__(self, step: int) -> tuple[int, Int[np.ndarray, ' rows']]:
+        """The bucket of batch `step` and the sentences in it."""
+        epoch, index = divmod(step, len(self))
+        return self._epoch(epoch)[index]
+
+    def batch(self, step: int) -> Batch:
+        """Batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
+        bucket, sentences = self(step)
+        shape = int(self.rows[bucket]), int(self.bucket_lengths[bucket])
+        source, target, targets = (np.full(shape, PAD, np.int32) for _ in range(3))
+        for row, sentence in enumerate(sentences):
+            source_tokens = self._store.tokens('source', sentence)
+            target_tokens = self._store.tokens('target', sentence)
+            source[row, :len(source_tokens) + 1] = [*source_tokens, EOS]
+            target[row, :len(target_tokens) + 1] = [BOS, *target_tokens]
+            targets[row, :len(target_tokens) + 1] = [*target_tokens, EOS]
+        return {'inputs': {'source': source, 'target': target}, 'targets': targets,
+                'weights': (targets != PAD).astype(np.float32)}
+
+    def _plan_epoch(self, epoch: int) -> list[tuple[int, Int[np.ndarray, ' rows']]]:
+        rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
+        order = np.arange(len(self._bucket)) if rng is None else rng.permutation(len(self._bucket))
+        batches = []
+        for bucket, rows in enumerate(self.rows):
+            members = order[self._bucket[order] == bucket]
+            batches += [(bucket, members[begin:begin + rows]) for begin in range(0, len(members), rows)]
+        return batches if rng is None else [batches[index] for index in rng.permutation(len(batches))]
+
+
+class _Steps:
+    """A plan as grain's random-access data source."""
+
+    def __init__(self, plan: BatchPlan, first: int, last: int):
+        self._plan, self._first, self._last = plan, first, last
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._plan.batch(self._first + index)
+
+
+def prefetch(plan: BatchPlan, first: int, last: int) -> Iterator[Batch]:
+    """Batches first, first + 1, ... last - 1, made ahead of time in a thread."""
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
+    return iter(grain.MapDataset.source(_Steps(plan, first, last)).to_iter_dataset(options))

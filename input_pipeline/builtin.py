@@ -1,0 +1,249 @@
+"""The built-in parallel corpus: dates, quantities, amounts and names, written in two locales.
+
+Nothing is downloaded. The Unicode Common Locale Data Repository (Unicode CLDR, https://cldr.unicode.org),
+which babel carries, says how each of a thousand locales writes a date, an amount of money, three hours ago
+or a list of languages. We draw a value, write it in both locales, and have a pair of sentences: 'Friday,
+August 25, 1922' and 'vendredi 25 août 1922'. Words move, agree in number and change their script, and the
+right answer is known to the byte, so a small model can be judged by exact match.
+
+    corpus = make_corpus('en', 'fr')  # {'train': [(source, target), ...], 'validation': ..., 'test': ...}
+"""
+
+import contextlib
+import datetime
+import difflib
+import functools
+import math
+import random
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from itertools import islice, product
+from typing import NamedTuple
+
+from babel import Locale, UnknownLocaleError
+from babel.dates import format_date, format_time, format_timedelta
+from babel.lists import format_list
+from babel.localedata import locale_identifiers
+from babel.numbers import format_currency, format_percent, get_currency_precision
+from babel.units import format_unit
+
+# Part of the data's fingerprint: raise it whenever the output changes. The text also depends on
+# babel.__version__, since each release carries another CLDR.
+GENERATOR_VERSION = 1
+
+LONGEST = 80  # characters, on either side: what is longer is drawn again
+PATIENCE = 5000  # draws in a row without a new pair, after which the space counts as exhausted
+
+# Common members only: a name is learned when it is met often, and the long tail of CLDR is not.
+LANGUAGES = (
+    'af am ar bg bn ca cs cy da de el en es et eu fa fi fr ga gl gu he hi hr hu hy id is it ja ka ko la lt '
+    'lv mn mr ms ne nl no pl pt ro ru sk sl sq sr sv sw ta te th tr uk ur vi yo zh zu').split()
+TERRITORIES = (
+    'AR AT AU BE BG BR CA CH CL CN CO CU CZ DE DK EC EE EG ES ET FI FR GB GR HR HU ID IE IL IN IR IS IT JP '
+    'KE KR LT LU LV MA MX MY NG NL NO NZ PE PH PL PT RO RS RU SA SE SG SK SN TH TN TR UA US VN ZA').split()
+CURRENCIES = (
+    'ARS AUD BRL CAD CHF CLP CNY COP CZK DKK EGP EUR GBP HUF IDR ILS INR ISK JPY KES KRW MAD MXN MYR NGN '
+    'NOK NZD PEN PHP PLN RON RSD RUB SAR SEK SGD THB TRY TWD UAH USD UYU VND ZAR').split()
+UNITS = (
+    'length-kilometer length-meter length-centimeter length-millimeter length-mile length-yard length-foot '
+    'length-inch length-light-year area-hectare area-acre area-square-kilometer area-square-meter '
+    'volume-liter volume-centiliter volume-milliliter volume-cubic-meter volume-gallon volume-cup '
+    'volume-teaspoon volume-tablespoon mass-kilogram mass-gram mass-milligram mass-tonne mass-pound '
+    'mass-ounce duration-year duration-month duration-week duration-day duration-hour duration-minute '
+    'duration-second duration-century speed-kilometer-per-hour speed-meter-per-second speed-mile-per-hour '
+    'speed-knot temperature-celsius temperature-fahrenheit angle-degree energy-joule energy-kilocalorie '
+    'energy-kilowatt-hour power-watt power-kilowatt power-horsepower electric-volt electric-ampere '
+    'frequency-hertz frequency-megahertz pressure-hectopascal pressure-bar digital-bit digital-byte '
+    'digital-kilobyte digital-megabyte digital-gigabyte').split()
+DATE_LENGTHS = ('full', 'long', 'medium', 'short')
+TIME_LENGTHS = ('short', 'medium')  # the longer ones name a time zone, always the same
+LIST_STYLES = ('standard', 'or')
+JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} ({})')
+DAY = 24 * 3600
+RELATIVE_UNITS = {  # seconds in one (as babel counts them), and the most that people count in it
+    'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),
+    'hour': (3600, 47), 'minute': (60, 59), 'second': (1, 59)}
+
+Writer = Callable[[Locale], str]  # a value that can be written in any locale
+
+
+# Each kind is written from its form, a value and the locale: KeyError or ValueError if the locale lacks it.
+def write_date(date_length: str, time_length: str | None, moment: datetime.datetime, locale: Locale) -> str:
+    date = format_date(moment, date_length, locale=locale)
+    if time_length is None:
+        return date
+    time = format_time(moment, time_length, locale=locale)
+    # The quotes guard literal words in a CLDR pattern, as in "{1} 'at' {0}".
+    return locale.datetime_formats[date_length].replace("'", '').replace('{0}', time).replace('{1}', date)
+
+
+def write_relative(unit: str, length: str, count: int, locale: Locale) -> str:
+    delta = datetime.timedelta(seconds=count * RELATIVE_UNITS[unit][0])
+    # An infinite threshold keeps 14 days from becoming 2 weeks: the unit is the one asked for.
+    return format_timedelta(delta, unit, math.inf, add_direction=True, format=length, locale=locale)
+
+
+def write_quantity(unit: str, length: str, number: Decimal, locale: Locale) -> str:
+    text = format_unit(number, unit, length, locale=locale)
+    if unit not in text:
+        return text
+    if length == 'short':  # '12 length-kilometer' is what babel falls back on
+        raise KeyError(unit)
+    return write_quantity(unit, 'short', number, locale)  # an alias in CLDR's root that babel does not follow
+
+
+def write_amount(currency: str, style: str, number: Decimal, locale: Locale) -> str:
+    if currency not in locale.currencies:
+        raise KeyError(currency)
+    if number % 1:  # round before the plural is chosen: there is no 1.34 yen
+        number = round(number, get_currency_precision(currency))
+    cents = style == 'standard' or number % 1 != 0  # '12 euros', yet '12.50 euros' and '€12.00'
+    text = format_currency(number, currency, locale=locale, format_type=style, currency_digits=cents)
+    if style == 'standard' and re.search(r'[^\W\d_]\d', text):
+        raise KeyError(currency)  # 'CZK12.00': CLDR wants a space after such a sign, babel puts none
+    return text
+
+
+def write_percentage(number: Decimal, locale: Locale) -> str:
+    return format_percent(number / 100, locale=locale, decimal_quantization=False)
+
+
+def write_name(table: str, code: str, locale: Locale) -> str:
+    return getattr(locale, table)[code]
+
+
+def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
+    texts = [part(locale) for part in parts]
+    return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
+
+
+# How the values of a form are drawn: a tuple of the arguments that its writer still lacks.
+def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
+    days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
+    moment = datetime.datetime(1900, 1, 1) + datetime.timedelta(rng.randrange(days), rng.randrange(DAY))
+    # Short dates may write two digits of the year: 1951 to 2050 are the hundred years they can mean.
+    if form[0] == 'short' and moment.year <= 1950:
+        moment = moment.replace(year=moment.year + 100)
+    return (moment,)
+
+
+def draw_count(rng: random.Random, form: tuple) -> tuple[int]:
+    return (rng.randint(1, RELATIVE_UNITS[form[0]][1]) * rng.choice((-1, 1)),)
+
+
+def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
+    largest, digits = rng.choice((20, 99, 999, 9999)), rng.choice((1, 1, 2))
+    if not form or form[0].startswith('duration'):  # percentages; and nobody counts 8,740 months
+        largest, digits = 100, 1 if form else digits
+    # The last decimal is never 0: Decimal('1.0') would be shown as 1 and take the plural of 1.0.
+    decimal = Decimal(10 * rng.randrange(10 ** (digits + 1)) + rng.randint(1, 9)).scaleb(-digits)
+    return (rng.choice((Decimal(rng.randint(1, largest)), decimal)),)
+
+
+def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
+    return ([lambda locale: 'A', lambda locale: 'B'],)  # enough to compare joins; sentences bring their parts
+
+
+class Kind(NamedTuple):
+    share: int  # how often it is drawn, in percent
+    write: Callable[..., str]
+    forms: list[tuple]
+    draw: Callable[[random.Random, tuple], tuple]
+    rivals: Mapping[tuple, list[tuple]] = {}  # earlier forms that can have the same source text, by form
+
+
+KINDS = {
+    'date': Kind(14, write_date, [*product(DATE_LENGTHS, (None,))], draw_moment),
+    'datetime': Kind(8, write_date, [*product(DATE_LENGTHS, TIME_LENGTHS)], draw_moment),
+    'relative': Kind(5, write_relative, [*product(RELATIVE_UNITS, ('long', 'short'))], draw_count),
+    'quantity': Kind(13, write_quantity, [*product(UNITS, ('long', 'short'))], draw_number),
+    'amount': Kind(13, write_amount, [*product(CURRENCIES, ('name', 'standard'))], draw_number),
+    'percentage': Kind(3, write_percentage, [()], draw_number),
+    'language': Kind(1, write_name, [*product(('languages',), LANGUAGES)], lambda rng, form: ()),
+    'territory': Kind(1, write_name, [*product(('territories',), TERRITORIES)], lambda rng, form: ()),
+    'names': Kind(14, write_joined, [*product(LIST_STYLES)], draw_letters),
+    'pair': Kind(28, write_joined, [*product(JOINS)], draw_letters),
+}
+PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'territory')  # of a pair
+
+
+def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
+    """The kinds with the forms that both locales have, and for each form its rivals.
+
+    'May 25, 1922' is a long and a medium date in English and two different ones in German; two dollars may
+    share a sign. No model can guess which is meant: such a source text belongs to the first of its forms.
+    Three dozen values, drawn alike for each form, show the rivals.
+    """
+    usable = {}
+    for name, kind in KINDS.items():
+        owner, rivals = {}, {}  # owner: source text -> the first form that has it
+        for form in kind.forms:
+            rng = random.Random(0)
+            try:
+                tried = [(*form, *kind.draw(rng, form)) for _ in range(36)]
+                pairs = {kind.write(*each, source): kind.write(*each, target) for each in tried}
+            except (KeyError, ValueError):
+                continue
+            if all((*pairs, *pairs.values())):
+                owners = dict.fromkeys(owner.setdefault(text, form) for text in pairs)
+                rivals[form] = [other for other in owners if other != form]
+        if len(rivals) >= (3 if kind.write is write_name else 1):  # lists have up to three names
+            usable[name] = kind._replace(forms=list(rivals), rivals=rivals)
+    if 'language' not in usable and 'territory' not in usable:
+        usable.pop('names', None)
+    return usable
+
+
+def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, source: Locale) -> Writer:
+    """A random sentence of the kind `name`, to be written in any locale but told apart in `source`."""
+    kind = kinds[name]
+    form = rng.choice(kind.forms)
+    if name == 'names':  # two or three languages, or territories
+        table = kinds[rng.choice([part for part in ('language', 'territory') if part in kinds])]
+        chosen = rng.sample(table.forms, rng.choice((2, 3)))
+        values = ([functools.partial(table.write, *code) for code in chosen],)
+    elif name == 'pair':  # two parts of different kinds
+        chosen = rng.sample([part for part in PARTS if part in kinds], 2)
+        values = ([draw_sentence(rng, kinds, part, source) for part in chosen],)
+    else:
+        values = kind.draw(rng, form)
+    writers = [functools.partial(kind.write, *each, *values) for each in (*kind.rivals[form], form)]
+    return next(writer for writer in writers if writer(source) == writers[-1](source))
+
+
+def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
+                sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
+                ) -> dict[str, list[tuple[str, str]]]:
+    """Pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits."""
+    source, target = _parse_locale(source_locale), _parse_locale(target_locale)
+    kinds = usable_kinds(source, target)
+    names, shares = list(kinds), [kind.share for kind in kinds.values()]
+    rng = random.Random(str(seed))  # as a string, for Random(-1) is Random(1)
+    wanted, fruitless, target_of = sum(sizes.values()), 0, {}
+    while len(target_of) < wanted:
+        sentence = draw_sentence(rng, kinds, rng.choices(names, shares)[0], source)
+        text, translation = sentence(source), sentence(target)
+        if text not in target_of and max(len(text), len(translation)) <= LONGEST:
+            target_of[text], fruitless = translation, 0
+        elif (fruitless := fruitless + 1) >= PATIENCE:
+            raise ValueError(
+                f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: after '
+                f'{len(target_of)} distinct pairs of {wanted}, {PATIENCE} draws in a row gave nothing new. '
+                f'Ask for at most {len(target_of)} pairs in all.')
+    # Rare kinds run out early, so the order of drawing is not neutral: shuffle before splitting.
+    rest = iter(rng.sample(list(target_of.items()), wanted))
+    corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}
+    return {split: corpus[split] for split in sizes}
+
+
+def _parse_locale(identifier: str) -> Locale:
+    with contextlib.suppress(UnknownLocaleError, ValueError):
+        return Locale.parse(identifier.replace('-', '_'))
+    # Slips of spelling ('pt_BX') and English names ('french') both deserve a suggestion.
+    codes = sorted(locale_identifiers())
+    known = {name.lower(): code for code, name in sorted(Locale('en').languages.items()) if code in codes}
+    known |= {code.lower(): code for code in codes}
+    near = difflib.get_close_matches(identifier.lower().replace('-', '_'), known, n=5)
+    advice = ', '.join(dict.fromkeys(repr(known[name]) for name in near)) or "for example 'en', 'fr', 'pt_BR'"
+    raise ValueError(f'Unknown locale {identifier!r}: CLDR has no data for it. Try {advice}.')

@@ -1,0 +1,173 @@
+"""Where sentence pairs come from: text files, a TFDS dataset, or the built-in corpus; one interface."""
+
+import gzip
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from errors import UserError
+from input_pipeline import builtin
+
+Pair = tuple[str, str]
+SOURCES = ('builtin', 'text', 'tfds')
+
+
+class Corpus(Protocol):
+    """Splits of sentence pairs. `split` is a role: 'train', 'validation' or 'test'."""
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """The (source, target) pairs of a split, in order, without line ends."""
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, as JSON: equal fingerprints mean equal pairs."""
+
+
+def open_corpus(data: Mapping[str, Any]) -> Corpus:
+    """The corpus that `config.data` describes.
+
+    Raises:
+      UserError: if there is no such source, file or dataset.
+    """
+    names = dict(data['splits'])
+    languages = data['source_lang'], data['target_lang']
+    if data['source'] == 'builtin':
+        return BuiltinCorpus(*languages, seed=data['seed'])
+    if data['source'] == 'text':
+        return TextCorpus(Path(data['dir']), *languages, names)
+    if data['source'] == 'tfds':
+        return TfdsCorpus(data['name'], data['dir'], *languages, names)
+    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
+
+
+class BuiltinCorpus:
+    """Dates, amounts, quantities, lists and their like in two languages, made from Unicode CLDR."""
+
+    def __init__(self, source_lang: str, target_lang: str, seed: int):
+        try:
+            self._splits = builtin.make_corpus(source_lang, target_lang, seed=seed)
+        except ValueError as error:
+            raise UserError(f'config.data (source=builtin): {error}') from None
+        self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
+                             'version': builtin.GENERATOR_VERSION}
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        return iter(self._splits[split])
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        # The pairs themselves: they depend on the installed babel's CLDR too.
+        digest = hashlib.sha256(repr(self._splits[split]).encode()).hexdigest()
+        return self._fingerprint | {'split': split, 'sha256': digest}
+
+
+class TextCorpus:
+    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz."""
+
+    def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str]):
+        if not folder.is_dir():
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
+        self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        files = self._files(split)
+        if len(files) == 1:
+            for number, line in enumerate(read_lines(files[0]), 1):
+                columns = line.split('\t')
+                if len(columns) != 2:
+                    raise UserError(f'{files[0]}:{number}: {len(columns)} columns instead of 2 (source TAB target)')
+                yield columns[0], columns[1]
+            return
+        counts = [0, 0]
+        for pair in itertools.zip_longest(*map(read_lines, files)):
+            counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
+            if None not in pair:
+                yield pair
+        if counts[0] != counts[1]:
+            raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
+                            'line n of one must be the translation of line n of the other')
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return {'source': 'text', 'files': {file.name: _sha256(file) for file in self._files(split)}}
+
+    def _files(self, split: str) -> list[Path]:
+        base = self._folder / self._names[split]
+        layouts = [[Path(f'{base}.{lang}{gz}') for lang in self._languages] for gz in ('', '.gz')]
+        layouts += [[Path(f'{base}.tsv{gz}')] for gz in ('', '.gz')]
+        for files in layouts:
+            if all(file.is_file() for file in files):
+                return files
+        source, target = layouts[0]
+        missing = next(file for file in (source, target) if not file.is_file() and not Path(f'{file}.gz').is_file())
+        raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
+                        f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
+                        f'see config.data.dir, source_lang, target_lang and splits.{split}')
+
+
+class TfdsCorpus:
+    """A TensorFlow Datasets translation dataset, read as array records: no TensorFlow is imported."""
+
+    def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
+        import tensorflow_datasets as tfds  # slow to import, so only where it is used
+        import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores)
+        self._languages, self._names = (source_lang, target_lang), names
+        try:
+            self._builder = tfds.builder(name, data_dir=folder or None, file_format='array_record')
+        except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
+            raise UserError(f'config.data.name={name!r}: TFDS has no such dataset: {error}') from None
+        features = set(self._builder.info.features)
+        if not {source_lang, target_lang} <= features:
+            raise UserError(f'config.data: dataset {name} has {", ".join(sorted(features))}, but source_lang='
+                            f'{source_lang} and target_lang={target_lang} are asked for')
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        for record in self._data_source(split):
+            yield tuple(_text(record[language]) for language in self._languages)
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        info = self._builder.info
+        return {'source': 'tfds', 'name': info.full_name, 'languages': self._languages, 'split': self._names[split],
+                'examples': len(self._data_source(split))}
+
+    def _data_source(self, split: str):
+        try:
+            self._builder.download_and_prepare()  # at once where it is on disk already
+            return self._builder.as_data_source(split=self._names[split])
+        except (ValueError, OSError) as error:
+            raise UserError(f'{self._builder.info.full_name}, split {self._names[split]!r}, cannot be read from '
+                            f'{self._builder.data_dir}: {error}') from error
+
+
+def read_lines(path: Path | str) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
+
+    Raises:
+      UserError: if the file cannot be read, or with file:line where it is not UTF-8.
+    """
+    opened = gzip.open if str(path).endswith('.gz') else open
+    try:
+        with opened(path, 'rb') as file:
+            yield from decode_lines(file, str(path))
+    except (OSError, EOFError) as error:  # EOFError: a .gz that was cut off
+        raise UserError(f'{path} cannot be read: {error}') from None
+
+
+def decode_lines(file, name: str) -> Iterator[str]:
+    """The lines of an open binary file; `name` is for the error message."""
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.removesuffix(b'\n').removesuffix(b'\r').decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f'{name}:{number}: not UTF-8 (byte {line[error.start]:#04x} at column '
+                            f'{error.start + 1}): convert the file, for example with iconv -t UTF-8') from None
+
+
+def _text(value: bytes | str) -> str:
+    """TFDS gives text as bytes, and its mocks as str. A line break inside a record would break line counts."""
+    text = value.decode() if isinstance(value, bytes) else value
+    return ' '.join(text.splitlines())
+
+
+def _sha256(path: Path) -> str:
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -1,0 +1,175 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from model.attention import Mask, combine_masks, look_ahead_mask, padding_mask
+from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Sequence, layer_norm
+from model.cache import Cache
+from model.positional import PositionalEncoding
+
+PAD = 0  # the token that fills up a batch: masked as a key, weightless as a target
+SHARING = ('all', 'target', 'none')
+
+
+@flax.struct.dataclass
+class Memory:
+    """What the encoder hands to the decoder."""
+    states: Float[Array, 'batch source d_model']
+    visible: Bool[Array, 'batch source']
+
+
+class Encoder(nn.Module):
+    """N encoder blocks over vectors that are already embedded (section 3.1)."""
+    config: BlockConfig
+    num_layers: int
+    remat: bool = False
+
+    def setup(self):
+        # Rematerialisation trades a second forward pass for the memory of the activations inside a block.
+        block = nn.remat(EncoderBlock, static_argnums=(3,)) if self.remat else EncoderBlock
+        self.layers = [block(self.config) for _ in range(self.num_layers)]
+        if self.config.norm == 'pre':
+            self.final_norm = layer_norm(self.config)
+
+    def __call__(self, x: Sequence, mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+        for layer in self.layers:
+            x = layer(x, mask, deterministic)
+        return self.final_norm(x) if self.config.norm == 'pre' else x
+
+
+class Decoder(nn.Module):
+    """N decoder blocks over vectors that are already embedded (section 3.1)."""
+    config: BlockConfig
+    num_layers: int
+    remat: bool = False
+
+    def setup(self):
+        block = nn.remat(DecoderBlock, static_argnums=(5,)) if self.remat else DecoderBlock
+        self.layers = [block(self.config) for _ in range(self.num_layers)]
+        if self.config.norm == 'pre':
+            self.final_norm = layer_norm(self.config)
+
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: Mask | None = None,
+                 memory_mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask, deterministic)
+        return self.final_norm(x) if self.config.norm == 'pre' else x
+
+    def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
+        """Cross-attention's keys and values, computed; self-attention's, empty, for `max_length` steps."""
+        config, batch = self.config, memory.states.shape[0]
+        d_k, d_v = config.head_widths()
+
+        def empty(width):
+            return jnp.zeros((batch, beam, max_length, config.num_heads, width), config.dtype)
+
+        return Cache(
+            memory={'layers': [layer.memory_keys_values(memory.states) for layer in self.layers],
+                    'mask': padding_mask(memory.visible)},
+            state=[{'key': empty(d_k), 'value': empty(d_v)} for _ in self.layers],
+            position=jnp.zeros((), jnp.int32))
+
+    def decode_step(self, x: Float[Array, 'batch beam d_model'],
+                    cache: Cache) -> tuple[Float[Array, 'batch beam d_model'], Cache]:
+        """One step of every hypothesis; the cache comes back one position longer."""
+        state = []
+        for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.state, strict=True):
+            x, past = layer.decode_step(x, keys_values, cache.memory['mask'], past, cache.position)
+            state.append(past)
+        x = self.final_norm(x) if self.config.norm == 'pre' else x
+        return x, cache.replace(state=state, position=cache.position + 1)
+
+
+class Transformer(nn.Module):
+    """Encoder-decoder: source tokens and the target's tokens so far -> logits of the next ones.
+
+    Embeddings are multiplied by sqrt(d_model) and, transposed, are the output projection (section 3.4).
+
+    Attributes:
+      config: of the blocks.
+      num_layers: N, in the encoder and again in the decoder.
+      source_vocab_size: pieces of the source vocabulary.
+      target_vocab_size: pieces of the target vocabulary.
+      share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
+        'target' (target and output) or 'none'.
+      position: 'sinusoidal', 'learned' or 'none'.
+      max_length: longest sequence of a learned position table; the others have no limit.
+      remat: recompute the blocks in the backward pass instead of keeping their activations.
+    """
+    config: BlockConfig
+    num_layers: int
+    source_vocab_size: int
+    target_vocab_size: int
+    share_embeddings: str = 'all'
+    position: str = 'sinusoidal'
+    max_length: int = 256
+    remat: bool = False
+
+    def setup(self):
+        config = self.config
+        if self.share_embeddings == 'all' and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
+                             f'{self.source_vocab_size} pieces and the target {self.target_vocab_size}')
+
+        def embedding(size):
+            # Variance 1/d_model: after the multiplication by sqrt(d_model), the input has variance 1; as the
+            # output projection it turns a normalised state into logits of variance 1.
+            init = nn.initializers.normal(config.d_model ** -0.5)
+            return nn.Embed(size, config.d_model, embedding_init=init, dtype=config.dtype)
+
+        self.target_embedding = embedding(self.target_vocab_size)
+        if self.share_embeddings != 'all':
+            self.source_embedding = embedding(self.source_vocab_size)
+        if self.share_embeddings == 'none':
+            self.output = nn.Dense(self.target_vocab_size, use_bias=False, dtype=config.dtype)
+        self.source_position = PositionalEncoding(self.position, config.d_model, self.max_length)
+        self.target_position = PositionalEncoding(self.position, config.d_model, self.max_length)
+        self.embedding_dropout = nn.Dropout(config.dropout)
+        self.encoder = Encoder(config, self.num_layers, self.remat)
+        self.decoder = Decoder(config, self.num_layers, self.remat)
+
+    def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
+                 deterministic: bool = True) -> Float[Array, 'batch target vocab']:
+        """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        memory = self.encode(source, deterministic)
+        mask = combine_masks(look_ahead_mask(target.shape[1]), padding_mask(target != PAD))
+        x = self._embed_target(target, jnp.arange(target.shape[1]), target.shape[1], deterministic)
+        return self._logits(self.decoder(x, memory.states, mask, padding_mask(memory.visible), deterministic))
+
+    def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
+        """Source tokens -> what the decoder looks at."""
+        embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
+        length, visible = source.shape[1], source != PAD
+        positions = self.source_position(jnp.arange(length), length)
+        x = self._add_positions(embedding(source), positions, deterministic)
+        return Memory(self.encoder(x, padding_mask(visible), deterministic), visible)
+
+    def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
+        """An empty cache for `beam` hypotheses of up to `max_length` tokens each."""
+        if self.position == 'learned':
+            max_length = min(max_length, self.max_length)
+        return self.decoder.init_cache(memory, beam, max_length)
+
+    def decode_step(self, token: Int[Array, 'batch beam'],
+                    cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
+        """The newest token of each hypothesis -> logits of the one after it."""
+        x = self._embed_target(token, cache.position, 0, deterministic=True)
+        x, cache = self.decoder.decode_step(x, cache)
+        return self._logits(x), cache
+
+    def _embed_target(self, tokens, positions, length, deterministic):
+        encoding = self.target_position(positions, length)
+        return self._add_positions(self.target_embedding(tokens), encoding, deterministic)
+
+    def _add_positions(self, embedded, positions, deterministic):
+        x = embedded * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
+        return self.embedding_dropout(x, deterministic=deterministic)
+
+    def _logits(self, x):
+        if self.share_embeddings == 'none':
+            return self.output(x).astype(jnp.float32)
+        table = self.target_embedding.embedding.astype(self.config.dtype)
+        return jnp.einsum('btd,vd->btv', x, table, preferred_element_type=jnp.float32)

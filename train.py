@@ -1,0 +1,217 @@
+"""Trains a model: python train.py --config=configs/NAME.py --workdir=RUN [--config.model.num_layers=2 ...]
+
+Run the same command again after an interruption: it goes on where it stopped, and ends with the same
+parameters, bit for bit, as a run that was left alone (on the same machine).
+"""
+
+from errors import UserError, run_script, use_huge_pages
+
+if __name__ == '__main__':
+    use_huge_pages()
+
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from configs.checks import config_from
+from inference.run import CONFIG, read_config, save_tokenizers, search_options
+from inference.scores import corpus_scores
+from inference.translate import Translator
+from input_pipeline.batches import BatchPlan, prefetch
+from input_pipeline.sources import open_corpus
+from input_pipeline.token_store import cache_folder, open_store, tokenizers_for
+from model.build import build_model
+from training.checkpoints import Checkpoints, open_checkpoints
+from training.metrics import MetricsWriter
+from training.optimizer import make_optimizer, make_schedule
+from training.step import Compiled, TrainState, evaluate, init_state, parameter_count
+
+CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
+SAMPLES = 3  # translations that each evaluation shows
+
+log = logging.getLogger('allyouneed.train')
+
+
+def main() -> None:
+    config = config_from(CONFIG_FLAG)
+    workdir = check_workdir(config)
+    cache = cache_folder(config.cache_dir)
+    use_compilation_cache(cache)
+
+    corpus = open_corpus(config.data)
+    tokenizers = tokenizers_for(corpus, config.data.tokenizer, cache)
+    plans = {}
+    for split, seed in (('train', config.seed), ('validation', None)):
+        store = open_store(corpus, split, tokenizers, config.data.max_length, cache)
+        plans[split] = BatchPlan(store, tokens=config.batch.tokens, num_buckets=config.batch.buckets, seed=seed)
+    validation_pairs = list(corpus.pairs('validation'))[:config.eval.bleu_sentences or None]
+
+    module = build_model(config.model, len(tokenizers['source']), len(tokenizers['target']))
+    schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    params_seed, dropout_seed = config.seed, config.seed + 1
+    compiled = Compiled(module, optimizer, dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
+                        label_smoothing=config.train.label_smoothing, rows=plans['train'].rows)
+    state = jax.device_put(init_state(module, optimizer, plans['train'].batch(0), params_seed), compiled.everywhere)
+    translator = Translator(module, state.params, tokenizers, config.data.max_length)
+    describe(state, plans['train'])
+
+    claim_workdir(workdir, config, tokenizers)
+    with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last) as checkpoints:
+        state, progress = restore(checkpoints, state)
+
+        def measure(state: TrainState) -> dict[str, float]:
+            translator.params = state.params
+            sums = evaluate(compiled.eval, state.params, map(plans['validation'].batch, range(len(plans['validation']))))
+            return sums.means('validation_') | validation_bleu(translator, validation_pairs, config)
+
+        train(config, state, progress, compiled, plans['train'], schedule, measure, checkpoints,
+              MetricsWriter(workdir, int(state.step)))
+
+
+def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: BatchPlan,
+          schedule: Callable[[int], float], measure: Callable[[TrainState], dict[str, float]],
+          checkpoints: Checkpoints, metrics: MetricsWriter) -> None:
+    """The loop: step, log, evaluate, save, until the last step or until patience ends."""
+    first, last = int(state.step), config.train.steps
+    if first >= last or progress['stopped']:
+        log.info('this run is finished, at step %d', first)
+        return
+    lower_is_better = config.eval.metric in ('loss', 'perplexity')
+    shapes, pending, began, seconds = set(), [], time.perf_counter(), 0.0
+    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
+               mininterval=0.2 if sys.stderr.isatty() else 30)
+    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
+        for step, batch in enumerate(prefetch(plan, first, last), first + 1):
+            if (shape := batch['targets'].shape) not in shapes:
+                shapes.add(shape)
+                log.info('compilation %d: batches of %d x %d', len(shapes), *shape)
+            state, sums = compiled.train(state, batch)
+            pending.append(sums)
+            jax.block_until_ready(pending[-2:][0])  # stay one step ahead of the device, not a thousand
+            bar.update()
+
+            if step % config.train.log_every == 0 or step == last:
+                total = jax.tree.map(lambda *parts: sum(parts), *jax.device_get(pending))
+                seconds += time.perf_counter() - began
+                speed = float(total.tokens) / seconds
+                metrics.write(step, total.means('train_') | {
+                    'learning_rate': float(schedule(step - 1)), 'tokens_per_second': speed, 'epoch': step / len(plan)})
+                bar.set_postfix(loss=f'{float(total.loss / total.tokens):.3f}', tokens_per_s=f'{speed:,.0f}')
+                pending, began, seconds = [], time.perf_counter(), 0.0
+
+            evaluating = step % config.eval.every == 0 or step == last
+            if evaluating or step % config.checkpoint.every == 0:
+                seconds += time.perf_counter() - began
+                measured = None
+                if evaluating:
+                    measured = measure(state)
+                    metrics.write(step, measured)
+                    log.info('step %d: %s', step, ', '.join(f'{name} {value:.4g}' for name, value in measured.items()))
+                    value = measured[f'validation_{config.eval.metric}']
+                    better = progress['best'] is None or (
+                        value < progress['best'] if lower_is_better else value > progress['best'])
+                    progress = {'best': value if better else progress['best'],
+                                'without_better': 0 if better else progress['without_better'] + 1}
+                    patience = config.eval.patience
+                    progress['stopped'] = bool(patience) and progress['without_better'] >= patience
+                checkpoints.save(step, state, progress, measured)
+                began = time.perf_counter()
+                if progress['stopped']:
+                    log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
+                             step, config.eval.metric, config.eval.patience)
+                    break
+    metrics.close()
+    log.info('%d compilations of the train step; peak memory %.2f GB', len(shapes),
+             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20)
+
+
+def validation_bleu(translator: Translator, pairs: list[tuple[str, str]], config: ConfigDict) -> dict[str, float]:
+    """BLEU by real decoding; shows a few translations."""
+    sources, references = zip(*pairs, strict=True)
+    outputs = [found.text for found in translator.translate(sources, search_options(config, method=config.eval.method))]
+    for source, output, reference in list(zip(sources, outputs, references, strict=True))[:SAMPLES]:
+        log.info('  %s\n    = %s\n    ? %s', source, reference, output)
+    scores = corpus_scores(outputs, references, chrf=False)
+    return {f'validation_{name}': scores[name] for name in ('bleu', 'exact_match')}
+
+
+def restore(checkpoints: Checkpoints, state: TrainState) -> tuple[TrainState, dict]:
+    """The newest checkpoint, or the fresh state where there is none, and the loop's own progress."""
+    steps = checkpoints.steps()
+    if not steps:
+        return state, {'best': None, 'without_better': 0, 'stopped': False}
+    log.info('resuming from step %d', steps[-1])
+    return checkpoints.restore(steps[-1], state)
+
+
+def check_workdir(config: ConfigDict) -> Path:
+    """The run directory, if it is free or holds a run of this very config.
+
+    Raises:
+      UserError: naming the keys that differ.
+    """
+    if not WORKDIR.value:
+        raise UserError('--workdir is missing: give the directory that the run is to be kept in')
+    workdir = Path(WORKDIR.value).expanduser()
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f'--workdir={workdir} is a file: give a directory')
+    if (workdir / CONFIG).exists():
+        there, here = flatten(read_config(workdir)), flatten(config)
+        changed = [f'  {key}: {there.get(key)!r} there, {here.get(key)!r} asked for'
+                   for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+        if changed:
+            raise UserError(f'{workdir} holds a run of another config. These keys differ:\n' + '\n'.join(changed)
+                            + '\nGive another --workdir, or the config of that run to resume it')
+    elif workdir.exists() and any(workdir.iterdir()):
+        raise UserError(f'--workdir={workdir} holds files but no run ({CONFIG}): give a new or an empty directory')
+    return workdir
+
+
+def claim_workdir(workdir: Path, config: ConfigDict, tokenizers: dict) -> None:
+    """Makes the run directory self-contained: decode.py needs nothing else."""
+    if (workdir / CONFIG).exists():
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    temporary = workdir / f'{CONFIG}.tmp'
+    temporary.write_text(config.to_json(indent=2) + '\n')
+    save_tokenizers(workdir, tokenizers)
+    os.replace(temporary, workdir / CONFIG)
+
+
+def flatten(config: ConfigDict, prefix: str = '') -> dict:
+    """{'model.d_model': 512, ...}"""
+    flat = {}
+    for key, value in config.items():
+        flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
+    return flat
+
+
+def use_compilation_cache(cache: Path) -> None:
+    """Keeps compiled programs, so that a second start takes seconds."""
+    jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def describe(state: TrainState, plan: BatchPlan) -> None:
+    """What is about to be trained, on what."""
+    log.info('%s parameters; %d batches an epoch, of %s sentences x tokens; %.1f %% of the targets are padding; %s',
+             f'{parameter_count(state.params):,}', len(plan),
+             ', '.join(f'{rows} x {length}' for rows, length in zip(plan.rows, plan.bucket_lengths, strict=True)),
+             100 * plan.padding_share, ', '.join(str(device) for device in jax.devices()))
+
+
+if __name__ == '__main__':
+    run_script(main)

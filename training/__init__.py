@@ -1,0 +1,1 @@
+"""What train.py strings together: loss, step, optimizer, checkpoints, metrics."""

@@ -1,0 +1,37 @@
+"""Learning-rate schedules and the optimizer, from optax."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from errors import UserError
+
+SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
+
+
+def make_schedule(config: Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
+    """The learning rate as a function of the number of updates made so far (the first update has 0).
+
+    'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
+    'inverse_sqrt': the same shape by its peak: peak * min(step / warmup, sqrt(warmup / step)).
+    'cosine': linear to the peak over `warmup`, then half a cosine to 0 at `steps`.
+    """
+    peak, warmup = config['peak'], config['warmup']
+    if config['schedule'] == 'paper':
+        peak = config['factor'] * (d_model * warmup) ** -0.5
+    if config['schedule'] in ('paper', 'inverse_sqrt'):
+        def schedule(count):
+            step = jnp.asarray(count, jnp.float32) + 1
+            return peak * jnp.minimum(step / warmup, jnp.sqrt(warmup / step))
+        return schedule
+    if config['schedule'] == 'cosine':
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
+    raise UserError(f'config.optimizer.schedule={config["schedule"]!r} is not one of {", ".join(SCHEDULES)}')
+
+
+def make_optimizer(config: Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adam (section 5.3: beta 0.9, 0.98, eps 1e-9), after clipping the gradient's norm where config.clip > 0."""
+    adam = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
+    return optax.chain(optax.clip_by_global_norm(config['clip']), adam) if config['clip'] else adam

@@ -1,0 +1,121 @@
+"""The train step: one pure function, compiled in one place."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, Key
+
+from errors import UserError
+from training.loss import Sums, cross_entropy
+
+Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that training changes; with the config, all that it depends on.
+
+    Attributes:
+      step: updates made so far.
+      params: of the module.
+      opt_state: of the optimizer.
+    """
+    step: Int[Array, '']
+    params: Any
+    opt_state: Any
+
+
+def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
+    """A fresh state. `example` is any batch: only its shapes count."""
+    params = jax.jit(module.init)(jax.random.key(seed), **example['inputs'])['params']
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+
+
+def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer: optax.GradientTransformation,
+               dropout_key: Key[Array, ''], label_smoothing: float = 0.0, accumulate: int = 1,
+               axis_name: str | None = None) -> tuple[TrainState, Sums]:
+    """One update on the mean loss over the real tokens of the global batch.
+
+    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
+    after the other; devices along `axis_name`) and divided once. The mean of the parts' means would weigh
+    the tokens of a part with much padding more.
+    """
+    key = jax.random.fold_in(dropout_key, state.step)
+    if axis_name is not None:
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+
+    def loss_sum(params, part, key):
+        logits = module.apply({'params': params}, **part['inputs'], deterministic=False, rngs={'dropout': key})
+        sums = cross_entropy(logits, part['targets'], part['weights'], label_smoothing)
+        return sums.loss, sums
+
+    gradient = jax.grad(loss_sum, has_aux=True)
+    if accumulate == 1:
+        total = gradient(state.params, batch, key)
+    else:
+        def add(total, part):
+            index, part = part
+            new = gradient(state.params, part, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, new), None
+
+        # Every accumulate-th row: batches that are sharded by rows stay so.
+        parts = jax.tree.map(
+            lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
+        first = gradient(state.params, jax.tree.map(lambda x: x[0], parts), jax.random.fold_in(key, 0))
+        total, _ = jax.lax.scan(add, first, (jnp.arange(1, accumulate), jax.tree.map(lambda x: x[1:], parts)))
+    if axis_name is not None:
+        total = jax.lax.psum(total, axis_name)
+    gradients, sums = total
+    gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), sums
+
+
+def eval_step(params: Any, batch: Batch, *, module: nn.Module, label_smoothing: float = 0.0) -> Sums:
+    """The same sums, without dropout."""
+    logits = module.apply({'params': params}, **batch['inputs'])
+    return cross_entropy(logits, batch['targets'], batch['weights'], label_smoothing)
+
+
+def evaluate(step: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]) -> Sums:
+    """The sums over all `batches` of a compiled eval_step."""
+    return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
+                            (step(params, batch) for batch in batches))
+
+
+class Compiled:
+    """Train and eval step under jit on a mesh of all devices: parameters on each, a batch's rows spread.
+
+    The trap that this avoids: jax.make_mesh gives Explicit axes by default, which nn.Embed does not accept.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, *, dropout_key: Key[Array, ''],
+                 label_smoothing: float, accumulate: int, rows: Iterable[int]):
+        devices = jax.device_count()
+        uneven = [count for count in rows if count % (devices * accumulate)]
+        if uneven:
+            raise UserError(f'a batch of {uneven[0]} rows cannot be split evenly over {devices} devices x '
+                            f'train.accumulate={accumulate}: use fewer (CUDA_VISIBLE_DEVICES), or lower accumulate')
+        mesh = jax.make_mesh((devices,), ('data',), axis_types=(AxisType.Auto,))
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        by_rows = NamedSharding(mesh, PartitionSpec('data'))
+        self.train = jax.jit(
+            functools.partial(train_step, module=module, optimizer=optimizer, dropout_key=dropout_key,
+                              label_smoothing=label_smoothing, accumulate=accumulate),
+            in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere, donate_argnums=0)
+        self.eval = jax.jit(functools.partial(eval_step, module=module, label_smoothing=label_smoothing),
+                            in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere)
+
+
+def parameter_count(params: Any) -> int:
+    """Number of parameters; shared ones count once."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
