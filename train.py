@@ -34,7 +34,7 @@ from model.build import build_model
 from training.checkpoints import Checkpoints, open_checkpoints
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer, make_schedule
-from training.step import Compiled, TrainState, evaluate, init_state, parameter_count
+from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
@@ -196,13 +196,6 @@ def flatten(config: ConfigDict, prefix: str = '') -> dict:
     for key, value in config.items():
         flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
     return flat
-
-
-def use_compilation_cache(cache: Path) -> None:
-    """Keeps compiled programs, so that a second start takes seconds."""
-    jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
 def describe(state: TrainState, plan: BatchPlan) -> None:

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
+
+from inference.translate import Translator
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bool = True) -> dict[str, Any]:
@@ -25,3 +28,17 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bo
         scores |= {'chrf': metric.corpus_score(outputs, [references]).score,
                    'chrf_signature': str(metric.get_signature())}
     return scores
+
+
+def perplexity(translator: Translator, pairs: Sequence[tuple[str, str]], batch_size: int) -> float:
+    """exp of the mean cross-entropy per target token, end tokens included, without label smoothing.
+
+    Its unit is the vocabulary's token: comparable between models of one vocabulary only.
+    """
+    source, target = (translator.tokenizers[side] for side in ('source', 'target'))
+    encoded = sorted(((source.encode(a), target.encode(b)) for a, b in pairs), key=lambda pair: max(map(len, pair)))
+    log_probs = []
+    for begin in range(0, len(encoded), batch_size):
+        for sentence in translator.token_log_probs(encoded[begin:begin + batch_size]):
+            log_probs += sentence
+    return float(np.exp(-np.mean(log_probs)))

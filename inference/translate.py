@@ -8,8 +8,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from errors import UserError
 from inference import search
@@ -99,6 +100,9 @@ class Translator:
     def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer], max_length: int):
         self.module, self.params, self.tokenizers, self.max_length = module, params, dict(tokenizers), max_length
         self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
+        self._token_log_probs = jax.jit(self._teacher_forced)
+        self._attention = jax.jit(
+            lambda params, inputs: module.apply({'params': params}, **inputs, mutable=['attention'])[1]['attention'])
 
     def translate(self, sentences: Sequence[str], options: SearchOptions = SearchOptions(), *,
                   first: int = 0) -> list[Translation]:
@@ -125,42 +129,52 @@ class Translator:
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int],
              options: SearchOptions) -> search.Hypotheses:
         """The hypotheses of at most options.batch_size tokenised sentences, as NumPy arrays."""
-        longest = max(map(len, sources)) + 1
-        length = -(-longest // LENGTHS) * LENGTHS
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
-        batch = np.full((rows, length), PAD, np.int32)
+        batch = _padded([[*tokens, EOS] for tokens in sources], rows)
+        max_length = batch.shape[1] - 1 + options.extra_length
         limits = np.zeros(rows, np.int32)
         for row, tokens in enumerate(sources):
-            batch[row, :len(tokens) + 1] = [*tokens, EOS]
             limits[row] = len(tokens) + options.extra_length
         if getattr(self.module, 'position', None) == 'learned':
             limits = np.minimum(limits, self.module.max_length)
         numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
-        found = self._search(self.params, batch, limits, numbers, max_length=length - 1 + options.extra_length,
-                             options=options)
+        found = self._search(self.params, batch, limits, numbers, max_length=max_length, options=options)
         return jax.tree.map(np.asarray, found)
 
-    def attention(self, source: Sequence[int], target: Sequence[int]) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Weights of every layer and head while the model reads `source` and writes `target` (with the end token).
+    def attention(self, translation: Translation) -> dict[str, Float[np.ndarray, 'layer head t s']]:
+        """Weights of every layer and head while the model reads the source and writes its best hypothesis.
 
         Returns:
           {'encoder': [layer, head, source, source], 'decoder': [layer, head, target, target],
-          'cross': [layer, head, target, source]}; row t of the last two predicts target[t].
+          'cross': [layer, head, target, source]}, the end tokens included; row t of the last two predicts
+          target token t.
         """
-        inputs = {'source': np.array([[*source, EOS]], np.int32), 'target': np.array([[BOS, *target[:-1]]], np.int32)}
-        _, kept = self._apply_with_attention(self.params, inputs)
-        tree = kept['attention']
+        # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
+        source, target = [*translation.source_tokens, EOS], [BOS, *translation.hypotheses[0].tokens]
+        inputs = {'source': _padded([source]), 'target': _padded([target])}
+        tree = self._attention(self.params, inputs)
+        ends = {'source': len(source), 'target': len(target)}
 
-        def stack(part, kind):
+        def stack(part, kind, rows, columns):
             layers = sorted(tree[part], key=lambda name: int(name.rpartition('_')[2]))
-            return np.stack([np.asarray(tree[part][layer][kind]['weights'][0])[0] for layer in layers])
+            weights = np.stack([np.asarray(tree[part][layer][kind]['weights'][0])[0] for layer in layers])
+            return weights[:, :, :ends[rows], :ends[columns]]
 
-        return {'encoder': stack('encoder', 'self_attention'), 'decoder': stack('decoder', 'self_attention'),
-                'cross': stack('decoder', 'cross_attention')}
+        return {'encoder': stack('encoder', 'self_attention', 'source', 'source'),
+                'decoder': stack('decoder', 'self_attention', 'target', 'target'),
+                'cross': stack('decoder', 'cross_attention', 'target', 'source')}
 
-    def _apply_with_attention(self, params, inputs):
-        return self.module.apply({'params': params}, **inputs, mutable=['attention'])
+    def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """log p of each target token, the end token included, given the source and the tokens before it."""
+        source = _padded([[*source, EOS] for source, _ in pairs])
+        target, targets = _padded([[BOS, *target] for _, target in pairs]), _padded([[*target, EOS] for _, target in pairs])
+        log_probs = np.asarray(self._token_log_probs(self.params, source, target, targets))
+        return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
+
+    def _teacher_forced(self, params, source, target, targets):
+        logits = self.module.apply({'params': params}, source=source, target=target)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
 
     def _cut(self, tokens: list[int], number: int) -> list[int]:
         if len(tokens) < self.max_length:
@@ -192,3 +206,12 @@ class Translator:
                              num_samples=width, alpha=options.alpha, keys=keys,
                              temperature=options.temperature if options.method == 'sample' else 0.0,
                              top_k=options.top_k, top_p=options.top_p)
+
+
+def _padded(rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
+    """The rows as an array of at least `count`, their length a multiple of LENGTHS."""
+    length = -(-max(map(len, rows)) // LENGTHS) * LENGTHS
+    padded = np.full((max(count, len(rows)), length), PAD, np.int32)
+    for row, tokens in enumerate(rows):
+        padded[row, :len(tokens)] = tokens
+    return padded

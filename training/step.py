@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -119,3 +120,10 @@ class Compiled:
 def parameter_count(params: Any) -> int:
     """Number of parameters; shared ones count once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def use_compilation_cache(cache: Path) -> None:
+    """Keeps compiled programs, so that a second start takes seconds."""
+    jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)

@@ -1,0 +1,26 @@
+# Every target makes the virtual environment that it needs, once.
+PYTHON ?= python3
+VENV := .venv
+DEMO := runs/demo
+
+.DEFAULT_GOAL := help
+
+help:  ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, and look at the attention
+	$(VENV)/bin/python train.py --config=configs/demo.py --workdir=$(DEMO)
+	$(VENV)/bin/python decode.py --workdir=$(DEMO) --split=test --checkpoint=best
+	@cut -f1 $(DEMO)/results/test.tsv | (grep -m1 -E '^[A-Z][a-z]+day, .* and ' ; head -4) > $(DEMO)/sample.txt
+	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
+	@paste $(DEMO)/sample.txt $(DEMO)/sample.out
+
+test: $(VENV)/installed  ## Run the tests
+	$(VENV)/bin/python -m pytest
+
+.PHONY: help demo test
