@@ -6,6 +6,7 @@ asked for something that cannot be done. Any other exception is our own fault an
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -28,31 +29,38 @@ def run_script(main: Callable[[], None]) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # not once more through absl's handler, which libraries log to
+
     def parse(argv):
         try:
-            rest = app.parse_flags_with_usage(argv)
-        except (AttributeError, KeyError, TypeError) as error:
-            # How ml_collections reports --config.X=... for a key X that the config does not have.
-            _fail(f'unknown or mistyped --config override: {_last_line(error)}')
+            rest = flags.FLAGS(argv)
+        except flags.Error as error:  # a flag that does not exist, or a value of another type
+            _fail(str(error).removeprefix('flag '))
+        except (AttributeError, KeyError) as error:
+            _fail(_unknown_key(error))
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
+            _fail(f'--config cannot be read: {str(error).splitlines()[-1].strip()}')
         if len(rest) > 1:
             _fail(f'unexpected argument {rest[1]!r}: every option is a flag, --name=value')
         return rest
 
     def guarded(_):
         if not flags.FLAGS['verbosity'].present:
-            absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells much
+            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
         try:
             main()
         except UserError as error:
             _fail(str(error))
-        except KeyboardInterrupt:
-            print('interrupted', file=sys.stderr)
-            sys.exit(130)
-        except BrokenPipeError:  # the reader of our output left, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
 
-    app.run(guarded, flags_parser=parse)
+    try:
+        app.run(guarded, flags_parser=parse)
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 def _fail(message: str):
@@ -60,9 +68,15 @@ def _fail(message: str):
     sys.exit(2)
 
 
-def _last_line(error: Exception) -> str:
-    message = str(error.args[0] if error.args else error)
-    return message.replace('\\n', ' ').replace('\n', ' ').replace("\\'", "'").strip('"\' ')
+def _unknown_key(error: Exception) -> str:
+    """How ml_collections reports --config.X=... for a key X that the config does not have, made readable."""
+    while isinstance(error.args[0], Exception):  # AttributeError(KeyError("'num_lyers'\nDid you mean ..."))
+        error = error.args[0]
+    message = re.fullmatch(r'(\'.*\')(?:\nDid you mean ("\w+").*)?', error.args[0])
+    if not message:
+        return f'--config or an override of it is wrong: {error.args[0]}'
+    key, near = message.groups()
+    return f'the config has no key {key}' + (f': did you mean {near}?' if near else '; configs/base.py has them all')
 
 
 def use_huge_pages() -> None:

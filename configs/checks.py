@@ -29,8 +29,8 @@ AT_LEAST_ONE = (
     'eval.every', 'checkpoint.every', 'checkpoint.keep_last', 'decode.beam', 'decode.batch_size',
 )
 NOT_NEGATIVE = (
-    'seed', 'data.seed', 'model.d_k', 'model.d_v', 'optimizer.factor', 'optimizer.peak', 'optimizer.clip',
-    'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
+    'seed', 'data.seed', 'model.d_k', 'model.d_v', 'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
+    'optimizer.clip', 'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
 )
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
              'optimizer.beta1', 'optimizer.beta2')
@@ -62,6 +62,8 @@ def check_config(config: ConfigDict) -> None:
             f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
+    require(config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
+            'must be above 260, the special pieces and the bytes')
     require(config.data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
     require(model.position != 'learned' or config.data.max_length <= model.max_length, 'data.max_length',

@@ -18,9 +18,9 @@ def get_config() -> ConfigDict:
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
     config.data.tokenizer.vocab_size = 8000
     config.batch.tokens = 2048
-    config.optimizer.update(schedule='inverse_sqrt', peak=4e-3, warmup=1500)
-    config.train.steps = 10_000
-    config.eval.every = 1000
-    config.checkpoint.update(every=500, keep_last=10)
+    config.optimizer.update(schedule='cosine', peak=3e-3, warmup=1000)
+    config.train.steps = 8500  # 31 epochs
+    config.eval.every = 1700
+    config.checkpoint.update(every=200, keep_last=10)
     config.decode.beam = 5
     return config

@@ -1,5 +1,6 @@
 """Pictures of attention, with the tokens on both axes."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,13 +9,11 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-COLUMNS = 4
-
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> Figure:
     """One matrix a panel: rows are what looks, columns what is looked at, dark is much."""
-    columns = min(COLUMNS, len(weights))
+    columns = math.ceil(math.sqrt(len(weights)))
     rows = -(-len(weights) // columns)
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure = Figure(figsize=(columns * (size[0] + 0.9), rows * (size[1] + 1.1)), layout='constrained')

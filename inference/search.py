@@ -23,14 +23,11 @@ IMPOSSIBLE = jnp.finfo(jnp.float32).min
 class Hypotheses:
     """What a search found.
 
-    Attributes:
-      tokens: the end token included, then padding; for beam search the best hypothesis first.
-      log_probs: log-probability of the tokens under the model.
-      scores: by which beam search ranks: log_probs / penalty(length).
+    For beam search the best hypothesis is the first, and a score of IMPOSSIBLE means that there is none.
     """
-    tokens: Int[Array, 'batch hypotheses length']
-    log_probs: Float[Array, 'batch hypotheses']
-    scores: Float[Array, 'batch hypotheses']
+    tokens: Any     # int [batch, hypotheses, length], the end token included, then padding
+    log_probs: Any  # float [batch, hypotheses], log-probability of the tokens under the model
+    scores: Any     # float [batch, hypotheses], log_probs / length_penalty: by which beam search ranks
 
 
 @flax.struct.dataclass
@@ -42,7 +39,7 @@ class Vocabulary:
     others: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
 
 
-def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n']:
+def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
     """((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 

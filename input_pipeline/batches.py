@@ -65,8 +65,8 @@ class BatchPlan:
         self.rows = tokens // self.bucket_lengths // ROWS * ROWS
         if not self.rows.min():
             longest = int(self.bucket_lengths.max())
-            raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {longest} tokens, which the data '
-                            f'has: raise it to at least {ROWS * longest}, or lower config.data.max_length')
+            raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {longest} tokens, which the '
+                            f'data has: raise it to at least {ROWS * longest}, or lower config.data.max_length')
         self._store, self._seed = store, seed
         self._bucket = np.searchsorted(self.bucket_lengths, lengths)
         counts = np.bincount(self._bucket, minlength=len(self.bucket_lengths))

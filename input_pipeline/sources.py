@@ -1,11 +1,17 @@
 """Where sentence pairs come from: text files, a TFDS dataset, or the built-in corpus; one interface."""
 
+import contextlib
 import gzip
 import hashlib
+import importlib.util
 import itertools
+import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from ml_collections import ConfigDict
 
 from errors import UserError
 from input_pipeline import builtin
@@ -14,6 +20,7 @@ Pair = tuple[str, str]
 SOURCES = ('builtin', 'text', 'tfds')
 
 
+@runtime_checkable
 class Corpus(Protocol):
     """Splits of sentence pairs. `split` is a role: 'train', 'validation' or 'test'."""
 
@@ -24,7 +31,7 @@ class Corpus(Protocol):
         """What the split's content depends on, as JSON: equal fingerprints mean equal pairs."""
 
 
-def open_corpus(data: Mapping[str, Any]) -> Corpus:
+def open_corpus(data: ConfigDict) -> Corpus:
     """The corpus that `config.data` describes.
 
     Raises:
@@ -35,7 +42,7 @@ def open_corpus(data: Mapping[str, Any]) -> Corpus:
     if data['source'] == 'builtin':
         return BuiltinCorpus(*languages, seed=data['seed'])
     if data['source'] == 'text':
-        return TextCorpus(Path(data['dir']), *languages, names)
+        return TextCorpus(Path(data['dir']).expanduser(), *languages, names)
     if data['source'] == 'tfds':
         return TfdsCorpus(data['name'], data['dir'], *languages, names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
@@ -88,54 +95,81 @@ class TextCorpus:
                             'line n of one must be the translation of line n of the other')
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        return {'source': 'text', 'files': {file.name: _sha256(file) for file in self._files(split)}}
+        # A list, for the order tells the languages apart: the other direction is another corpus.
+        return {'source': 'text', 'files': [[file.name, _sha256(file)] for file in self._files(split)]}
 
     def _files(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
-        layouts = [[Path(f'{base}.{lang}{gz}') for lang in self._languages] for gz in ('', '.gz')]
-        layouts += [[Path(f'{base}.tsv{gz}')] for gz in ('', '.gz')]
-        for files in layouts:
-            if all(file.is_file() for file in files):
-                return files
-        source, target = layouts[0]
-        missing = next(file for file in (source, target) if not file.is_file() and not Path(f'{file}.gz').is_file())
+
+        def plain_or_gz(suffix: str) -> Path | None:
+            files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
+            return next((file for file in files if file.is_file()), None)
+
+        files = [plain_or_gz(language) for language in self._languages]
+        if None not in files:
+            return files
+        if table := plain_or_gz('tsv'):
+            return [table]
+        source, target = (Path(f'{base}.{language}') for language in self._languages)
+        missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
                         f'see config.data.dir, source_lang, target_lang and splits.{split}')
 
 
 class TfdsCorpus:
-    """A TensorFlow Datasets translation dataset, read as array records: no TensorFlow is imported."""
+    """A TensorFlow Datasets translation dataset, read as array records: no TensorFlow is imported.
+
+    Only the first preparation of a dataset of the catalogue needs TensorFlow, with which TFDS unpacks archives.
+    """
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets as tfds  # slow to import, so only where it is used
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores)
         self._languages, self._names = (source_lang, target_lang), names
-        try:
-            self._builder = tfds.builder(name, data_dir=folder or None, file_format='array_record')
-        except (tfds.core.registered.DatasetNotFoundError, ValueError) as error:
-            raise UserError(f'config.data.name={name!r}: TFDS has no such dataset: {error}') from None
-        features = set(self._builder.info.features)
+        folder = folder or tfds.core.constants.DATA_DIR
+        with _tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
+            self._builder = tfds.builder(name, data_dir=folder, file_format='array_record')
+            features = set(self._builder.info.features)
         if not {source_lang, target_lang} <= features:
             raise UserError(f'config.data: dataset {name} has {", ".join(sorted(features))}, but source_lang='
                             f'{source_lang} and target_lang={target_lang} are asked for')
+        if not self._builder.is_prepared():
+            if not importlib.util.find_spec('tensorflow'):
+                raise UserError(
+                    f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                    f'Do it once, here or elsewhere: pip install tensorflow; tfds build {name} --file_format=array_record '
+                    f'--data_dir={folder}. Training from that folder then goes without TensorFlow')
+            # TFDS tells of its progress on stdout, where our results go.
+            with _tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
+                self._builder.download_and_prepare()
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        for record in self._data_source(split):
-            yield tuple(_text(record[language]) for language in self._languages)
+        with self._reading(split):
+            for record in self._builder.as_data_source(self._names[split]):
+                source, target = (_text(record[language]) for language in self._languages)
+                yield source, target
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        info = self._builder.info
-        return {'source': 'tfds', 'name': info.full_name, 'languages': self._languages, 'split': self._names[split],
-                'examples': len(self._data_source(split))}
+        with self._reading(split):
+            parts = self._builder.info.splits[self._names[split]].file_instructions
+            files = [Path(part.filename) for part in parts]
+            return {'source': 'tfds', 'languages': self._languages, 'split': self._names[split],
+                    'files': [[file.name, _sha256(file)] for file in files]}
 
-    def _data_source(self, split: str):
-        try:
-            self._builder.download_and_prepare()  # at once where it is on disk already
-            return self._builder.as_data_source(split=self._names[split])
-        except (ValueError, OSError) as error:
-            raise UserError(f'{self._builder.info.full_name}, split {self._names[split]!r}, cannot be read from '
-                            f'{self._builder.data_dir}: {error}') from error
+    def _reading(self, split: str) -> contextlib.AbstractContextManager:
+        return _tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+                            f'{self._builder.data_dir}')
+
+
+@contextlib.contextmanager
+def _tfds_errors(what: str) -> Iterator[None]:
+    """Whatever TFDS and the libraries below it raise about their input becomes a UserError."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition('\n')[0]  # the rest may be a list of all datasets
+        raise UserError(f'{what}: {reason}') from error
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
@@ -148,7 +182,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
     try:
         with opened(path, 'rb') as file:
             yield from decode_lines(file, str(path))
-    except (OSError, EOFError) as error:  # EOFError: a .gz that was cut off
+    except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
         raise UserError(f'{path} cannot be read: {error}') from None
 
 
@@ -162,8 +196,10 @@ def decode_lines(file, name: str) -> Iterator[str]:
                             f'{error.start + 1}): convert the file, for example with iconv -t UTF-8') from None
 
 
-def _text(value: bytes | str) -> str:
+def _text(value: Any) -> str:
     """TFDS gives text as bytes, and its mocks as str. A line break inside a record would break line counts."""
+    if not isinstance(value, bytes | str):
+        raise ValueError(f'a record has {type(value).__name__} instead of text')
     text = value.decode() if isinstance(value, bytes) else value
     return ' '.join(text.splitlines())
 

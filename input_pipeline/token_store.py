@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
+from ml_collections import ConfigDict
 
 from errors import UserError
 from input_pipeline.sources import Corpus, Pair
@@ -53,13 +54,13 @@ class TokenStore:
         """Tokens in each sentence of a side, 'source' or 'target'."""
         return np.diff(self._offsets[side])
 
-    def tokens(self, side: str, row: int) -> Int[np.ndarray, ' length']:
+    def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
         """The tokens of sentence `row` of a side."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 
 
-def tokenizers_for(corpus: Corpus, settings: Mapping[str, Any], cache: Path) -> dict[str, Tokenizer]:
+def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
     """{'source': ..., 'target': ...}, learned from the training split unless the cache has them.
 
     With settings['joint'] both are the same one, learned from both languages.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 
 from errors import UserError
@@ -43,12 +44,12 @@ class Tokenizer:
             tokens += self._space + self._processor.encode(part)
         return tokens
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int | np.integer]) -> str:
         """The text of `tokens`; the special ones (start, end, padding) are left out."""
         text = self._processor.decode([int(token) for token in tokens if token > UNK])
         return text.removeprefix(' ')
 
-    def pieces(self, tokens: Iterable[int]) -> list[str]:
+    def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         """How each token is written in the vocabulary, for people."""
         return [self._processor.id_to_piece(int(token)) for token in tokens]
 
@@ -77,9 +78,18 @@ def train_tokenizer(lines: Iterable[str], *, kind: str, vocab_size: int, split_d
       UserError: if `vocab_size` does not suit the text; the message gives the bound.
     """
     model = io.BytesIO()
+    failure = []
+
+    def sentences():
+        try:
+            yield from (' ' + line for line in lines)
+        except (Exception, KeyboardInterrupt) as error:
+            failure.append(error)  # SentencePiece makes it a RuntimeError, whatever it is
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(' ' + line for line in lines), model_writer=model,
+            sentence_iterator=sentences(), model_writer=model,
             model_type=kind, vocab_size=vocab_size, split_digits=split_digits,
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             byte_fallback=True, character_coverage=0.9995,
@@ -87,6 +97,8 @@ def train_tokenizer(lines: Iterable[str], *, kind: str, vocab_size: int, split_d
             input_sentence_size=1_000_000, shuffle_input_sentence=True,
             num_threads=1, minloglevel=2)  # one thread: the result depends on nothing but the text
     except RuntimeError as error:
+        if failure:
+            raise failure[0] from None
         bound = re.search(r'value <= (\d+)|required_chars\. \d+ vs (\d+)', str(error))
         if not bound:
             raise

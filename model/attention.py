@@ -10,6 +10,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 Mask = Bool[Array, '#batch #heads #target #source']
@@ -101,7 +102,7 @@ class MultiHeadAttention(nn.Module):
     d_k: int
     d_v: int
     dropout: float = 0.0
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         projection = functools.partial(nn.DenseGeneral, use_bias=False, dtype=self.dtype,

@@ -6,7 +6,8 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
 
 from model.attention import Mask, MultiHeadAttention
 
@@ -14,6 +15,7 @@ ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
 NORMS = ('post', 'pre')
 
 Sequence = Float[Array, 'batch length d_model']
+SelfMask = Bool[Array, '#batch #heads #length #length']  # of a sequence that looks at itself
 KeysValues = tuple[Float[Array, 'batch source heads d_k'], Float[Array, 'batch source heads d_v']]
 
 
@@ -44,7 +46,7 @@ class BlockConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def head_widths(self) -> tuple[int, int]:
         """d_k and d_v.
@@ -112,7 +114,7 @@ class EncoderBlock(nn.Module):
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, mask: SelfMask | None = None, deterministic: bool = True) -> Sequence:
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, y, mask, deterministic), deterministic)
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
@@ -130,7 +132,7 @@ class DecoderBlock(nn.Module):
         self.cross_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: Mask | None = None,
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: SelfMask | None = None,
                  memory_mask: Mask | None = None, deterministic: bool = True) -> Sequence:
         """All target positions at once (training). `memory` is the encoder's output."""
         x = self.self_attention_residual(

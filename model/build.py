@@ -5,12 +5,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 
 
-def build_model(model: Mapping[str, Any], source_vocab_size: int, target_vocab_size: int) -> nn.Module:
+def build_model(model: ConfigDict | Mapping[str, Any], source_vocab_size: int, target_vocab_size: int) -> nn.Module:
     """The module that `config.model` describes, for vocabularies of these sizes.
 
     Raises:

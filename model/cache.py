@@ -3,7 +3,6 @@
 from typing import Any
 
 import flax.struct
-from jaxtyping import Array, Int
 
 
 @flax.struct.dataclass
@@ -14,8 +13,8 @@ class Cache:
       memory: what stays the same for a sentence (cross-attention keys and values, the source mask);
         leaves [batch, ...]. Never reordered, never copied for each hypothesis.
       state: what belongs to one hypothesis; leaves [batch, beam, ...]. A beam reorders it with one tree.map.
-      position: number of tokens decoded so far.
+      position: int [], number of tokens decoded so far.
     """
     memory: Any
     state: Any
-    position: Int[Array, '']
+    position: Any

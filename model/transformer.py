@@ -1,12 +1,14 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from model.attention import Mask, combine_masks, look_ahead_mask, padding_mask
-from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Sequence, layer_norm
+from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, SelfMask, Sequence, layer_norm
 from model.cache import Cache
 from model.positional import PositionalEncoding
 
@@ -16,9 +18,9 @@ SHARING = ('all', 'target', 'none')
 
 @flax.struct.dataclass
 class Memory:
-    """What the encoder hands to the decoder."""
-    states: Float[Array, 'batch source d_model']
-    visible: Bool[Array, 'batch source']
+    """What the encoder hands to the decoder. A pytree: leaves may also be shapes, hence not annotated as arrays."""
+    states: Any   # float [batch, source, d_model]
+    visible: Any  # bool [batch, source], where no padding is
 
 
 class Encoder(nn.Module):
@@ -34,7 +36,7 @@ class Encoder(nn.Module):
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)
 
-    def __call__(self, x: Sequence, mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, mask: SelfMask | None = None, deterministic: bool = True) -> Sequence:
         for layer in self.layers:
             x = layer(x, mask, deterministic)
         return self.final_norm(x) if self.config.norm == 'pre' else x
@@ -52,7 +54,7 @@ class Decoder(nn.Module):
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)
 
-    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: Mask | None = None,
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: SelfMask | None = None,
                  memory_mask: Mask | None = None, deterministic: bool = True) -> Sequence:
         for layer in self.layers:
             x = layer(x, memory, mask, memory_mask, deterministic)

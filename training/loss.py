@@ -1,5 +1,7 @@
 """Cross-entropy with label smoothing, as sums over real tokens: who splits a batch divides once, at the end."""
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,12 @@ from jaxtyping import Array, Float, Int
 class Sums:
     """Sums over the positions of weight 1. Add them up over batches, then take the means.
 
-    Attributes:
-      loss: label-smoothed cross-entropy, nats.
-      nll: cross-entropy without smoothing, nats.
-      correct: positions whose most probable class is the target.
-      tokens: positions.
+    A pytree of four scalars; under vmap or pmap, of four vectors.
     """
-    loss: Float[Array, '']
-    nll: Float[Array, '']
-    correct: Float[Array, '']
-    tokens: Float[Array, '']
+    loss: Any     # label-smoothed cross-entropy, nats
+    nll: Any      # cross-entropy without smoothing, nats
+    correct: Any  # positions whose most probable class is the target
+    tokens: Any   # positions
 
     def means(self, prefix: str = '') -> dict[str, float]:
         """Loss and accuracy per token, and perplexity, exp of the unsmoothed cross-entropy per token."""

@@ -40,7 +40,7 @@ class MetricsWriter:
         self._tensorboard.close()
 
 
-def _step(line: str) -> float:
+def _step(line: str) -> int | float:
     try:
         return json.loads(line)['step']
     except (ValueError, KeyError):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Key
 
 from errors import UserError
 from training.loss import Sums, cross_entropy
@@ -24,14 +24,11 @@ Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets',
 class TrainState:
     """All that training changes; with the config, all that it depends on.
 
-    Attributes:
-      step: updates made so far.
-      params: of the module.
-      opt_state: of the optimizer.
+    A pytree whose leaves may also be shapes or shardings, hence not annotated as arrays.
     """
-    step: Int[Array, '']
-    params: Any
-    opt_state: Any
+    step: Any       # int [], updates made so far
+    params: Any     # of the module
+    opt_state: Any  # of the optimizer
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:

@@ -1,0 +1,111 @@
+"""Recipes are possible; what is impossible is refused with its key."""
+
+import importlib
+import pathlib
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base, checks
+from errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+RECIPES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py') if path.stem not in ('__init__', 'base', 'checks'))
+
+
+def changed(values):
+    """The base config with other values, by their keys."""
+    config = base.get_config()
+    config.update_from_flattened_dict(values)
+    return config
+
+
+def leaves(config, path=''):
+    """Key and value of everything in a config."""
+    for name, value in config.items():
+        yield from leaves(value, f'{path}{name}.') if isinstance(value, ConfigDict) else [(f'{path}{name}', value)]
+
+
+@pytest.mark.parametrize('name', RECIPES)
+def test_recipe_is_possible(name):
+    recipe = importlib.import_module(f'configs.{name}')
+    config = recipe.get_config()
+    if config.data.source == 'text':
+        with pytest.raises(UserError, match=r"config\.data\.dir='': must name the folder of the text files"):
+            checks.check_config(config)
+        config.data.dir = 'somewhere'
+    checks.check_config(config)
+    assert set(dict(leaves(config))) == set(dict(leaves(base.get_config())))  # base.py has every option
+    assert f'python train.py --config=configs/{name}.py' in recipe.__doc__
+
+
+def test_base_is_possible():
+    checks.check_config(base.get_config())
+
+
+@pytest.mark.parametrize('values, key', [
+    ({'model.num_heads': 7}, 'model.num_heads'),
+    ({'model.num_heads': 7, 'model.d_k': 64}, 'model.num_heads'),
+    ({'model.num_heads': 0}, 'model.num_heads'),
+    ({'model.d_model': 9, 'model.num_heads': 3}, 'model.d_model'),
+    ({'model.d_k': -1}, 'model.d_k'),
+    ({'model.dropout': -0.1}, 'model.dropout'),
+    ({'model.dropout': 1.0}, 'model.dropout'),
+    ({'model.dropout': float('nan')}, 'model.dropout'),
+    ({'model.attention_dropout': 1.5}, 'model.attention_dropout'),
+    ({'train.label_smoothing': 1.0}, 'train.label_smoothing'),
+    ({'optimizer.beta2': 1.0}, 'optimizer.beta2'),
+    ({'optimizer.eps': -1e-9}, 'optimizer.eps'),
+    ({'optimizer.peak': float('nan')}, 'optimizer.peak'),
+    ({'model.norm': 'batch'}, 'model.norm'),
+    ({'model.activation': 'relu6'}, 'model.activation'),
+    ({'model.position': 'sinusoid'}, 'model.position'),
+    ({'model.dtype': 'float16'}, 'model.dtype'),
+    ({'model.share_embeddings': 'source'}, 'model.share_embeddings'),
+    ({'data.tokenizer.joint': False}, 'model.share_embeddings'),
+    ({'data.tokenizer.vocab_size': 260}, 'data.tokenizer.vocab_size'),
+    ({'data.tokenizer.kind': 'word'}, 'data.tokenizer.kind'),
+    ({'data.tokenizer.normalization': 'NFKC'}, 'data.tokenizer.normalization'),
+    ({'data.source': 'csv'}, 'data.source'),
+    ({'data.source': 'text'}, 'data.dir'),
+    ({'data.source': 'tfds'}, 'data.name'),
+    ({'data.max_length': 300, 'model.position': 'learned'}, 'data.max_length'),
+    ({'optimizer.schedule': 'linear'}, 'optimizer.schedule'),
+    ({'optimizer.schedule': 'cosine', 'optimizer.warmup': 500, 'train.steps': 500}, 'optimizer.warmup'),
+    ({'train.steps': 0}, 'train.steps'),
+    ({'eval.metric': 'rouge'}, 'eval.metric'),
+    ({'eval.method': 'best'}, 'eval.method'),
+    ({'decode.method': 'best'}, 'decode.method'),
+])
+def test_impossible_value_is_named(values, key):
+    with pytest.raises(UserError, match=rf'^config\.{key}=.+: (must|needs) '):
+        checks.check_config(changed(values))
+
+
+@pytest.mark.parametrize('values', [
+    {'model.num_heads': 7, 'model.d_k': 64, 'model.d_v': 64},
+    {'model.d_model': 9, 'model.num_heads': 3, 'model.position': 'learned'},
+    {'data.tokenizer.joint': False, 'model.share_embeddings': 'target'},
+    {'data.max_length': 256, 'model.position': 'learned'},
+    {'data.max_length': 300},
+    {'optimizer.schedule': 'cosine', 'optimizer.warmup': 499, 'train.steps': 500},
+    {'model.dropout': 0.0, 'train.label_smoothing': 0.0, 'optimizer.clip': 0.0},
+])
+def test_unusual_value_is_possible(values):
+    checks.check_config(changed(values))
+
+
+@pytest.mark.parametrize('key, value', [
+    *((key, 0) for key in checks.AT_LEAST_ONE), *((key, -1) for key in checks.NOT_NEGATIVE),
+    *((key, 1.0) for key in checks.FRACTIONS), *((key, '?') for key in checks.CHOICES)])
+def test_every_bound_holds(key, value):
+    with pytest.raises(UserError, match=rf'^config\.{key}=.+: must '):
+        checks.check_config(changed({key: value}))
+
+
+def test_every_number_has_a_bound_and_every_word_its_choices():
+    checked = {*checks.AT_LEAST_ONE, *checks.NOT_NEGATIVE, *checks.FRACTIONS, *checks.CHOICES,
+               'data.tokenizer.vocab_size'}  # checked by itself
+    free = {'decode.alpha', 'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
+            'data.splits.train', 'data.splits.validation', 'data.splits.test'}
+    assert {key for key, value in leaves(base.get_config()) if not isinstance(value, bool)} - checked == free

@@ -1,0 +1,190 @@
+"""The searches against brute force, on a small random language whose next token depends on the whole past."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference.search import IMPOSSIBLE, Vocabulary, beam_search, filter_logits, length_penalty, sample
+from model.cache import Cache
+
+PAD, BOS, EOS = 0, 1, 2
+VOCABULARY = Vocabulary(pad=PAD, bos=BOS, eos=EOS)
+SIZE, LENGTH, BATCH = 6, 4, 3
+WORDS = [3, 4, 5]
+TABLE = np.random.default_rng(0).normal(size=(BATCH, 7, 7, SIZE)) * 2
+
+
+def next_logits(sentence, history):
+    """Two hashes of the past choose the logits."""
+    return TABLE[sentence, sum((i + 1) * t for i, t in enumerate(history)) % 7, sum(history) % 7]
+
+
+def decode_step(tokens, cache):
+    """The same as a model: the state carries the hashes of each hypothesis, the memory its sentence."""
+    first, second = cache.state
+    is_word = tokens >= WORDS[0]  # the start token is no part of the past
+    first = (first + jnp.where(is_word, cache.position * tokens, 0)) % 7
+    second = (second + jnp.where(is_word, tokens, 0)) % 7
+    logits = jnp.asarray(TABLE, jnp.float32)[cache.memory[:, None], first, second]
+    return logits, Cache(cache.memory, (first, second), cache.position + 1)
+
+
+def empty_cache(beam):
+    zeros = jnp.zeros((BATCH, beam), jnp.int32)
+    return Cache(jnp.arange(BATCH), (zeros, zeros), jnp.zeros((), jnp.int32))
+
+
+def every_hypothesis(sentence, limit, alpha):
+    """All complete outputs of at most `limit` tokens, best score first, by definition."""
+    found = []
+    for length in range(limit):
+        for words in itertools.product(WORDS, repeat=length):
+            tokens, log_prob = (*words, EOS), 0.0
+            for i, token in enumerate(tokens):
+                logits = next_logits(sentence, words[:i]).copy()
+                logits[[PAD, BOS]] = -np.inf
+                if i == limit - 1:
+                    logits[[token for token in range(SIZE) if token != EOS]] = -np.inf
+                log_prob += logits[token] - np.log(np.exp(logits).sum())
+            found.append((log_prob / ((5 + len(tokens)) / 6) ** alpha, tokens, log_prob))
+    return sorted(found, reverse=True)
+
+
+def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH):
+    search = functools.partial(beam_search, decode_step, vocabulary=VOCABULARY, max_length=LENGTH, beam=beam,
+                               alpha=alpha, n_best=n_best)
+    return jax.jit(search)(empty_cache(beam), jnp.array(limits))
+
+
+def run_sample(num_samples=1, limits=(LENGTH,) * BATCH, seed=0, **options):
+    keys = jax.random.split(jax.random.key(seed), BATCH)
+    search = functools.partial(sample, decode_step, vocabulary=VOCABULARY, max_length=LENGTH,
+                               num_samples=num_samples, **options)
+    return jax.jit(search)(empty_cache(num_samples), jnp.array(limits), keys=keys)
+
+
+def tokens_of(row):
+    return tuple(int(token) for token in row if token != PAD)
+
+
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 2.0, -1.0])
+def test_a_beam_as_wide_as_the_space_is_exhaustive(alpha):
+    found = run_beam(beam=len(WORDS) ** LENGTH, alpha=alpha, n_best=5)
+    for sentence in range(BATCH):
+        expected = every_hypothesis(sentence, LENGTH, alpha)[:5]
+        assert [tokens_of(row) for row in found.tokens[sentence]] == [tokens for _, tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[sentence], [score for score, _, _ in expected], rtol=1e-5)
+        np.testing.assert_allclose(found.log_probs[sentence], [log_prob for _, _, log_prob in expected], rtol=1e-5)
+
+
+def test_each_sentence_has_its_own_limit():
+    limits = (1, 2, 4)
+    found = run_beam(beam=30, n_best=1, limits=limits)
+    for sentence, limit in enumerate(limits):
+        assert tokens_of(found.tokens[sentence, 0]) == every_hypothesis(sentence, limit, 0.6)[0][1]
+    assert found.scores[0, 0] == 0  # only the end can come: certain
+
+
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 3.0])
+def test_a_beam_of_one_is_greedy(alpha):
+    one, greedy = run_beam(beam=1, alpha=alpha), run_sample(temperature=0.0, alpha=alpha)
+    np.testing.assert_array_equal(one.tokens, greedy.tokens)
+    np.testing.assert_allclose(one.log_probs, greedy.log_probs, rtol=1e-5)
+    np.testing.assert_allclose(one.scores, greedy.scores, rtol=1e-5)
+
+
+def test_greedy_takes_the_most_probable_token():
+    found = run_sample(temperature=0.0)
+    for sentence in range(BATCH):
+        tokens = []
+        while len(tokens) < LENGTH and EOS not in tokens:
+            tokens.append(EOS if len(tokens) == LENGTH - 1 else
+                          max([EOS, *WORDS], key=lambda token: next_logits(sentence, tokens)[token]))
+        assert tokens_of(found.tokens[sentence, 0]) == tuple(tokens)
+
+
+def test_a_wider_beam_finds_no_worse():
+    scores = [np.asarray(run_beam(beam=beam).scores[:, 0]) for beam in (1, 2, 4, 8, 64)]
+    best = [every_hypothesis(sentence, LENGTH, 0.6)[0][0] for sentence in range(BATCH)]
+    assert np.all(scores[-1] >= np.array(scores) - 1e-6)
+    np.testing.assert_allclose(scores[-1], best, rtol=1e-5)
+
+
+def test_the_search_stops_when_no_hypothesis_can_win():
+    calls = []
+
+    def certain_end(tokens, cache):
+        calls.append(tokens)
+        return jnp.full((*tokens.shape, SIZE), -20.0).at[..., EOS].set(20.0), cache
+
+    with jax.disable_jit():  # the loop runs in Python, so that its steps can be counted
+        found = beam_search(certain_end, empty_cache(3), jnp.full(BATCH, 50), vocabulary=VOCABULARY, max_length=50,
+                            beam=3)
+    assert tokens_of(found.tokens[0, 0]) == (EOS,)
+    assert len(calls) == 1
+
+
+def test_a_hypothesis_that_does_not_exist_is_marked():
+    found = run_beam(beam=3, n_best=3, limits=(1, 4, 4))
+    assert list(found.scores[0] > IMPOSSIBLE) == [True, False, False]  # the empty output is all there is
+    assert all(found.scores[1] > IMPOSSIBLE)
+
+
+def test_sampling_frequencies_are_the_models_probabilities():
+    draws = 4000
+    found = run_sample(num_samples=draws, temperature=1.0)
+    for sentence in range(BATCH):
+        counts = np.bincount(np.asarray(found.tokens[sentence, :, 0]), minlength=SIZE) / draws
+        logits = next_logits(sentence, ()).copy()
+        logits[[PAD, BOS]] = -np.inf
+        np.testing.assert_allclose(counts, np.exp(logits) / np.exp(logits).sum(), atol=0.03)
+
+
+def test_sampled_log_probabilities_are_the_models():
+    found = run_sample(num_samples=20, temperature=0.7, top_k=2)
+    known = {tokens: log_prob for _, tokens, log_prob in every_hypothesis(1, LENGTH, 0.0)}
+    for row, log_prob in zip(found.tokens[1], found.log_probs[1], strict=True):
+        assert float(log_prob) == pytest.approx(known[tokens_of(row)], rel=1e-4)
+
+
+def test_the_seed_decides_and_neighbours_do_not_matter():
+    one, again, other = (run_sample(num_samples=8, temperature=1.0, seed=seed).tokens for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert np.any(one != other)
+    shorter = run_sample(num_samples=8, temperature=1.0, limits=(LENGTH, 1, 1)).tokens
+    np.testing.assert_array_equal(one[0], shorter[0])
+
+
+PROBABILITIES = np.array([0.05, 0.4, 0.25, 0.2, 0.1])
+
+
+def filtered(**options):
+    logits = filter_logits(jnp.log(jnp.asarray(PROBABILITIES, jnp.float32)), **({'temperature': 1.0, 'top_k': 0,
+                                                                               'top_p': 1.0} | options))
+    return np.asarray(jax.nn.softmax(logits))
+
+
+def test_temperature_sharpens_by_its_definition():
+    expected = PROBABILITIES ** (1 / 0.5)
+    np.testing.assert_allclose(filtered(temperature=0.5), expected / expected.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize('k, kept', [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (99, [0, 1, 2, 3, 4])])
+def test_top_k_keeps_the_k_most_probable(k, kept):
+    expected = np.where(np.isin(np.arange(5), kept), PROBABILITIES, 0)
+    np.testing.assert_allclose(filtered(top_k=k), expected / expected.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize('p, kept', [(0.1, [1]), (0.41, [1, 2]), (0.6, [1, 2]), (0.66, [1, 2, 3]), (1.0, range(5))])
+def test_top_p_keeps_the_fewest_that_reach_p(p, kept):
+    expected = np.where(np.isin(np.arange(5), list(kept)), PROBABILITIES, 0)
+    np.testing.assert_allclose(filtered(top_p=p), expected / expected.sum(), rtol=1e-4)
+
+
+def test_the_length_penalty_is_the_papers():
+    assert float(length_penalty(7, 0.6)) == pytest.approx(2 ** 0.6)
+    assert float(length_penalty(1, 0.6)) == 1

@@ -1,0 +1,257 @@
+"""Text files, TFDS datasets on disk: what is read, what a user is told, and what fingerprints tell apart."""
+
+import gzip
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import base
+from errors import UserError
+from input_pipeline.sources import BuiltinCorpus, open_corpus, read_lines
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAIRS = [('one', 'un'), ('', 'vide'), (' two  spaces ', 'déjà\u00a0vu'), ('\u2028 is no line end', 'fin')]
+
+
+def text_data(folder, **options):
+    """config.data for the text files of a folder."""
+    data = base.get_config().data
+    data.update(source='text', dir=str(folder), **options)
+    return data
+
+
+def write(path, lines, end='\n'):
+    content = ''.join(line + end for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == '.gz' else content)
+
+
+def write_pairs(folder, names, end='\n', pairs=PAIRS):
+    """`pairs` in one TSV file, or in two files."""
+    columns = ['\t'.join(pair) for pair in pairs], *zip(*pairs, strict=True)
+    for name, lines in zip(names, columns[:1] if len(names) == 1 else columns[1:], strict=True):
+        write(folder / name, lines, end)
+
+
+def read(folder, **options):
+    return list(open_corpus(text_data(folder, **options)).pairs('train'))
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('names', [
+    ['train.en', 'train.fr'], ['train.en.gz', 'train.fr.gz'], ['train.en', 'train.fr.gz'], ['train.en.gz', 'train.fr'],
+    ['train.tsv'], ['train.tsv.gz']])
+def test_layouts(tmp_path, names, end):
+    write_pairs(tmp_path, names, end)
+    assert read(tmp_path) == PAIRS
+
+
+def test_last_line_may_lack_its_end(tmp_path):
+    (tmp_path / 'train.tsv').write_text('one\tun\ntwo\tdeux')
+    assert read(tmp_path) == [('one', 'un'), ('two', 'deux')]
+
+
+def test_split_names_and_languages_are_those_of_the_config(tmp_path):
+    write_pairs(tmp_path, ['news2013.cs', 'news2013.de'])
+    data = text_data(tmp_path, source_lang='de', target_lang='cs')
+    data.splits.validation = 'news2013'
+    assert list(open_corpus(data).pairs('validation')) == [(target, source) for source, target in PAIRS]
+
+
+def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    write_pairs(tmp_path, ['train.tsv'])
+    assert read('~') == PAIRS
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(UserError, match=r'config\.data\.dir=.*nowhere.* is not a folder: give the one that holds'):
+        read(tmp_path / 'nowhere')
+
+
+@pytest.mark.parametrize('present', ['fr', 'fr.gz', 'tsx'])
+def test_missing_file_is_named_with_what_to_do(tmp_path, present):
+    (tmp_path / f'train.{present}').touch()
+    with pytest.raises(UserError, match=(
+            r'/train\.en \(or train\.en\.gz\) does not exist\. For the train split, .* must hold train\.en and train\.fr,'
+            r' or train\.tsv; see config\.data\.dir, source_lang, target_lang and splits\.train')):
+        read(tmp_path)
+
+
+def test_different_line_counts_are_both_told(tmp_path):
+    write(tmp_path / 'train.en', ['1', '2', '3'])
+    write(tmp_path / 'train.fr', ['1', '2', '3', '4', '5'])
+    with pytest.raises(UserError, match=r'train\.en has 3 lines but .*train\.fr has 5: line n of one'):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz'])
+def test_invalid_utf8_is_located(tmp_path, suffix):
+    content = 'un\ndeux\nd'.encode() + 'é'.encode('latin-1') + b'j\n'
+    (tmp_path / f'train.fr{suffix}').write_bytes(gzip.compress(content) if suffix else content)
+    write(tmp_path / 'train.en', ['1', '2', '3'])
+    with pytest.raises(UserError, match=rf'train\.fr{suffix}:3: not UTF-8 \(byte 0xe9 at column 2\): .*iconv'):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize('damage', [lambda whole: whole[:len(whole) // 2], lambda whole: whole[:-4],
+                                    lambda whole: whole[:30] + bytes(30) + whole[60:], lambda whole: b'plain text'])
+def test_damaged_gz(tmp_path, damage):
+    path = tmp_path / 'train.en.gz'
+    write(path, (str(number ** 3) for number in range(1000)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r'train\.en\.gz cannot be read: '):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize('line, columns', [('alone', 1), ('', 1), ('a\tb\tc', 3)])
+def test_tsv_with_other_than_two_columns(tmp_path, line, columns):
+    write(tmp_path / 'train.tsv', ['one\tun', line, 'two\tdeux'])
+    with pytest.raises(UserError, match=rf'train\.tsv:2: {columns} columns instead of 2 \(source TAB target\)'):
+        read(tmp_path)
+
+
+def test_fingerprint_follows_content_not_time(tmp_path):
+    write_pairs(tmp_path, ['train.en', 'train.fr'])
+    corpus = open_corpus(text_data(tmp_path))
+    before = corpus.fingerprint('train')
+    os.utime(tmp_path / 'train.en', (1, 1))
+    assert corpus.fingerprint('train') == before
+    write(tmp_path / 'train.fr', ['un', 'vide', 'déjà vu', 'fin'])
+    assert corpus.fingerprint('train') != before
+
+
+def test_fingerprint_tells_directions_apart(tmp_path):
+    write_pairs(tmp_path, ['train.en', 'train.fr'])
+    there, back = (open_corpus(text_data(tmp_path, source_lang=source, target_lang=target)).fingerprint('train')
+                   for source, target in (('en', 'fr'), ('fr', 'en')))
+    assert json.dumps(there, sort_keys=True) != json.dumps(back, sort_keys=True)
+
+
+def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
+    def make_corpus(source, target, seed):
+        return {split: [(f'{split} {seed}', target)] for split in ('train', 'test')}
+
+    monkeypatch.setattr('input_pipeline.builtin.make_corpus', make_corpus)
+    digests = [BuiltinCorpus('en', 'fr', seed).fingerprint(split)['sha256']
+               for seed in (0, 1) for split in ('train', 'test')]
+    assert len(set(digests)) == 4
+    assert BuiltinCorpus('en', 'fr', 0).fingerprint('train')['sha256'] == digests[0]
+
+
+def test_builtin_with_an_unknown_locale():
+    with pytest.raises(UserError, match=r"config\.data \(source=builtin\): Unknown locale 'pt_BX'"):
+        BuiltinCorpus('en', 'pt_BX', 0)
+
+
+# TFDS. The dataset is built by a process of its own: here only its files are known, as to a user of prepared data.
+
+BUILD = """
+import sys
+import tensorflow_datasets as tfds
+
+class TinyTranslate(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version('1.0.0')
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='fr-en', version='1.0.0')]
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(languages=('en', 'fr')))
+
+    def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples(10), 'test': self._generate_examples(4)}
+
+    def _generate_examples(self, count):
+        for number in range(count):
+            yield number, {'en': f'two\\nlines {number}', 'fr': f'déjà {number}'}
+
+TinyTranslate(data_dir=sys.argv[1], config='fr-en', file_format='array_record').download_and_prepare()
+"""
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('tfds')
+    subprocess.run([sys.executable, '-c', BUILD, folder], check=True, capture_output=True)
+    return folder
+
+
+def tfds_data(folder, name='tiny_translate/fr-en', train='train', **options):
+    data = base.get_config().data
+    data.update(source='tfds', name=name, dir=str(folder), **options)
+    data.splits.train = train
+    return data
+
+
+def test_tfds_dataset_on_disk(prepared):
+    corpus = open_corpus(tfds_data(prepared))
+    assert sorted(corpus.pairs('train')) == [(f'two lines {number}', f'déjà {number}') for number in range(10)]
+    assert len(list(corpus.pairs('test'))) == 4
+    assert list(corpus.pairs('train')) == list(corpus.pairs('train'))
+
+
+def test_tfds_subsplits(prepared):
+    parts = [list(open_corpus(tfds_data(prepared, train=part)).pairs('train'))
+             for part in ('train[:50%]', 'train[50%:]', 'train[2:4]')]
+    assert [len(part) for part in parts] == [5, 5, 2]
+    whole = open_corpus(tfds_data(prepared))
+    assert parts[0] + parts[1] == list(whole.pairs('train'))
+    fingerprints = [whole.fingerprint('train'), whole.fingerprint('test'),
+                    open_corpus(tfds_data(prepared, train='train[:50%]')).fingerprint('train'),
+                    open_corpus(tfds_data(prepared, source_lang='fr', target_lang='en')).fingerprint('train')]
+    assert len({json.dumps(each, sort_keys=True) for each in fingerprints}) == 4
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'name': 'no_such/fr-en'}, r"config\.data\.name='no_such/fr-en' cannot be opened in .*: Dataset no_such not found"),
+    ({'name': 'tiny_translate/de-en'}, r"config\.data\.name='tiny_translate/de-en' cannot be opened in "),
+    ({'name': 'no such'}, r"config\.data\.name='no such' cannot be opened in "),
+    ({'target_lang': 'de'}, r'dataset tiny_translate/fr-en has en, fr, but source_lang=en and target_lang=de are asked'),
+    ({'train': 'training'}, r"splits\.train='training' cannot .*Unknown split 'training'.* one of \['train', 'test'\]"),
+    ({'train': 'train[:5'}, r"splits\.train='train\[:5' cannot .*Error parsing split"),
+    ({'name': 'wmt14_translate/de-en', 'target_lang': 'de'},
+     r'wmt14_translate/de-en is not in .* TensorFlow, .*tfds build wmt14_translate/de-en --file_format=array_record'),
+])
+def test_tfds_mistakes_are_explained(prepared, monkeypatch, options, message):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)  # no TensorFlow
+    with pytest.raises(UserError, match=message) as raised:
+        corpus = open_corpus(tfds_data(prepared, **options))
+        corpus.fingerprint('train')
+    assert '\n' not in str(raised.value)  # not TFDS's list of all datasets
+    with pytest.raises(UserError):
+        list(open_corpus(tfds_data(prepared, **options)).pairs('train'))
+
+
+def test_tfds_damaged_file(prepared, tmp_path):
+    folder = tmp_path / 'tiny_translate/fr-en/1.0.0'
+    folder.mkdir(parents=True)
+    for file in (prepared / 'tiny_translate/fr-en/1.0.0').iterdir():
+        (folder / file.name).write_bytes(file.read_bytes()[:2 ** 16])
+    with pytest.raises(UserError, match=r"splits\.train='train' cannot be read from .*/tiny_translate/fr-en/1\.0\.0: "):
+        list(open_corpus(tfds_data(tmp_path)).pairs('train'))
+
+
+def test_tfds_prepares_with_tensorflow_and_keeps_stdout_clean(tmp_path, monkeypatch, capsys):
+    builder = 'tensorflow_datasets.core.dataset_builder.DatasetBuilder'
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: object())
+    monkeypatch.setattr(f'{builder}.download_and_prepare', lambda self: print('preparing', self.info.full_name))
+    open_corpus(tfds_data(tmp_path, name='wmt14_translate/de-en', target_lang='de'))
+    assert capsys.readouterr() == ('', 'preparing wmt14_translate/de-en/1.0.0\n')
+
+
+def test_tfds_finds_the_checksums_of_its_catalogue():
+    import tensorflow_datasets as tfds
+    import tensorflow_datasets.translate  # noqa: F401
+    # It needs importlib_resources for this, which it does not install: see pyproject.toml.
+    assert tfds.builder('wmt14_translate/de-en').url_infos
+
+
+def test_tfds_is_read_without_tensorflow(prepared):
+    script = ('import json, sys; from ml_collections import ConfigDict; from input_pipeline.sources import open_corpus; '
+              f'corpus = open_corpus(ConfigDict({tfds_data(prepared).to_dict()})); corpus.fingerprint("train"); '
+              'print(len(list(corpus.pairs("train"))), "tensorflow" in sys.modules, "jax" in sys.modules)')
+    done = subprocess.run([sys.executable, '-c', script], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert re.fullmatch('10 False False', done.stdout.strip())

@@ -1,0 +1,186 @@
+"""Masks, scores, softmax, pooling and many heads of it, against the reference and against worked values."""
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from model.attention import (MultiHeadAttention, attention_pooling, combine_masks, look_ahead_mask, masked_softmax,
+                             padding_mask, scaled_dot_product_attention, scaled_dot_scores, segment_mask)
+from tests.model import reference
+from tests.model.helpers import close, float64, normal, random_params
+
+SHAPES = [  # batch, heads, target, source, d_k, d_v
+    (1, 1, 1, 1, 1, 1), (2, 3, 4, 5, 8, 6), (3, 2, 7, 3, 4, 16)]
+
+
+def random_mask(seed, *shape):
+    """Half of the keys are visible, on average; some query sees none."""
+    mask = np.random.default_rng(seed).random(shape) < 0.5
+    mask[:, :, -1] = False
+    return jnp.asarray(mask)
+
+
+def query_key_value(batch, heads, target, source, d_k, d_v, seed=0):
+    return (normal([seed, 1], batch, target, heads, d_k), normal([seed, 2], batch, source, heads, d_k),
+            normal([seed, 3], batch, source, heads, d_v))
+
+
+def reference_attention(query, key, value, mask=None):
+    query, key, value = float64((query, key, value))
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
+    for b, h in np.ndindex(query.shape[0], query.shape[2]):
+        output[b, :, h] = reference.attention(query[b, :, h], key[b, :, h], value[b, :, h],
+                                              None if mask is None else mask[b, h])
+    return output
+
+
+# Worked values
+
+@pytest.mark.parametrize('raw, scaled, weights', [((6, 4), (1.5, 1.0), (0.62, 0.38)),
+                                                  ((3, 8), (0.75, 2.0), (0.22, 0.78))])
+def test_scaled_scores_and_their_softmax(raw, scaled, weights):
+    # Of width 16, so divided by 4. The keys have one component each, which makes the products the raw scores.
+    query, key = jnp.ones((1, 1, 1, 16)), jnp.zeros((1, 2, 1, 16)).at[0, :, 0, 0].set(jnp.array(raw))
+    scores = scaled_dot_scores(query, key)
+    close(scores[0, 0, 0], scaled)
+    close(np.round(masked_softmax(scores)[0, 0, 0], 2), weights)
+
+
+def test_one_hot_weights_look_up_a_value():
+    value = normal(0, 1, 3, 1, 4)
+    close(attention_pooling(jnp.eye(3)[None, None, 1:2], value)[0, 0, 0], value[0, 1, 0])
+
+
+# Scaled dot-product attention
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('seed', [0, 1])
+def test_attention_is_the_reference(shape, seed):
+    inputs = query_key_value(*shape, seed=seed)
+    close(scaled_dot_product_attention(*inputs), reference_attention(*inputs))
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('seed', [0, 1])
+def test_masked_attention_is_the_reference(shape, seed):
+    inputs, mask = query_key_value(*shape, seed=seed), random_mask(seed, *shape[:4])
+    close(scaled_dot_product_attention(*inputs, mask), reference_attention(*inputs, mask))
+
+
+@pytest.mark.parametrize('mask_shape', [(1, 1, 1, 5), (2, 1, 1, 5), (1, 3, 4, 5), (1, 1, 4, 1)])
+def test_masks_broadcast(mask_shape):
+    inputs = query_key_value(2, 3, 4, 5, 8, 6)
+    mask = jnp.asarray(np.random.default_rng(0).random(mask_shape) < 0.6)
+    close(scaled_dot_product_attention(*inputs, mask),
+          reference_attention(*inputs, np.broadcast_to(mask, (2, 3, 4, 5))))
+
+
+def test_query_without_a_key_gets_zeros():
+    inputs, mask = query_key_value(2, 3, 4, 5, 8, 6), jnp.ones((2, 3, 4, 5), bool).at[1, :, 2].set(False)
+    output = scaled_dot_product_attention(*inputs, mask)
+    assert (output[1, 2] == 0).all() and (output[0, 2] != 0).all()
+
+
+@pytest.mark.parametrize('size', [1.0, 1e18])  # products of 1e36: almost as large as a float32 gets
+def test_query_without_a_key_has_finite_gradients(size):
+    query, key, value = query_key_value(1, 1, 2, 3, 4, 4)
+    mask = jnp.array([[[[False, False, False], [True, False, True]]]])
+    gradients = jax.grad(lambda *inputs: scaled_dot_product_attention(*inputs, mask).sum(), argnums=(0, 1, 2))(
+        query * size, key * size, value)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert (gradients[0][0, 0] == 0).all()
+
+
+def test_weights_sum_to_one_however_large_the_scores():
+    weights = masked_softmax(normal(0, 2, 2, 3, 4) * 1e30, jnp.ones((1, 1, 1, 4), bool).at[..., 0].set(False))
+    close(weights.sum(-1), np.ones((2, 2, 3)))
+    assert (weights[..., 0] == 0).all()
+
+
+def test_softmax_of_bfloat16_is_in_float32():
+    query, key, _ = jax.tree.map(lambda x: x.astype(jnp.bfloat16), query_key_value(1, 2, 3, 4, 8, 8))
+    scores = scaled_dot_scores(query, key)
+    assert scores.dtype == masked_softmax(scores).dtype == jnp.float32
+
+
+# Masks
+
+def test_look_ahead_mask_shows_the_diagonal():
+    np.testing.assert_array_equal(look_ahead_mask(3)[0, 0], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+
+
+def test_combined_masks_are_their_conjunction():
+    visible = jnp.array([[True, True, False], [True, False, True]])
+    segments = jnp.array([[1, 1, 2], [1, 2, 2]])
+    mask = combine_masks(None, look_ahead_mask(3), padding_mask(visible), segment_mask(segments, segments))
+    for b, t, s in np.ndindex(2, 3, 3):
+        assert mask[b, 0, t, s] == (s <= t and visible[b, s] and segments[b, t] == segments[b, s])
+
+
+def test_no_mask_is_none():
+    assert combine_masks() is None and combine_masks(None, None) is None
+
+
+@pytest.mark.parametrize('heads', [1, 3])
+def test_packed_examples_do_not_see_each_other(heads):
+    inputs = query_key_value(2, heads, 6, 7, 4, 5)
+    target, source = jnp.array([[1, 1, 1, 1, 2, 2]] * 2), jnp.array([[1, 1, 2, 2, 2, 2, 2]] * 2)
+    packed = scaled_dot_product_attention(*inputs, segment_mask(target, source))
+    query, key, value = inputs
+    first = scaled_dot_product_attention(query[:, :4], key[:, :2], value[:, :2])
+    second = scaled_dot_product_attention(query[:, 4:], key[:, 2:], value[:, 2:])
+    close(packed, jnp.concatenate([first, second], axis=1), atol=1e-6)
+
+
+# Many heads
+
+@pytest.mark.parametrize('num_heads, d_model, d_k, d_v, d_target, d_source', [
+    (1, 4, 4, 4, 4, 4), (4, 8, 2, 2, 8, 8), (3, 8, 5, 2, 8, 8), (2, 6, 3, 7, 4, 9), (2, 6, 3, 7, 9, 4)])
+@pytest.mark.parametrize('masked', [False, True])
+def test_multi_head_attention_is_the_reference(num_heads, d_model, d_k, d_v, d_target, d_source, masked):
+    batch, target, source = 2, 4, 5
+    inputs, memory = normal(1, batch, target, d_target), normal(2, batch, source, d_source)
+    mask = None
+    if masked:
+        visible, segments = jnp.arange(source)[None] < jnp.array([[5], [3]]), jnp.array([[1, 1, 2, 2, 2]] * 2)
+        mask = combine_masks(padding_mask(visible), segment_mask(segments[:, :target], segments))
+    module = MultiHeadAttention(num_heads, d_model, d_k, d_v)
+    params = random_params(module, inputs, memory)
+    each_mask = [None] * batch if mask is None else np.broadcast_to(mask[:, 0], (batch, target, source))
+    expected = [reference.multi_head_attention(float64(params), *float64(pair), mask_b)
+                for *pair, mask_b in zip(inputs, memory, each_mask, strict=True)]
+    close(module.apply({'params': params}, inputs, memory, mask), np.stack(expected))
+
+
+def test_multi_head_attention_without_visible_key_is_zero_and_has_finite_gradients():
+    module, x = MultiHeadAttention(2, 8, 4, 4), normal(0, 1, 3, 8)
+    params, mask = random_params(module, x, x), look_ahead_mask(3).at[:, :, 1].set(False)
+    output, gradients = jax.jit(jax.value_and_grad(
+        lambda params, x: module.apply({'params': params}, x, x, mask)[0, 1].sum(), argnums=(0, 1)))(params, x)
+    assert output == 0
+    assert all((gradient == 0).all() for gradient in jax.tree.leaves(gradients))
+
+
+def test_projected_memory_can_be_attended_to_later():
+    module, x, memory = MultiHeadAttention(2, 8, 3, 5), normal(0, 2, 4, 8), normal(1, 2, 6, 7)
+    variables = {'params': random_params(module, x, memory)}
+    key, value = module.apply(variables, memory, method='keys_values')
+    assert key.shape == (2, 6, 2, 3) and value.shape == (2, 6, 2, 5)
+    close(module.apply(variables, x, key, value, method='attend'), module.apply(variables, x, memory), atol=1e-6)
+
+
+def test_multi_head_attention_has_no_biases():
+    params = random_params(MultiHeadAttention(2, 6, 3, 7), normal(0, 1, 2, 4), normal(1, 1, 3, 9))
+    shapes = jax.tree.map(jnp.shape, params)
+    assert shapes == {'query': {'kernel': (4, 2, 3)}, 'key': {'kernel': (9, 2, 3)}, 'value': {'kernel': (9, 2, 7)},
+                      'output': {'kernel': (2, 7, 6)}}
+
+
+def test_annotations_are_checked():
+    query, key, value = query_key_value(1, 1, 2, 3, 4, 4)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        scaled_dot_product_attention(query, key[:, :2], value)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        masked_softmax(scaled_dot_scores(query, key), jnp.ones((1, 1, 2, 4), bool))

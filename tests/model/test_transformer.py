@@ -1,0 +1,388 @@
+"""The whole encoder-decoder: against the reference, what sees what, decoding with a cache, precision, errors."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.attention import combine_masks, look_ahead_mask, segment_mask
+from model.blocks import NORMS, BlockConfig
+from model.positional import SCHEMES, sinusoids
+from model.transformer import PAD, SHARING, Decoder, Encoder, Transformer
+from tests.model import reference
+from tests.model.helpers import close, float64, normal, random_params
+
+VOCAB = 12
+SOURCE = jnp.array([[5, 3, 9, 4, 11], [7, 8, 2, PAD, PAD]])
+TARGET = jnp.array([[1, 4, 6, 9, 3, 10], [1, 5, 2, 8, 7, 4]])  # no token twice in a row: see `influence`
+
+
+def tiny(**options):
+    """Every width differs, so that no two can be confused."""
+    return BlockConfig(**{'d_model': 8, 'd_ff': 12, 'num_heads': 2, 'd_k': 3, 'd_v': 5, 'dropout': 0.0, **options})
+
+
+def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', remat=False,
+                max_length=10, seed=0, **options):
+    """A small one and random variables for it. `options` are the blocks'."""
+    model = Transformer(tiny(**options), layers, *sizes, share_embeddings=share_embeddings, position=position,
+                        remat=remat, max_length=max_length)
+    return model, {'params': random_params(model, SOURCE, TARGET, seed=seed)}
+
+
+# The forward pass
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('position', SCHEMES)
+@pytest.mark.parametrize('share_embeddings', SHARING)
+def test_forward_pass_is_the_reference(norm, position, share_embeddings):
+    sizes = (VOCAB, VOCAB) if share_embeddings == 'all' else (VOCAB, VOCAB + 3)
+    options = {'norm': norm, 'position': position, 'share_embeddings': share_embeddings}
+    model, variables = transformer(sizes, **options)
+    target = TARGET.at[1, 4:].set(PAD)
+    logits = model.apply(variables, SOURCE, target)
+    assert logits.dtype == jnp.float32 and logits.shape == (2, 6, sizes[1])
+    close(logits, reference.transformer(float64(variables['params']), np.asarray(SOURCE), np.asarray(target), **options))
+
+
+@pytest.mark.parametrize('activation', ['gelu', 'silu'])
+@pytest.mark.parametrize('seed', [1, 2])
+def test_forward_pass_is_the_reference_for_other_activations_and_seeds(activation, seed):
+    model, variables = transformer(share_embeddings='all', activation=activation, seed=seed)
+    source, target = np.random.default_rng(seed).integers(PAD, VOCAB, size=(2, 3, 4))
+    close(model.apply(variables, jnp.asarray(source), jnp.asarray(target)), reference.transformer(
+        float64(variables['params']), source, target, activation=activation))
+
+
+@pytest.mark.parametrize('d_model, d_ff, num_heads, expected, paper', [
+    (512, 2048, 8, 63_045_632, 65e6), (1024, 4096, 16, 214_171_648, 213e6)])
+def test_the_papers_parameter_counts(d_model, d_ff, num_heads, expected, paper):
+    vocab, layers = 37_000, 6
+    attention, norm = 4 * d_model ** 2, 2 * d_model
+    feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    encoder_block, decoder_block = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+    assert expected == vocab * d_model + layers * (encoder_block + decoder_block)
+    model = Transformer(BlockConfig(d_model, d_ff, num_heads), layers, vocab, vocab)
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0), SOURCE, TARGET))
+    assert sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(variables)) == expected
+    # "65" and "213" (Table 3) are rounded to a million; how many pieces "about 37000" are, the paper does not say.
+    assert abs(expected - paper) < 0.03 * paper + 0.5e6
+
+
+def test_initial_variables():
+    model = Transformer(tiny(), 1, VOCAB, VOCAB)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)
+    assert set(shapes) == {'params'}
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
+
+
+def test_embeddings_have_variance_one_after_the_multiplication():
+    model = Transformer(tiny(d_model=64), 0, 500, 500, position='learned', max_length=100)
+    params = model.init(jax.random.key(0), SOURCE, TARGET)['params']
+    for table in params['target_embedding']['embedding'], params['source_position']['table']:
+        np.testing.assert_allclose(table.var() * 64, 1, rtol=0.1)
+
+
+def test_sentences_of_a_batch_are_independent():
+    model, variables = transformer()
+    with_another = model.apply(variables, SOURCE.at[0].set(2), TARGET.at[0].set(2))
+    close(model.apply(variables, SOURCE, TARGET)[1], with_another[1])
+
+
+# What sees what. By gradient, which also finds a leak too small to change a value.
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def influence(model, variables, source, target, table):
+    """[position, piece]: the size of d logits[0, position] / d the piece's row of the embedding `table`.
+
+    Embeddings are not shared with the output here, and no token is twice in a row. So a piece's row is the
+    embedding at the one position where it stands.
+    """
+    mix = normal(7, model.target_vocab_size)
+
+    def mixed_logits(embedding):
+        params = variables['params'] | {table: {'embedding': embedding}}
+        return model.apply({'params': params}, source, target)[0] @ mix
+
+    return jnp.linalg.norm(jax.jacrev(mixed_logits)(variables['params'][table]['embedding']), axis=-1)
+
+
+@pytest.mark.parametrize('norm', NORMS)
+def test_logits_depend_on_their_own_and_earlier_positions_only(norm):
+    model, variables = transformer(layers=1, norm=norm)
+    sizes = influence(model, variables, SOURCE[:1], TARGET[:1], 'target_embedding')[:, TARGET[0]]
+    assert (sizes[~np.tri(6, dtype=bool)] == 0).all()
+    assert (sizes[np.tri(6, dtype=bool)] > 1e-6).all()
+
+
+def test_logits_depend_on_all_source_tokens_but_padding():
+    model, variables = transformer(layers=1)
+    source = jnp.array([[5, PAD, 9, 4, PAD]])
+    sizes = influence(model, variables, source, TARGET[:1], 'source_embedding')
+    assert (sizes[:, PAD] == 0).all()
+    assert (sizes[:, jnp.array([5, 9, 4])] > 1e-6).all()
+
+
+@pytest.mark.parametrize('target', [
+    [1, 4, 6, 9, PAD, PAD], [PAD, PAD, 1, 4, 6, 9], [1, PAD, 4, PAD, 6, 9]])
+def test_logits_of_real_tokens_do_not_depend_on_target_padding(target):
+    model, variables = transformer(layers=1)
+    target = np.array(target)
+    sizes = influence(model, variables, SOURCE[:1], jnp.asarray(target)[None], 'target_embedding')
+    real = np.flatnonzero(target != PAD)
+    assert (sizes[real, PAD] == 0).all()
+    assert (sizes[real[-1], target[real]] > 1e-6).all()
+
+
+def test_what_stands_at_padding_changes_nothing():
+    model, variables = transformer()
+    source, target = SOURCE.at[:, 1].set(PAD), TARGET.at[:, :2].set(PAD)
+    changed = jax.tree.map(jnp.copy, variables)
+    for table in 'source_embedding', 'target_embedding':
+        embedding = changed['params'][table]['embedding']
+        changed['params'][table]['embedding'] = embedding.at[PAD].set(50 * normal(3, 8))
+    before, after = (model.apply(these, source, target) for these in (variables, changed))
+    np.testing.assert_array_equal(before[:, 2:], after[:, 2:])
+    assert (before[:, :2] != after[:, :2]).any()
+
+
+def test_more_padding_changes_nothing():
+    model, variables = transformer(layers=1)
+    padded = [jnp.pad(tokens, ((0, 0), (0, 3))) for tokens in (SOURCE, TARGET)]
+    close(jax.jit(model.apply)(variables, *padded)[:, :6], model.apply(variables, SOURCE, TARGET))
+
+
+def test_empty_sentences_have_finite_logits_and_gradients():
+    model, variables = transformer(layers=1)
+    source, target = SOURCE.at[1].set(PAD), TARGET.at[1].set(PAD)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(variables):
+        return (model.apply(variables, source, target) ** 2).sum()
+
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(loss(variables)))
+
+
+@pytest.mark.parametrize('norm', NORMS)
+def test_packed_sentences_do_not_see_each_other(norm):
+    segments, memory_segments = jnp.array([[1, 1, 1, 2, 2, 2]]), jnp.array([[1, 1, 2, 2]])
+    x, memory = normal(0, 1, 6, 8), normal(1, 1, 4, 8)
+    encoder, decoder = Encoder(tiny(norm=norm), 2), Decoder(tiny(norm=norm), 2)
+    encoder_params, decoder_params = random_params(encoder, x), random_params(decoder, x, memory)
+
+    def encode(x, mask=None):
+        return encoder.apply({'params': encoder_params}, x, mask)
+
+    def decode(x, memory, mask=None, memory_mask=None):
+        mask = combine_masks(look_ahead_mask(x.shape[1]), mask)
+        return decoder.apply({'params': decoder_params}, x, memory, mask, memory_mask)
+
+    close(encode(x, segment_mask(segments, segments)), jnp.concatenate([encode(x[:, :3]), encode(x[:, 3:])], axis=1))
+    close(decode(x, memory, segment_mask(segments, segments), segment_mask(segments, memory_segments)),
+          jnp.concatenate([decode(x[:, :3], memory[:, :2]), decode(x[:, 3:], memory[:, 2:])], axis=1))
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('position', SCHEMES)
+def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, position):
+    model, variables = transformer(norm=norm, position=position)
+    order = jnp.array([3, 0, 4, 1, 2])  # padding moves too
+    states = model.apply(variables, SOURCE, method='encode').states[:, order]
+    permuted = model.apply(variables, SOURCE[:, order], method='encode').states
+    if position == 'none':
+        close(permuted, states)
+    else:
+        assert (jnp.abs(permuted - states).max(axis=(1, 2)) > 0.1).all()
+
+
+def test_adding_positions_to_its_inputs_ends_the_encoders_equivariance():
+    encoder, x, order = Encoder(tiny(), 2), normal(0, 2, 6, 8), jnp.array([3, 0, 4, 1, 5, 2])
+    variables, encoding = {'params': random_params(encoder, x)}, sinusoids(jnp.arange(6), 8)
+    close(encoder.apply(variables, x[:, order]), encoder.apply(variables, x)[:, order])
+    assert not np.allclose(encoder.apply(variables, x[:, order] + encoding),
+                           encoder.apply(variables, x + encoding)[:, order], atol=0.1)
+
+
+# Decoding with a cache
+
+HYPOTHESES = jnp.stack([TARGET, TARGET.at[:, 2:].set(TARGET[:, :1:-1]), TARGET.at[:, 3:].set(2)], axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decode(model, variables, source, target, orders):
+    """Logits [batch, beam, target, vocab] of the tokens `target` [batch, beam, target], one step after the other.
+
+    Before step t, the cache's hypotheses are reordered to orders[t].
+    """
+    length = target.shape[2] + 2
+    memory = model.apply(variables, source, method='encode')
+    cache = model.apply(variables, memory, target.shape[1], length, method='init_cache')
+    assert all(leaf.shape[:3] == (*target.shape[:2], length) for leaf in jax.tree.leaves(cache.state))
+
+    def step(cache, inputs):
+        token, order = inputs
+        cache = cache.replace(state=jax.tree.map(lambda leaf: leaf[:, order], cache.state))
+        logits, cache = model.apply(variables, token, cache, method='decode_step')
+        return cache, logits
+
+    _, logits = jax.lax.scan(step, cache, (jnp.moveaxis(target, 2, 0), orders))
+    return jnp.moveaxis(logits, 0, 2)
+
+
+def in_order(beam):
+    return jnp.tile(jnp.arange(beam), (TARGET.shape[1], 1))
+
+
+@pytest.mark.parametrize('norm, position, beam', [
+    ('post', 'sinusoidal', 3), ('pre', 'learned', 3), ('post', 'learned', 1), ('pre', 'sinusoidal', 1)])
+def test_decoding_step_by_step_is_teacher_forcing(norm, position, beam):
+    model, variables = transformer(norm=norm, position=position)
+    logits = decode(model, variables, SOURCE, HYPOTHESES[:, :beam], in_order(beam))
+    for hypothesis in range(beam):
+        close(logits[:, hypothesis], model.apply(variables, SOURCE, HYPOTHESES[:, hypothesis]))
+
+
+def test_hypotheses_of_a_sentence_are_independent():
+    model, variables = transformer()
+    logits = decode(model, variables, SOURCE, HYPOTHESES, in_order(3))
+    changed = decode(model, variables, SOURCE, HYPOTHESES.at[:, 1, 3:].set(11), in_order(3))
+    others = jnp.array([0, 2])
+    np.testing.assert_array_equal(changed[:, others], logits[:, others])
+    assert not np.allclose(changed[:, 1], logits[:, 1])
+
+
+def test_a_reordered_cache_continues_the_hypotheses_that_it_was_reordered_to():
+    model, variables = transformer()
+    orders = jnp.array([[0, 1, 2], [2, 2, 0], [1, 0, 0], [0, 2, 1], [2, 1, 0], [1, 1, 2]])
+    logits = decode(model, variables, SOURCE, HYPOTHESES, orders)
+    tokens_so_far, logits_so_far = np.array(HYPOTHESES), np.array(logits)
+    for t, order in enumerate(orders):  # the past of each hypothesis is the past of its parent
+        tokens_so_far[:, :, :t], logits_so_far[:, :, :t] = (
+            tokens_so_far[:, order, :t], logits_so_far[:, order, :t])
+    for hypothesis in range(3):
+        close(logits_so_far[:, hypothesis],
+              model.apply(variables, SOURCE, jnp.asarray(tokens_so_far[:, hypothesis])))
+
+
+def test_a_cache_ends_where_learned_positions_end():
+    model, variables = transformer(position='learned', max_length=6)
+    cache = model.apply(variables, model.apply(variables, SOURCE, method='encode'), 1, 50, method='init_cache')
+    assert cache.state[0]['key'].shape[2] == 6
+
+
+# Attention weights
+
+@pytest.mark.parametrize('remat', [False, True])
+def test_attention_weights_of_every_layer_and_head(remat):
+    model, variables = transformer(remat=remat)
+    logits, collections = model.apply(variables, SOURCE, TARGET, mutable=['attention'])
+    assert set(collections) == {'attention'}
+    weights = jax.tree.map(jnp.shape, collections['attention'])
+    layers = ['layers_0', 'layers_1']
+    assert weights == {
+        'encoder': {layer: {'self_attention': {'weights': ((2, 2, 5, 5),)}} for layer in layers},
+        'decoder': {layer: {'self_attention': {'weights': ((2, 2, 6, 6),)},
+                            'cross_attention': {'weights': ((2, 2, 6, 5),)}} for layer in layers}}
+    for leaf in jax.tree.leaves(collections):
+        close(leaf.sum(axis=-1), np.ones(leaf.shape[:-1]))
+    decoder = collections['attention']['decoder']['layers_1']
+    assert (decoder['cross_attention']['weights'][0][1, :, :, 3:] == 0).all()
+    assert (decoder['self_attention']['weights'][0][:, :, ~np.tri(6, dtype=bool)] == 0).all()
+    close(model.apply(variables, SOURCE, TARGET), logits)
+
+
+def test_attention_weights_are_the_reference():
+    model, variables = transformer(layers=1, position='none')
+    _, collections = model.apply(variables, SOURCE, TARGET, mutable=['attention'])
+    params = float64(variables['params'])
+    x = params['source_embedding']['embedding'][np.asarray(SOURCE[0])] * np.sqrt(8)
+    heads = reference.heads(params['encoder']['layers_0']['self_attention'], x, x)
+    expected = [reference.attention_weights(query, key) for query, key, _ in heads]
+    close(collections['attention']['encoder']['layers_0']['self_attention']['weights'][0][0], expected)
+
+
+def test_weights_that_nobody_asks_for_cost_nothing(monkeypatch):
+    model, variables = transformer()
+
+    def program():
+        return str(jax.make_jaxpr(model.apply)(variables, SOURCE, TARGET))
+
+    with_sow = program()
+    monkeypatch.setattr(nn.Module, 'sow', lambda *args, **kwargs: False)
+    assert with_sow == program()
+
+
+# Precision and memory
+
+@pytest.mark.parametrize('norm, share_embeddings', [('post', 'all'), ('pre', 'none')])
+def test_bfloat16_is_close_to_float32(norm, share_embeddings):
+    model, variables = transformer(norm=norm, share_embeddings=share_embeddings)
+    half, half_variables = transformer(norm=norm, share_embeddings=share_embeddings, dtype=jnp.bfloat16)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half_variables))
+    assert jax.eval_shape(lambda: half.apply(variables, SOURCE, method='encode')).states.dtype == jnp.bfloat16
+    logits, expected = (jax.jit(module.apply)(variables, SOURCE, TARGET) for module in (half, model))
+    assert logits.dtype == jnp.float32
+    close(logits, expected, atol=0.05)
+    assert not np.allclose(logits, expected, atol=1e-5)
+
+
+def test_bfloat16_decodes_step_by_step():
+    model, variables = transformer(dtype=jnp.bfloat16)
+    logits = decode(model, variables, SOURCE, HYPOTHESES[:, :1], in_order(1))
+    assert logits.dtype == jnp.float32
+    close(logits[:, 0], model.apply(variables, SOURCE, TARGET), atol=0.05)
+
+
+def test_rematerialisation_changes_neither_outputs_nor_gradients():
+    results = []
+    for remat in False, True:
+        model, variables = transformer(layers=1, remat=remat, dropout=0.2)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(variables, model=model):
+            key = jax.random.key(0, impl='unsafe_rbg')  # compiles faster
+            logits = model.apply(variables, SOURCE, TARGET, deterministic=False, rngs={'dropout': key})
+            return (logits ** 2).sum()
+
+        assert ('remat' in str(jax.make_jaxpr(loss)(variables))) == remat
+        results.append(loss(variables))
+    jax.tree.map(close, *results)
+
+
+# Errors and dropout
+
+def test_unshared_vocabularies_of_different_sizes_are_fine_and_shared_ones_are_an_error():
+    transformer((VOCAB, VOCAB + 1), share_embeddings='target')
+    with pytest.raises(ValueError, match='share_embeddings=all needs one vocabulary.* 12 pieces and the target 13'):
+        transformer((VOCAB, VOCAB + 1), share_embeddings='all')
+
+
+def test_learned_positions_that_are_too_short_are_an_error():
+    transformer(position='learned', max_length=6)
+    with pytest.raises(ValueError, match='end at max_length=5, but 6 are needed'):
+        transformer(position='learned', max_length=5)
+
+
+def test_unknown_position_is_an_error():
+    with pytest.raises(ValueError, match="position='rotary-ish' is not one of"):
+        transformer(position='rotary-ish')
+
+
+def test_heads_that_do_not_divide_the_width_are_an_error():
+    with pytest.raises(ValueError, match='num_heads=3 does not divide d_model=8'):
+        transformer(num_heads=3, d_k=0)
+
+
+def test_embeddings_are_dropped_out():
+    model, variables = transformer(layers=0, dropout=0.5)
+
+    def logits(**options):
+        return model.apply(variables, SOURCE, TARGET, rngs={'dropout': jax.random.key(0)}, **options)
+
+    assert not np.allclose(logits(deterministic=False), logits())
+    np.testing.assert_array_equal(logits(), transformer(layers=0)[0].apply(variables, SOURCE, TARGET))

@@ -1,0 +1,41 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from training.optimizer import make_optimizer, make_schedule
+
+SETTINGS = {'factor': 1.0, 'peak': 3e-3, 'warmup': 4000, 'beta1': 0.9, 'beta2': 0.98, 'eps': 1e-9, 'clip': 0.0}
+
+
+def schedule(name, **changes):
+    return make_schedule(SETTINGS | {'schedule': name} | changes, d_model=512, steps=10_000)
+
+
+@pytest.mark.parametrize('step', [1, 100, 4000, 4001, 100_000])
+def test_the_papers_schedule(step):
+    expected = 512 ** -0.5 * min(step ** -0.5, step * 4000 ** -1.5)
+    assert float(schedule('paper')(step - 1)) == pytest.approx(expected, rel=1e-5)
+    assert float(schedule('paper', factor=2.0)(step - 1)) == pytest.approx(2 * expected, rel=1e-5)
+
+
+def test_inverse_sqrt_is_named_by_its_peak():
+    rates = [float(schedule('inverse_sqrt')(step - 1)) for step in (2000, 4000, 16_000)]
+    np.testing.assert_allclose(rates, [1.5e-3, 3e-3, 1.5e-3], rtol=1e-5)
+
+
+def test_cosine_rises_to_the_peak_and_ends_at_zero():
+    rates = [float(schedule('cosine')(count)) for count in (0, 4000, 7000, 10_000)]
+    np.testing.assert_allclose(rates, [0, 3e-3, 1.5e-3, 0], atol=1e-9)
+
+
+def test_clipping_bounds_the_gradient_that_adam_sees():
+    params = {'w': jnp.zeros(4)}
+    huge = {'w': jnp.full(4, 1e6)}
+    clipped = make_optimizer(SETTINGS | {'clip': 1.0}, optax.constant_schedule(1.0))
+    state = clipped.update(huge, clipped.init(params), params)[1]
+    first_moment = optax.tree_utils.tree_get(state, 'mu')['w']
+    np.testing.assert_allclose(jnp.linalg.norm(first_moment), 0.1, rtol=1e-5)  # (1 - beta1) * 1
+    free = make_optimizer(SETTINGS, optax.constant_schedule(1.0))
+    state = free.update(huge, free.init(params), params)[1]
+    np.testing.assert_allclose(optax.tree_utils.tree_get(state, 'mu')['w'], 1e5, rtol=1e-5)

@@ -1,0 +1,92 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from model.blocks import BlockConfig
+from model.transformer import Transformer
+from training.step import eval_step, init_state, train_step
+
+MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
+                     source_vocab_size=20, target_vocab_size=20)
+
+
+def ragged_batch(rows=8, length=6, seed=0):
+    """Rows of very different lengths, so that a mean of means would be far off."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([1, 6, 2, 1, 6, 1, 3, 5])[:rows]
+    tokens = rng.integers(4, 20, (rows, length)) * (np.arange(length) < lengths[:, None])
+    tokens = jnp.asarray(tokens, jnp.int32)
+    return {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens,
+            'weights': (tokens != 0).astype(jnp.float32)}
+
+
+def step(module=MODULE, optimizer=None, **options):
+    return functools.partial(train_step, module=module, optimizer=optimizer or optax.sgd(1.0),
+                             dropout_key=jax.random.key(1), **options)
+
+
+@pytest.fixture(scope='module')
+def state():
+    return init_state(MODULE, optax.sgd(1.0), ragged_batch(), seed=0)
+
+
+def assert_same_update(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one.params, other.params)
+
+
+@pytest.mark.parametrize('parts', [2, 4, 8])
+def test_accumulation_does_not_change_the_update(state, parts):
+    whole, sums = jax.jit(step(label_smoothing=0.1))(state, ragged_batch())
+    split, split_sums = jax.jit(step(label_smoothing=0.1, accumulate=parts))(state, ragged_batch())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, split_sums)
+    assert_same_update(whole, split)
+
+
+def test_an_axis_of_devices_does_not_change_the_update(state):
+    # vmap with an axis name does what pmap does, on one device.
+    whole, sums = jax.jit(step())(state, ragged_batch())
+    shards = jax.tree.map(lambda x: x.reshape(4, 2, *x.shape[1:]), ragged_batch())
+    split, split_sums = jax.vmap(step(axis_name='data'), (None, 0), axis_name='data')(state, shards)
+    np.testing.assert_allclose(split_sums.loss, np.full(4, sums.loss), rtol=1e-5)
+    assert_same_update(whole, jax.tree.map(lambda x: x[3], split))
+
+
+def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
+    batch = ragged_batch()
+    new, sums = step(label_smoothing=0.1)(state, batch)
+
+    def mean_loss(params):
+        sums = eval_step(params, batch, module=MODULE, label_smoothing=0.1)
+        return sums.loss / sums.tokens
+
+    gradient = jax.grad(mean_loss)(state.params)
+    expected = jax.tree.map(lambda p, g: p - g, state.params, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), new.params, expected)
+    assert sums.tokens == batch['weights'].sum()
+    assert new.step == 1
+
+
+def test_dropout_follows_the_step_and_nothing_else():
+    module = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.5), 1, 20, 20)
+    state = init_state(module, optax.sgd(0.0), ragged_batch(), seed=0)
+    run = jax.jit(step(module=module, optimizer=optax.sgd(0.0)))
+    after, first = run(state, ragged_batch())
+    _, again = run(state, ragged_batch())
+    _, second = run(after, ragged_batch())
+    assert first.loss == again.loss
+    assert first.loss != second.loss
+
+
+def test_training_fits_one_batch(state):
+    optimizer = optax.adam(1e-2)
+    run = jax.jit(step(optimizer=optimizer))
+    state = init_state(MODULE, optimizer, ragged_batch(), seed=0)
+    losses = []
+    for _ in range(60):
+        state, sums = run(state, ragged_batch())
+        losses.append(float(sums.loss / sums.tokens))
+    assert losses[-1] < 0.1 < losses[0]
