@@ -138,8 +138,9 @@ class TfdsCorpus:
             if not importlib.util.find_spec('tensorflow'):
                 raise UserError(
                     f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
-                    f'Do it once, here or elsewhere: pip install tensorflow; tfds build {name} --file_format=array_record '
-                    f'--data_dir={folder}. Training from that folder then goes without TensorFlow')
+                    'Do it once, here or elsewhere: pip install tensorflow; '
+                    f'tfds build {name} --file_format=array_record --data_dir={folder}. '
+                    'Training from that folder then goes without TensorFlow')
             # TFDS tells of its progress on stdout, where our results go.
             with _tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
                 self._builder.download_and_prepare()

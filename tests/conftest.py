@@ -7,6 +7,8 @@ import tempfile
 # In the environment, so that the scripts which the tests start see them too.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Programs run once or twice here: compiling is what takes the time, so ask for little optimisation.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 

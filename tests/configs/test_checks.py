@@ -2,15 +2,17 @@
 
 import importlib
 import pathlib
+import re
 
 import pytest
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from configs import base, checks
 from errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECIPES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py') if path.stem not in ('__init__', 'base', 'checks'))
+RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')} - {'__init__', 'base', 'checks'})
 
 
 def changed(values):
@@ -109,3 +111,27 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'decode.alpha', 'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
             'data.splits.train', 'data.splits.validation', 'data.splits.test'}
     assert {key for key, value in leaves(base.get_config()) if not isinstance(value, bool)} - checked == free
+
+
+@pytest.mark.parametrize('arguments, message', [
+    ([], '--config is missing: give a recipe, for example --config=configs/demo.py'),
+    (['--config='], '--config is missing: give a recipe'),
+    (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: give a recipe, for example'),
+    ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the text files"),
+])
+def test_flag_without_a_recipe(monkeypatch, arguments, message):
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=[])
+    values(['script', *arguments])
+    monkeypatch.setattr(flags, 'FLAGS', values)
+    with pytest.raises(UserError, match=re.escape(message)):
+        checks.config_from(holder)
+
+
+def test_flag_with_a_recipe(monkeypatch):
+    values = flags.FlagValues()
+    arguments = ['script', f'--config={ROOT}/configs/demo.py', '--config.model.num_layers=3']
+    holder = config_flags.DEFINE_config_file('config', None, 'The recipe.', flag_values=values, sys_argv=arguments)
+    values(arguments)
+    monkeypatch.setattr(flags, 'FLAGS', values)
+    assert checks.config_from(holder).model.num_layers == 3

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
@@ -55,7 +55,7 @@ plans = st.builds(lambda store, **options: (store, plan_of(store, **options)), s
                   tokens=st.integers(ROWS * 44, 2000), seed=st.none() | st.integers(0, 2 ** 40))
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 6))
 def test_buckets_waste_the_least_padding(lengths, num_buckets):
     def padded(buckets):
@@ -69,7 +69,7 @@ def test_buckets_waste_the_least_padding(lengths, num_buckets):
     assert padded(found) == min(padded((*some, longest)) for some in possible)
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_each_sentence_once_an_epoch(store_and_plan):
     store, plan = store_and_plan
@@ -77,7 +77,7 @@ def test_each_sentence_once_an_epoch(store_and_plan):
         assert sorted(sentences_of(epoch_of(plan, epoch))) == list(range(len(store)))
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stores, st.integers(ROWS * 44, 2000), st.integers(1, 5))
 def test_batches_have_few_static_shapes_within_the_budget(store, tokens, num_buckets):
     plan = plan_of(store, tokens, num_buckets)
@@ -92,7 +92,7 @@ def test_batches_have_few_static_shapes_within_the_budget(store, tokens, num_buc
         assert rows * length <= tokens and rows % ROWS == 0 and length % LENGTHS == 0
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_weights_are_one_on_tokens_and_zero_on_padding(store_and_plan):
     store, plan = store_and_plan
@@ -107,15 +107,15 @@ def test_weights_are_one_on_tokens_and_zero_on_padding(store_and_plan):
             assert not array[missing:].any()
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_source_target_and_targets_are_aligned(store_and_plan):
     store, plan = store_and_plan
     batch, (_, sentences) = plan.batch(len(plan) - 1), plan(len(plan) - 1)
     for row, sentence in enumerate(sentences):
         source, target = store.tokens('source', sentence).tolist(), store.tokens('target', sentence).tolist()
-        for array, expected in ((batch['inputs']['source'], [*source, EOS]), (batch['inputs']['target'], [BOS, *target]),
-                                (batch['targets'], [*target, EOS])):
+        for array, expected in ((batch['inputs']['source'], [*source, EOS]), (batch['targets'], [*target, EOS]),
+                                (batch['inputs']['target'], [BOS, *target])):
             assert array[row, :len(expected)].tolist() == expected
             assert not array[row, len(expected):].any()
 
@@ -160,6 +160,6 @@ def test_prefetch_yields_exactly_the_steps_asked_for(first, last):
 
 def test_too_small_a_budget_names_one_that_works():
     store = Store([[5, 29], [3, 3]])
-    with pytest.raises(UserError, match=r'config\.batch\.tokens=255 holds no 8 sentences of 32 tokens, .* at least 256'):
+    with pytest.raises(UserError, match=r'batch\.tokens=255 holds no 8 sentences of 32 tokens, .* at least 256'):
         plan_of(store, tokens=255)
     assert plan_of(store, tokens=256).rows.min() == ROWS

@@ -38,7 +38,7 @@ def assert_same_update(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one.params, other.params)
 
 
-@pytest.mark.parametrize('parts', [2, 4, 8])
+@pytest.mark.parametrize('parts', [2, 8])
 def test_accumulation_does_not_change_the_update(state, parts):
     whole, sums = jax.jit(step(label_smoothing=0.1))(state, ragged_batch())
     split, split_sums = jax.jit(step(label_smoothing=0.1, accumulate=parts))(state, ragged_batch())
@@ -50,20 +50,20 @@ def test_an_axis_of_devices_does_not_change_the_update(state):
     # vmap with an axis name does what pmap does, on one device.
     whole, sums = jax.jit(step())(state, ragged_batch())
     shards = jax.tree.map(lambda x: x.reshape(4, 2, *x.shape[1:]), ragged_batch())
-    split, split_sums = jax.vmap(step(axis_name='data'), (None, 0), axis_name='data')(state, shards)
+    split, split_sums = jax.jit(jax.vmap(step(axis_name='data'), (None, 0), axis_name='data'))(state, shards)
     np.testing.assert_allclose(split_sums.loss, np.full(4, sums.loss), rtol=1e-5)
     assert_same_update(whole, jax.tree.map(lambda x: x[3], split))
 
 
 def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
     batch = ragged_batch()
-    new, sums = step(label_smoothing=0.1)(state, batch)
+    new, sums = jax.jit(step(label_smoothing=0.1))(state, batch)
 
     def mean_loss(params):
         sums = eval_step(params, batch, module=MODULE, label_smoothing=0.1)
         return sums.loss / sums.tokens
 
-    gradient = jax.grad(mean_loss)(state.params)
+    gradient = jax.jit(jax.grad(mean_loss))(state.params)
     expected = jax.tree.map(lambda p, g: p - g, state.params, gradient)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), new.params, expected)
     assert sums.tokens == batch['weights'].sum()

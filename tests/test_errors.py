@@ -1,0 +1,82 @@
+"""Every script: what it says to a mistaken command line, and how it ends."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = """
+from absl import flags
+from ml_collections import config_flags
+from errors import UserError, run_script
+
+config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
+flags.DEFINE_integer('step', 0, 'The step.')
+
+def main():
+    print('began', flush=True)
+    {body}
+
+run_script(main)
+"""
+
+
+def run(*arguments, body='pass'):
+    return subprocess.run([sys.executable, '-c', SCRIPT.format(body=body), *arguments], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--config.model.num_lyers=2'], 'the config has no key \'num_lyers\': did you mean "num_layers"?'),
+    (['--config.modle.num_layers=2'], 'the config has no key \'modle\': did you mean "model"?'),
+    (['--config.zzz=2'], "the config has no key 'zzz'; configs/base.py has them all"),
+    (['--config.model.num_layers=x'], "--config.model.num_layers=x: invalid literal for int() with base 10: 'x'"),
+    (['--config.model.num_layers=2.5'], "--config.model.num_layers=2.5: invalid literal for int() with base 10: '2.5'"),
+    (['--config.model.dropout=x'], "--config.model.dropout=x: could not convert string to float: 'x'"),
+    (['--config.model.num_layers.x=2'], '--config or an override of it is wrong: Attribute <class \'int\'>.x does not '
+     'exist and the type does not support indexing. Attempting to lookup: model.num_layers.x'),
+    (['--step=x'], "--step=x: invalid literal for int() with base 10: 'x'"),
+    (['--stepp=1'], "Unknown command line flag 'stepp'. Did you mean: step ?"),
+    (['step=1'], "unexpected argument 'step=1': every option is a flag, --name=value"),
+    (['--config=no/such.py', '--config.seed=1'],
+     "--config cannot be read: [Errno 2] No such file or directory: 'no/such.py'"),
+])
+def test_mistaken_flag_is_one_line_and_status_2(arguments, message):
+    done = run('--config=configs/demo.py', *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', f'error: {message}\n')
+
+
+def test_user_error_is_its_message_and_status_2():
+    done = run(body='raise UserError("data.en:7: not UTF-8")')
+    assert (done.returncode, done.stdout, done.stderr) == (2, 'began\n', 'error: data.en:7: not UTF-8\n')
+
+
+def test_our_own_fault_keeps_its_traceback():
+    done = run(body='assert False, "ours"')
+    assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr
+
+
+def test_log_goes_to_stderr():
+    done = run(body='import logging; logging.getLogger("allyouneed.x").info("step %d", 3)')
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'began\n', 'step 3\n')
+
+
+def test_reader_that_leaves_is_no_error():
+    process = subprocess.Popen([sys.executable, '-c', SCRIPT.format(body='[print("x" * 99) for _ in range(9999)]')],
+                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b''
+    assert process.wait(60) == 128 + signal.SIGPIPE
+
+
+def test_interrupt_ends_quietly():
+    process = subprocess.Popen([sys.executable, '-c', SCRIPT.format(body='import time; time.sleep(60)')], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1] == 'interrupted\n'
+    assert process.returncode == 128 + signal.SIGINT
