@@ -88,7 +88,6 @@ def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compi
     if first >= last or progress['stopped']:
         log.info('this run is finished, at step %d', first)
         return
-    lower_is_better = config.eval.metric in ('loss', 'perplexity')
     shapes, pending, began, seconds = set(), [], time.perf_counter(), 0.0
     bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
                mininterval=0.2 if sys.stderr.isatty() else 30)
@@ -119,13 +118,7 @@ def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compi
                     measured = measure(state)
                     metrics.write(step, measured)
                     log.info('step %d: %s', step, ', '.join(f'{name} {value:.4g}' for name, value in measured.items()))
-                    value = measured[f'validation_{config.eval.metric}']
-                    better = progress['best'] is None or (
-                        value < progress['best'] if lower_is_better else value > progress['best'])
-                    progress = {'best': value if better else progress['best'],
-                                'without_better': 0 if better else progress['without_better'] + 1}
-                    patience = config.eval.patience
-                    progress['stopped'] = bool(patience) and progress['without_better'] >= patience
+                    progress = judged(progress, measured[f'validation_{config.eval.metric}'], config.eval)
                 checkpoints.save(step, state, progress, measured)
                 began = time.perf_counter()
                 if progress['stopped']:
@@ -135,6 +128,16 @@ def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compi
     metrics.close()
     log.info('%d compilations of the train step; peak memory %.2f GB', len(shapes),
              resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20)
+
+
+def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:
+    """The loop's progress after an evaluation that gave `value`: the best so far, and whether patience has ended."""
+    lower_is_better = evaluation.metric in ('loss', 'perplexity')
+    best = progress['best']
+    better = best is None or (value < best if lower_is_better else value > best)
+    without_better = 0 if better else progress['without_better'] + 1
+    return {'best': value if better else best, 'without_better': without_better,
+            'stopped': 0 < evaluation.patience <= without_better}
 
 
 def validation_bleu(translator: Translator, pairs: list[tuple[str, str]], config: ConfigDict) -> dict[str, float]:

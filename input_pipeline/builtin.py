@@ -59,7 +59,7 @@ UNITS = (
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
 TIME_LENGTHS = ('short', 'medium')  # the longer ones name a time zone, always the same
 LIST_STYLES = ('standard', 'or')
-JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} ({})')
+JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # each word after a space, as alone
 DAY = 24 * 3600
 RELATIVE_UNITS = {  # seconds in one (as babel counts them), and the most that people count in it
     'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),

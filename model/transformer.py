@@ -18,7 +18,7 @@ SHARING = ('all', 'target', 'none')
 
 @flax.struct.dataclass
 class Memory:
-    """What the encoder hands to the decoder. A pytree: leaves may also be shapes, hence not annotated as arrays."""
+    """What the encoder hands to the decoder. Leaves may also be shapes, hence not annotated as arrays."""
     states: Any   # float [batch, source, d_model]
     visible: Any  # bool [batch, source], where no padding is
 

@@ -4,6 +4,8 @@ import os
 import sys
 import tempfile
 
+assert 'jax' not in sys.modules, 'the settings below come too late'
+
 # In the environment, so that the scripts which the tests start see them too.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -12,13 +14,7 @@ os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 --xla_llv
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
-assert 'jax' not in sys.modules, 'these settings come too late'
-
-import jax  # noqa: E402
 import jaxtyping  # noqa: E402
-
-# Compiling takes most of the time of small tests: quick machine code is better than fast machine code.
-jax.config.update('jax_disable_most_optimizations', True)
 
 PACKAGES = ['model', 'training', 'inference', 'input_pipeline']
 assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not checked'

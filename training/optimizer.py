@@ -5,13 +5,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 
 from errors import UserError
 
 SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
 
-def make_schedule(config: Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
+def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates made so far (the first update has 0).
 
     'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
@@ -31,7 +32,7 @@ def make_schedule(config: Mapping[str, Any], *, d_model: int, steps: int) -> opt
     raise UserError(f'config.optimizer.schedule={config["schedule"]!r} is not one of {", ".join(SCHEDULES)}')
 
 
-def make_optimizer(config: Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
     """Adam (section 5.3: beta 0.9, 0.98, eps 1e-9), after clipping the gradient's norm where config.clip > 0."""
     adam = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
     return optax.chain(optax.clip_by_global_norm(config['clip']), adam) if config['clip'] else adam

@@ -28,4 +28,5 @@ def normal(seed, *shape):
 
 def close(actual, expected, atol=1e-5):
     """Equal to within float32's rounding."""
-    np.testing.assert_allclose(np.asarray(actual, np.float64), np.asarray(expected, np.float64), atol=atol, rtol=atol)
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    np.testing.assert_allclose(actual, expected, atol=atol, rtol=atol)

@@ -15,7 +15,7 @@ VISIBLE = jnp.array([[True, True, True, True, False], [True, True, False, False,
 
 def tiny(**options):
     """Every width differs, so that no two can be confused."""
-    return BlockConfig(**{'d_model': 8, 'd_ff': 12, 'num_heads': 2, 'd_k': 3, 'd_v': 5, 'dropout': 0.0, **options})
+    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0) | options)
 
 
 def rows(reference_block, params, *batches, **options):

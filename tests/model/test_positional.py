@@ -47,7 +47,8 @@ def test_values_are_between_minus_one_and_one():
 def test_an_offset_is_a_rotation_that_does_not_depend_on_the_position(d_model, offset):
     rotation = np.zeros((d_model, d_model))
     for j, angle in enumerate(angles(d_model) * offset):
-        rotation[2 * j:2 * j + 2, 2 * j:2 * j + 2] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        cos, sin, pair = np.cos(angle), np.sin(angle), slice(2 * j, 2 * j + 2)
+        rotation[pair, pair] = [[cos, sin], [-sin, cos]]
     encoding = np.asarray(sinusoids(jnp.arange(100), d_model), np.float64)
     close(encoding[offset:], encoding[:-offset] @ rotation.T, atol=1e-4)
 
@@ -58,8 +59,9 @@ def test_wavelengths_are_a_geometric_progression_from_2_pi_to_10000_times_2_pi()
     wavelengths = 2 * np.pi / np.arctan2(sine, cosine)
     ratio = 10000 ** (2 / d_model)
     np.testing.assert_allclose(wavelengths[1:] / wavelengths[:-1], ratio, rtol=1e-5)
-    # The last pair is one ratio short of the end, which the progression approaches as d_model grows.
-    np.testing.assert_allclose([wavelengths[0], wavelengths[-1] * ratio], [2 * np.pi, 10000 * 2 * np.pi], rtol=1e-5)
+    # The last pair is one ratio short of the end, to which it comes closer as d_model grows.
+    np.testing.assert_allclose(wavelengths[0], 2 * np.pi, rtol=1e-5)
+    np.testing.assert_allclose(wavelengths[-1] * ratio, 10000 * 2 * np.pi, rtol=1e-5)
 
 
 def test_odd_width_is_an_error():

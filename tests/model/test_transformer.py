@@ -1,4 +1,4 @@
-"""The whole encoder-decoder: against the reference, what sees what, decoding with a cache, precision, errors."""
+"""The encoder-decoder: against the reference, what sees what, decoding with a cache, precision, errors."""
 
 import functools
 
@@ -22,7 +22,7 @@ TARGET = jnp.array([[1, 4, 6, 9, 3, 10], [1, 5, 2, 8, 7, 4]])  # no token twice 
 
 def tiny(**options):
     """Every width differs, so that no two can be confused."""
-    return BlockConfig(**{'d_model': 8, 'd_ff': 12, 'num_heads': 2, 'd_k': 3, 'd_v': 5, 'dropout': 0.0, **options})
+    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0) | options)
 
 
 def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', remat=False,
@@ -45,7 +45,8 @@ def test_forward_pass_is_the_reference(norm, position, share_embeddings):
     target = TARGET.at[1, 4:].set(PAD)
     logits = model.apply(variables, SOURCE, target)
     assert logits.dtype == jnp.float32 and logits.shape == (2, 6, sizes[1])
-    close(logits, reference.transformer(float64(variables['params']), np.asarray(SOURCE), np.asarray(target), **options))
+    params = float64(variables['params'])
+    close(logits, reference.transformer(params, np.asarray(SOURCE), np.asarray(target), **options))
 
 
 @pytest.mark.parametrize('activation', ['gelu', 'silu'])
@@ -63,12 +64,13 @@ def test_the_papers_parameter_counts(d_model, d_ff, num_heads, expected, paper):
     vocab, layers = 37_000, 6
     attention, norm = 4 * d_model ** 2, 2 * d_model
     feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
-    encoder_block, decoder_block = attention + feed_forward + 2 * norm, 2 * attention + feed_forward + 3 * norm
+    encoder_block = attention + feed_forward + 2 * norm
+    decoder_block = 2 * attention + feed_forward + 3 * norm
     assert expected == vocab * d_model + layers * (encoder_block + decoder_block)
     model = Transformer(BlockConfig(d_model, d_ff, num_heads), layers, vocab, vocab)
     variables = jax.eval_shape(lambda: model.init(jax.random.key(0), SOURCE, TARGET))
     assert sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(variables)) == expected
-    # "65" and "213" (Table 3) are rounded to a million; how many pieces "about 37000" are, the paper does not say.
+    # "65" and "213" (Table 3) are rounded to a million, and the vocabulary is one of "about 37000" pieces.
     assert abs(expected - paper) < 0.03 * paper + 0.5e6
 
 
@@ -79,7 +81,7 @@ def test_initial_variables():
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
 
 
-def test_embeddings_have_variance_one_after_the_multiplication():
+def test_initial_tables_have_variance_1_over_d_model():
     model = Transformer(tiny(d_model=64), 0, 500, 500, position='learned', max_length=100)
     params = model.init(jax.random.key(0), SOURCE, TARGET)['params']
     for table in params['target_embedding']['embedding'], params['source_position']['table']:
@@ -182,7 +184,8 @@ def test_packed_sentences_do_not_see_each_other():
         mask = combine_masks(look_ahead_mask(x.shape[1]), mask)
         return decoder.apply({'params': decoder_params}, x, memory, mask, memory_mask)
 
-    close(encode(x, segment_mask(segments, segments)), jnp.concatenate([encode(x[:, :3]), encode(x[:, 3:])], axis=1))
+    close(encode(x, segment_mask(segments, segments)),
+          jnp.concatenate([encode(x[:, :3]), encode(x[:, 3:])], axis=1))
     close(decode(x, memory, segment_mask(segments, segments), segment_mask(segments, memory_segments)),
           jnp.concatenate([decode(x[:, :3], memory[:, :2]), decode(x[:, 3:], memory[:, 2:])], axis=1))
 
@@ -215,7 +218,7 @@ HYPOTHESES = jnp.stack([TARGET, TARGET.at[:, 2:].set(TARGET[:, :1:-1]), TARGET.a
 
 @functools.partial(jax.jit, static_argnums=0)
 def decode(model, variables, source, target, orders):
-    """Logits [batch, beam, target, vocab] of the tokens `target` [batch, beam, target], one step after the other.
+    """Logits [batch, beam, target, vocab] of tokens `target` [batch, beam, target], one step after the other.
 
     Before step t, the cache's hypotheses are reordered to orders[t].
     """
@@ -271,7 +274,8 @@ def test_a_reordered_cache_continues_the_hypotheses_that_it_was_reordered_to():
 
 def test_a_cache_ends_where_learned_positions_end():
     model, variables = transformer(position='learned', max_length=6)
-    cache = model.apply(variables, model.apply(variables, SOURCE, method='encode'), 1, 50, method='init_cache')
+    memory = model.apply(variables, SOURCE, method='encode')
+    cache = model.apply(variables, memory, 1, 50, method='init_cache')
     assert cache.state[0]['key'].shape[2] == 6
 
 
@@ -363,7 +367,7 @@ def test_rematerialisation_changes_neither_outputs_nor_gradients():
 
 def test_unshared_vocabularies_of_different_sizes_are_fine_and_shared_ones_are_an_error():
     transformer((VOCAB, VOCAB + 1), share_embeddings='target')
-    with pytest.raises(ValueError, match='share_embeddings=all needs one vocabulary.* 12 pieces and the target 13'):
+    with pytest.raises(ValueError, match='share_embeddings=all needs one vocabulary.* 12 pieces .* 13'):
         transformer((VOCAB, VOCAB + 1), share_embeddings='all')
 
 

@@ -1,0 +1,43 @@
+import pytest
+
+from inference.pictures import attention_figure, save_figure
+from inference.scores import corpus_scores
+
+REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
+
+
+def test_perfect_output_scores_a_hundred():
+    scores = corpus_scores(REFERENCES, REFERENCES)
+    assert scores['bleu'] == pytest.approx(100) and scores['chrf'] == pytest.approx(100)
+    assert scores['exact_match'] == 1 and scores['n'] == 2
+
+
+def test_case_counts_for_bleu_and_not_for_the_lowercased_figure():
+    scores = corpus_scores([line.upper() for line in REFERENCES], REFERENCES)
+    assert scores['bleu'] < 20
+    assert scores['bleu_lowercased_tokenised'] == pytest.approx(100)
+    assert scores['exact_match'] == 0
+
+
+def test_bleu_is_the_geometric_mean_of_its_precisions_with_the_brevity_penalty():
+    # 'the cat sat on mat': unigrams 5/5, bigrams 3/4, trigrams 2/3, fourgrams 1/2; 5 words for 6.
+    scores = corpus_scores(['the cat sat on mat'], ['the cat sat on the mat'])
+    expected = 100 * (1 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25 * 2.718281828 ** (1 - 6 / 5)
+    assert scores['bleu'] == pytest.approx(expected, rel=1e-6)
+
+
+def test_every_figure_has_its_signature():
+    scores = corpus_scores(REFERENCES, REFERENCES)
+    assert 'case:mixed' in scores['bleu_signature'] and 'tok:13a' in scores['bleu_signature']
+    assert 'case:lc' in scores['bleu_lowercased_tokenised_signature']
+    assert 'version' in scores['chrf_signature']
+
+
+def test_a_picture_has_the_tokens_on_its_axes_whatever_they_are(tmp_path):
+    source, target = ['$x^', '\n', '▁août'], ['_', '\\frac{']
+    figure = attention_figure([[[0.1, 0.2, 0.7], [1, 0, 0]]], target, source, ['head 1'])
+    [axes] = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [r'\$x^', 'U+000A', '▁août']
+    assert len(axes.get_yticklabels()) == 2
+    save_figure(figure, tmp_path / 'new' / 'a.png')
+    assert (tmp_path / 'new' / 'a.png').stat().st_size > 1000
