@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ class Translator:
     """A model with its parameters and tokenizers.
 
     Attributes:
-      module: any module with encode, init_cache and decode_step.
+      module: any module with encode, init_cache, decode_step and length_limit.
       params: its parameters.
       tokenizers: {'source': ..., 'target': ...}.
       max_length: longest source in tokens; the rest is cut, with a warning.
@@ -131,15 +132,17 @@ class Translator:
         """The hypotheses of at most options.batch_size tokenised sentences, as NumPy arrays."""
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
-        batch = _padded([[*tokens, EOS] for tokens in sources], rows)
+        batch = self._padded([[*tokens, EOS] for tokens in sources], rows)
         max_length = batch.shape[1] - 1 + options.extra_length
         limits = np.zeros(rows, np.int32)
         for row, tokens in enumerate(sources):
             limits[row] = len(tokens) + options.extra_length
-        if getattr(self.module, 'position', None) == 'learned':
-            limits = np.minimum(limits, self.module.max_length)
+        limits = np.minimum(limits, self.module.length_limit or limits)
         numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
-        found = self._search(self.params, batch, limits, numbers, max_length=max_length, options=options)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), numbers)
+        # The seed is in the keys: another one needs no other program.
+        found = self._search(self.params, batch, limits, keys, max_length=max_length,
+                             options=dataclasses.replace(options, seed=0))
         return jax.tree.map(np.asarray, found)
 
     def attention(self, translation: Translation) -> dict[str, Float[np.ndarray, 'layer head t s']]:
@@ -152,7 +155,7 @@ class Translator:
         """
         # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
         source, target = [*translation.source_tokens, EOS], [BOS, *translation.hypotheses[0].tokens]
-        inputs = {'source': _padded([source]), 'target': _padded([target])}
+        inputs = {'source': self._padded([source]), 'target': self._padded([target])}
         tree = self._attention(self.params, inputs)
         ends = {'source': len(source), 'target': len(target)}
 
@@ -167,8 +170,8 @@ class Translator:
 
     def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """log p of each target token, the end token included, given the source and the tokens before it."""
-        source = _padded([[*source, EOS] for source, _ in pairs])
-        target, targets = _padded([[BOS, *target] for _, target in pairs]), _padded([[*target, EOS] for _, target in pairs])
+        source = self._padded([[*source, EOS] for source, _ in pairs])
+        target, targets = self._padded([[BOS, *target] for _, target in pairs]), self._padded([[*target, EOS] for _, target in pairs])
         log_probs = np.asarray(self._token_log_probs(self.params, source, target, targets))
         return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
 
@@ -180,7 +183,7 @@ class Translator:
         if len(tokens) < self.max_length:
             return tokens
         log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
-                        number + 1, len(tokens), self.max_length - 1)
+                    number + 1, len(tokens), self.max_length - 1)
         return tokens[:self.max_length - 1]
 
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
@@ -189,7 +192,7 @@ class Translator:
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
                           float(found.scores[row, rank]))
 
-    def _encode_and_search(self, params, source, limits, numbers, *, max_length, options):
+    def _encode_and_search(self, params, source, limits, keys, *, max_length, options):
         apply = functools.partial(self.module.apply, {'params': params})
         memory = apply(source, method='encode')
 
@@ -201,17 +204,16 @@ class Translator:
         if options.method == 'beam':
             return search.beam_search(decode_step, cache, limits, vocabulary=VOCABULARY, max_length=max_length,
                                       beam=width, alpha=options.alpha, n_best=options.n_best)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), numbers)
         return search.sample(decode_step, cache, limits, vocabulary=VOCABULARY, max_length=max_length,
                              num_samples=width, alpha=options.alpha, keys=keys,
                              temperature=options.temperature if options.method == 'sample' else 0.0,
                              top_k=options.top_k, top_p=options.top_p)
 
-
-def _padded(rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-    """The rows as an array of at least `count`, their length a multiple of LENGTHS."""
-    length = -(-max(map(len, rows)) // LENGTHS) * LENGTHS
-    padded = np.full((max(count, len(rows)), length), PAD, np.int32)
-    for row, tokens in enumerate(rows):
-        padded[row, :len(tokens)] = tokens
-    return padded
+    def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
+        """The rows as an array of at least `count`, their length a multiple of LENGTHS where the model reaches it."""
+        longest = max(map(len, rows))
+        length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
+        padded = np.full((max(count, len(rows)), length), PAD, np.int32)
+        for row, tokens in enumerate(rows):
+            padded[row, :len(tokens)] = tokens
+        return padded

@@ -133,6 +133,11 @@ class Transformer(nn.Module):
         self.encoder = Encoder(config, self.num_layers, self.remat)
         self.decoder = Decoder(config, self.num_layers, self.remat)
 
+    @property
+    def length_limit(self) -> int | None:
+        """Longest sequence that the positions reach; None where there is no limit."""
+        return self.max_length if self.position == 'learned' else None
+
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
         """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
@@ -151,9 +156,7 @@ class Transformer(nn.Module):
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """An empty cache for `beam` hypotheses of up to `max_length` tokens each."""
-        if self.position == 'learned':
-            max_length = min(max_length, self.max_length)
-        return self.decoder.init_cache(memory, beam, max_length)
+        return self.decoder.init_cache(memory, beam, min(max_length, self.length_limit or max_length))
 
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:

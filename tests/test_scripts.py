@@ -294,3 +294,14 @@ def test_early_stopping_ends_a_run_that_does_not_improve(data, cache, tmp_path):
     assert b'stopped at step 12' in result.stderr  # the best at 4, then twice no better
     again = script(*arguments)
     assert again.returncode == 0 and b'finished, at step 12' in again.stderr
+
+
+def test_learned_positions_limit_the_output_and_not_the_padding(data, cache, tmp_path):
+    arguments = train_arguments(tmp_path / 'run', data, cache, model__position='learned', model__max_length=25,
+                                train__steps=12)
+    assert script(*arguments).returncode == 0
+    loaded = inference.load(tmp_path / 'run')
+    [translation] = loaded.translate(['ten ' * 40], SearchOptions(extra_length=50))
+    assert len(translation.source_tokens) == 23
+    assert len(translation.hypotheses[0].tokens) < 25
+    assert loaded.translator.attention(translation)['encoder'].shape == (1, 2, 24, 24)
