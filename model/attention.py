@@ -62,7 +62,8 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
     scores = scores.astype(jnp.float32)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    # The most negative number instead of -inf: a row of -inf alone would be NaN, in the gradient as well.
+    # The most negative number instead of -inf: a row of -inf alone would be NaN before the line below, which
+    # jax_debug_nans rightly reports.
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.where(mask, weights, 0.0)
 
