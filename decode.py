@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 from absl import flags
 
 import inference
@@ -116,10 +117,10 @@ def as_json(run: Run, translation: Translation) -> dict[str, Any]:
             **described(translation.hypotheses[0]), 'n_best': [described(each) for each in translation.hypotheses]}
 
 
-def draw(run: Run, translation: Translation, weights, path: Path) -> None:
+def draw(run: Run, translation: Translation, weights: np.ndarray, path: Path) -> None:
     """The last layer's cross-attention, head by head, and the mean over the heads."""
     source, target = run.translator.tokenizers['source'], run.translator.tokenizers['target']
-    panels = [weights[-1].mean(axis=0), *weights[-1]]
+    panels = np.stack([weights[-1].mean(axis=0), *weights[-1]])
     titles = ['mean', *(f'head {head}' for head in range(1, len(panels)))]
     figure = attention_figure(panels, [*target.pieces(translation.hypotheses[0].tokens), '</s>'],
                               [*source.pieces(translation.source_tokens), '</s>'], titles)

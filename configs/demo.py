@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config.data.tokenizer.update(vocab_size=1200, split_digits=True)  # single digits are easy to copy
     config.batch.update(tokens=1024, buckets=4)
     config.optimizer.update(schedule='cosine', peak=3e-3, warmup=300)
-    config.train.steps = 4000
-    config.eval.update(every=1000, bleu_sentences=200)
+    config.train.steps = 1800  # 6 epochs
+    config.eval.update(every=900, bleu_sentences=200)
     config.checkpoint.keep_last = 2
     return config

@@ -66,7 +66,7 @@ def test_another_seed_gives_other_sentences(corpus):
     r'^\w+day, \w+ \d+, \d{4}$', r'^\d+/\d+/\d\d$', r'\d:\d\d:\d\d\u202f[AP]M$', r'^in \d+ days?$', r' ago$',
     r'^[\d.,]+ (kilo|centi|milli)?(meter|gram|watt|liter)s?$', r'^[\d.,]+ (kg|km|cm|mm|g|mg|mL|W|kW)$',
     r'^[\d.,]+ euros?$', r'^€[\d,]+\.\d\d$', r'^[\d.]+%$',
-    r'^\w+, \w+, and \w+$', r'^\w+ or \w+$', r'^.*\d.* \(.*\)$', r'^\w.*: .*\d', r'^\w+, [\d,.]+ \w+'])
+    r'^\w+, \w+, and \w+$', r'^\w+ or \w+$', r'^.*\d.* – .*$', r'^\w.*: .*\d', r'^\w+, [\d,.]+ \w+'])
 def test_each_kind_appears(pairs, pattern):
     assert any(re.search(pattern, source) for source, _ in pairs)
 
