@@ -16,7 +16,8 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, and look at the attention
 	$(VENV)/bin/python train.py --config=configs/demo.py --workdir=$(DEMO)
 	$(VENV)/bin/python decode.py --workdir=$(DEMO) --split=test --checkpoint=best
-	@cut -f1 $(DEMO)/results/test.tsv | (grep -m1 -E '^[A-Z][a-z]+day, .* and ' ; head -4) > $(DEMO)/sample.txt
+	@cut -f1 $(DEMO)/results/test.tsv > $(DEMO)/test.txt
+	@(grep -m1 -E '^[A-Z][a-z]+day, .* and ' $(DEMO)/test.txt; head -4 $(DEMO)/test.txt) > $(DEMO)/sample.txt
 	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
 	@paste $(DEMO)/sample.txt $(DEMO)/sample.out
 
