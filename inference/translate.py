@@ -171,7 +171,8 @@ class Translator:
     def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """log p of each target token, the end token included, given the source and the tokens before it."""
         source = self._padded([[*source, EOS] for source, _ in pairs])
-        target, targets = self._padded([[BOS, *target] for _, target in pairs]), self._padded([[*target, EOS] for _, target in pairs])
+        target = self._padded([[BOS, *target] for _, target in pairs])
+        targets = self._padded([[*target, EOS] for _, target in pairs])
         log_probs = np.asarray(self._token_log_probs(self.params, source, target, targets))
         return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
 

@@ -51,12 +51,8 @@ class Checkpoints:
             state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore()))
         return restored['state'], restored['progress']
 
-    def wait(self) -> None:
-        """Returns when all that was saved is on disk."""
-        self._manager.wait_until_finished()
-
     def close(self) -> None:
-        """Waits, and frees Orbax's threads."""
+        """Waits until all that was saved is on disk, and frees Orbax's threads."""
         self._manager.close()
 
     def resolve(self, choice: str) -> list[int]:

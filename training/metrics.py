@@ -31,10 +31,6 @@ class MetricsWriter:
         for name, value in metrics.items():
             self._tensorboard.add_scalar(name, value, step)
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Markdown, shown by TensorBoard."""
-        self._tensorboard.add_text(name, text, step)
-
     def close(self) -> None:
         self._file.close()
         self._tensorboard.close()
