@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 Mask = Bool[Array, '#batch #heads #target #source']
+Scores = Float[Array, 'batch heads target source']
 
 
 def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
@@ -42,14 +43,36 @@ def combine_masks(*masks: Mask | None) -> Mask | None:
     return functools.reduce(jnp.logical_and, present) if present else None
 
 
+def dot_scores(query: Float[Array, 'batch target heads d_k'],
+               key: Float[Array, 'batch source heads d_k']) -> Scores:
+    """q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
+    return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
+
+
 def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
-                      key: Float[Array, 'batch source heads d_k']) -> Float[Array, 'batch heads target source']:
+                      key: Float[Array, 'batch source heads d_k']) -> Scores:
     """q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
     The query is scaled rather than the scores: the same value, and fewer numbers to multiply.
     """
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
+    return dot_scores(query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key)
+
+
+def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float[Array, 'batch source heads d_k'],
+                   weight: Float[Array, 'heads d_query d_k']) -> Scores:
+    """q' W k, with a W for each head, in float32 (Luong et al. 2015, section 3.1). The widths need not be equal."""
+    return dot_scores(jnp.einsum('bthq,hqk->bthk', query, weight.astype(query.dtype)), key)
+
+
+def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source heads d_k'],
+                    weight: Float[Array, 'heads d_k']) -> Scores:
+    """v' tanh(W_s s + W_h h), in float32, for queries W_s s and keys W_h h that are already projected.
+
+    The alignment network of Bahdanau et al. 2015 (arXiv:1409.0473, appendix A.1.2); `weight` is v. Every pair of
+    a query and a key has a hidden layer of its own, so memory is d_k times that of the other scores.
+    """
+    hidden = jnp.tanh(query[:, :, None] + key[:, None])
+    return jnp.einsum('btshk,hk->bhts', hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
 def masked_softmax(scores: Float[Array, 'batch heads target source'],
