@@ -1,4 +1,4 @@
-"""Attention: masks, scores, softmax, pooling, and many heads of it.
+"""Attention: scores, softmax, pooling, and many heads of it.
 
 Axes, in einsums as in the annotations: b batch, h heads, t target (query) position, s source (key)
 position, k a head's query/key width, v a head's value width, d the model's width.
@@ -6,41 +6,28 @@ Masks are boolean and broadcast to [batch, heads, target, source]; True means "m
 """
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Key
 
-Mask = Bool[Array, '#batch #heads #target #source']
+from model.positional import rotate
+from model.relation import Mask, Relation
+
+SCORES = ('scaled_dot', 'dot', 'general', 'additive')
+KERNELS = ('auto', 'plain', 'chunked', 'fused')
+CHUNK = 512  # queries that the chunked kernel scores at a time
+LONG = 2048  # keys from which on 'auto' is chunked
+
 Scores = Float[Array, 'batch heads target source']
-
-
-def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
-    """Position i sees j <= i (section 3.2.3).
-
-    The diagonal is visible: with targets shifted right by one, position i holds the token before the one
-    that it predicts. Some texts mask it, and so hide from each position its own input.
-    """
-    return jnp.tril(jnp.ones((1, 1, length, length), dtype=bool))
-
-
-def padding_mask(visible: Bool[Array, 'batch source']) -> Bool[Array, 'batch 1 1 source']:
-    """Hides the keys where `visible` is False, from every query."""
-    return visible[:, None, None, :]
-
-
-def segment_mask(target: Int[Array, 'batch target'],
-                 source: Int[Array, 'batch source']) -> Bool[Array, 'batch 1 target source']:
-    """Packed examples do not see each other: query t sees key s where their segment numbers are equal."""
-    return target[:, None, :, None] == source[:, None, None, :]
-
-
-def combine_masks(*masks: Mask | None) -> Mask | None:
-    """The conjunction of the masks that are not None; None (everything is visible) if there is none."""
-    present = [mask for mask in masks if mask is not None]
-    return functools.reduce(jnp.logical_and, present) if present else None
+Query = Float[Array, 'batch target heads d_query']
+Keys = Float[Array, 'batch source heads d_k']
+Values = Float[Array, 'batch source heads d_v']
+Pooled = Float[Array, 'batch target heads d_v']
+Drop = Callable[[Scores], Scores]  # dropout on the weights
 
 
 def dot_scores(query: Float[Array, 'batch target heads d_k'],
@@ -97,12 +84,84 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
     return jnp.einsum('bhts,bshv->bthv', weights.astype(value.dtype), value)
 
 
-def scaled_dot_product_attention(query: Float[Array, 'batch target heads d_k'],
-                                 key: Float[Array, 'batch source heads d_k'],
-                                 value: Float[Array, 'batch source heads d_v'],
-                                 mask: Mask | None = None) -> Float[Array, 'batch target heads d_v']:
+def attention(query: Query, key: Keys, value: Values, relation: Relation = Relation(),
+              score: Callable[[Array, Array], Scores] = scaled_dot_scores,
+              drop: Drop | None = None) -> tuple[Pooled, Scores]:
+    """Attention pooling with any score function (row 1 of the README's table): what is found, and the weights.
+
+    A(q, D) = sum_s alpha(q, k_s) v_s over the database D of (key, value) pairs, alpha the softmax over the keys
+    of score(q, k_s). With one-hot weights it is a look-up; in general, the expectation of v under alpha.
+    """
+    scores, bias = score(query, key), relation.whole_bias()
+    weights = masked_softmax(scores if bias is None else scores + bias, relation.whole_mask())
+    return attention_pooling(weights if drop is None else drop(weights), value), weights
+
+
+def scaled_dot_product_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, value: Values,
+                                 mask: Mask | None = None) -> Pooled:
     """softmax(Q K' / sqrt(d_k) + mask) V for every head (equation 1)."""
-    return attention_pooling(masked_softmax(scaled_dot_scores(query, key), mask), value)
+    return attention(query, key, value, Relation(mask=mask))[0]
+
+
+def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array, 'batch length d']:
+    """Self-attention without parameters: w_ij = x_i . x_j, y_i = sum_j softmax_j(w_ij) x_j."""
+    heads = inputs[:, :, None]
+    return attention(heads, heads, heads, score=dot_scores)[0][:, :, 0]
+
+
+def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = Relation(),
+                      score: Callable[[Array, Array], Scores] = scaled_dot_scores,
+                      drop: Callable[[Scores, Array], Scores] | None = None, chunk: int = CHUNK) -> Pooled:
+    """The same as `attention` in O(n) memory: CHUNK queries at a time, their weights forgotten at once.
+
+    The backward pass computes each chunk's weights again (Rabe and Staats 2021, arXiv:2112.05682, section 3; here
+    all keys of a chunk of queries are scored together, so that the softmax stays the plain one). `drop` is also
+    given the chunk's number.
+    """
+    batch, length = query.shape[:2]
+    count = -(-length // chunk)
+    fields, axes = relation.rows()
+
+    def split(array, axis):
+        padding = [(0, 0)] * array.ndim
+        padding[axis] = 0, count * chunk - length
+        array = jnp.pad(array, padding)
+        return jnp.moveaxis(array.reshape(*array.shape[:axis], count, chunk, *array.shape[axis + 1:]), axis, 0)
+
+    @jax.checkpoint
+    def attend(part):
+        index, query, fields = part
+        drop_here = None if drop is None else functools.partial(drop, chunk=index)
+        return attention(query, key, value, relation.replace(**fields), score, drop_here)[0]
+
+    rows = {name: split(field, axes[name]) for name, field in fields.items()}
+    pooled = jax.lax.map(attend, (jnp.arange(count), split(query, 1), rows))
+    return jnp.moveaxis(pooled, 0, 1).reshape(batch, count * chunk, *pooled.shape[3:])[:, :length]
+
+
+def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, value: Values,
+                    relation: Relation = Relation(), scale: float | None = None) -> Pooled:
+    """The same as `attention` with dot scores times `scale` (default 1 / sqrt(d_k)), by the accelerator's kernel.
+
+    On NVIDIA GPUs cuDNN's flash attention, for float16 and bfloat16; elsewhere XLA's, which is not O(n).
+    """
+    half = query.dtype in (jnp.float16, jnp.bfloat16)
+    on_gpu = jax.default_backend() == 'gpu' and half
+    mask, bias = relation.whole_mask(), relation.whole_bias()
+    if bias is not None:
+        bias = bias.astype(query.dtype)
+    pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,
+                                          implementation='cudnn' if on_gpu else 'xla')
+    if mask is None:
+        return pooled
+    sees_any = jnp.moveaxis(mask.any(axis=-1, keepdims=True), 1, 2)
+    return jnp.where(sees_any, pooled, 0)  # jax gives the mean of the values there
+
+
+def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:
+    """Dropout on attention weights; each `chunk` of queries draws its own."""
+    keep = jax.random.bernoulli(jax.random.fold_in(key, chunk), 1 - rate, weights.shape)
+    return jnp.where(keep, weights / (1 - rate), 0)
 
 
 class MultiHeadAttention(nn.Module):
@@ -118,6 +177,12 @@ class MultiHeadAttention(nn.Module):
       d_model: width of the output.
       d_k: width of a head's queries and keys.
       d_v: width of a head's values.
+      score: 'scaled_dot' (the paper's), 'dot', 'general' (a matrix between query and key) or 'additive' (an
+        alignment network); see the functions of these names.
+      rotary: queries and keys are turned by their positions (see `rotate`).
+      kernel: 'plain' keeps the n x n weights of the backward pass; 'chunked' has O(n) memory; 'fused' is the
+        accelerator's, for the dot scores; 'auto' is chunked from LONG keys on. The weights are only to be had
+        from the plain one, which is hence used where they are asked for.
       dropout: rate at which weights are dropped (an option; the paper has none here).
       dtype: of the computation; parameters are float32, and so is the softmax.
     """
@@ -125,34 +190,72 @@ class MultiHeadAttention(nn.Module):
     d_model: int
     d_k: int
     d_v: int
+    score: str = 'scaled_dot'
+    rotary: bool = False
+    kernel: str = 'auto'
     dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
 
     def setup(self):
+        if self.score not in SCORES:
+            raise ValueError(f'score={self.score!r} is not one of {", ".join(SCORES)}')
+        if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
+            raise ValueError('the fused kernel knows neither attention_dropout nor scores other than scaled_dot and '
+                             'dot: use attention_kernel=auto')
         projection = functools.partial(nn.DenseGeneral, use_bias=False, dtype=self.dtype,
                                        kernel_init=nn.initializers.xavier_uniform())
         self.query = projection((self.num_heads, self.d_k))
         self.key = projection((self.num_heads, self.d_k))
         self.value = projection((self.num_heads, self.d_v))
         self.output = projection(self.d_model, axis=(-2, -1))
-        self.drop = nn.Dropout(self.dropout)
+        if self.score == 'general':
+            self.score_weight = self.param('score_weight', _near_scaled_dot, (self.num_heads, self.d_k, self.d_k))
+        if self.score == 'additive':
+            init = nn.initializers.normal(self.d_k ** -0.5)
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k))
 
-    def keys_values(self, inputs: Float[Array, 'batch source d_source']) -> tuple[
-            Float[Array, 'batch source heads d_k'], Float[Array, 'batch source heads d_v']]:
+    def keys_values(self, inputs: Float[Array, 'batch source d_source'],
+                    relation: Relation = Relation()) -> tuple[Keys, Values]:
         """What can be looked at: X' W_k and X' W_v. Decoding computes them once and keeps them."""
-        return self.key(inputs), self.value(inputs)
+        key = self.key(inputs)
+        return rotate(key, relation.source) if self.rotary else key, self.value(inputs)
 
-    def attend(self, inputs: Float[Array, 'batch target d_target'],
-               key: Float[Array, 'batch source heads d_k'], value: Float[Array, 'batch source heads d_v'],
-               mask: Mask | None = None, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+    def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
+               relation: Relation = Relation(), deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Looks from `inputs` at keys and values that are already projected."""
-        weights = masked_softmax(scaled_dot_scores(self.query(inputs), key), mask)
-        if not self.is_initializing():  # or `init` would return them among the variables
-            self.sow('attention', 'weights', weights)
-        weights = self.drop(weights, deterministic=deterministic)
-        return self.output(attention_pooling(weights, value))
+        query = self.query(inputs)
+        if self.rotary:
+            query = rotate(query, relation.target)
+        # `init` would return the weights among the variables.
+        asked_for = self.is_mutable_collection('attention') and not self.is_initializing()
+        kernel = 'plain' if asked_for else self.kernel
+        if kernel == 'auto':
+            kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
+        drop = None
+        if self.dropout and not deterministic:
+            drop = functools.partial(drop_weights, rate=self.dropout, key=self.make_rng('dropout'))
+        if kernel == 'chunked':
+            pooled = chunked_attention(query, key, value, relation, self._score(), drop)
+        elif kernel == 'fused':
+            pooled = fused_attention(query, key, value, relation, scale=None if self.score == 'scaled_dot' else 1.0)
+        else:
+            pooled, weights = attention(query, key, value, relation, self._score(), drop)
+            if asked_for:
+                self.sow('attention', 'weights', weights)
+        return self.output(pooled)
 
     def __call__(self, inputs: Float[Array, 'batch target d_target'], memory: Float[Array, 'batch source d_source'],
-                 mask: Mask | None = None, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+                 relation: Relation = Relation(), deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """From `inputs` at `memory`. Self-attention is `memory` = `inputs`; cross-attention is not."""
-        return self.attend(inputs, *self.keys_values(memory), mask, deterministic)
+        return self.attend(inputs, *self.keys_values(memory, relation), relation, deterministic)
+
+    def _score(self):
+        if self.score in ('general', 'additive'):
+            function = {'general': general_scores, 'additive': additive_scores}[self.score]
+            return functools.partial(function, weight=self.score_weight)
+        return {'scaled_dot': scaled_dot_scores, 'dot': dot_scores}[self.score]
+
+
+def _near_scaled_dot(key: Array, shape: tuple[int, int, int], dtype: DTypeLike = jnp.float32) -> Array:
+    """W = I / sqrt(d_k) for every head: general scores start as the scaled dot product, and learn from there."""
+    return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype) * shape[1] ** -0.5, shape)

@@ -7,15 +7,16 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from model.attention import Mask, MultiHeadAttention
+from model.attention import MultiHeadAttention
+from model.relation import Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
 NORMS = ('post', 'pre')
 
 Sequence = Float[Array, 'batch length d_model']
-SelfMask = Bool[Array, '#batch #heads #length #length']  # of a sequence that looks at itself
+Past = dict[str, Array]  # 'key' and 'value' of self-attention, one slot a position
 KeysValues = tuple[Float[Array, 'batch source heads d_k'], Float[Array, 'batch source heads d_v']]
 
 
@@ -30,6 +31,10 @@ class BlockConfig:
       d_k: width of a head's queries and keys; 0 means d_model / num_heads.
       d_v: width of a head's values; 0 means d_model / num_heads.
       norm: 'post', LN(x + Sublayer(x)), the paper's; or 'pre', x + Sublayer(LN(x)), with one LN after the stack.
+      score: attention's score function: 'scaled_dot' (the paper's), 'dot', 'general' or 'additive'.
+      position: how a position is told from another; see model/positional.py. 'sinusoidal' and 'learned' are added to
+        the embeddings, 'rotary', 'relative' (T5's) and 'alibi' act inside self-attention, 'none' is nowhere.
+      attention_kernel: 'auto', 'plain', 'chunked' or 'fused'; see MultiHeadAttention.
       activation: 'relu' (the paper's), 'gelu' or 'silu'.
       dropout: on each sublayer's output and on the embeddings (section 5.4).
       attention_dropout: on the attention weights.
@@ -42,6 +47,9 @@ class BlockConfig:
     d_k: int = 0
     d_v: int = 0
     norm: str = 'post'
+    score: str = 'scaled_dot'
+    position: str = 'sinusoidal'
+    attention_kernel: str = 'auto'
     activation: str = 'relu'
     dropout: float = 0.1
     attention_dropout: float = 0.0
@@ -60,10 +68,32 @@ class BlockConfig:
         return self.d_k or self.d_model // self.num_heads, self.d_v or self.d_model // self.num_heads
 
 
-def multi_head_attention(config: BlockConfig) -> MultiHeadAttention:
-    """Attention as a block holds it."""
-    return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(),
+def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
+    """Attention as a block holds it, of a sequence to itself or to another (whose positions say nothing to it)."""
+    return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
+                              rotary=to_itself and config.position == 'rotary', kernel=config.attention_kernel,
                               dropout=config.attention_dropout, dtype=config.dtype)
+
+
+def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
+                   slot: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
+    """Self-attention of one position of every hypothesis to that and the earlier ones.
+
+    `past` holds 'key' and 'value' [batch, beam, slots, heads, width]; it is returned with `slot` filled in.
+    `relation` is of this position to all slots; its rows are sentences, or all hypotheses of the batch.
+    """
+    batch, beam, _ = x.shape
+
+    def flat(array):
+        return array.reshape(batch * beam, *array.shape[2:])
+
+    key, value = attention.keys_values(flat(x)[:, None], relation.replace(source=relation.target))
+    past = jax.tree.map(
+        lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+            old, new.reshape(batch, beam, *new.shape[1:]).astype(old.dtype), slot, axis=2),
+        past, {'key': key, 'value': value})
+    attended = attention.attend(flat(x)[:, None], flat(past['key']), flat(past['value']), relation)
+    return attended.reshape(x.shape), past
 
 
 class FeedForward(nn.Module):
@@ -105,19 +135,43 @@ class Residual(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward. Without positions, equivariant to a permutation of its inputs."""
+    """Self-attention, then feed-forward. Without positions, equivariant to a permutation of its inputs.
+
+    With a causal relation it is the block of a decoder-only language model.
+    """
     config: BlockConfig
 
     def setup(self):
-        self.self_attention = multi_head_attention(self.config)
+        self.self_attention = multi_head_attention(self.config, to_itself=True)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, mask: SelfMask | None = None, deterministic: bool = True) -> Sequence:
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, y, mask, deterministic), deterministic)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
+    def __call__(self, x: Sequence, relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
+        """All positions at once. `relation` is of the sequence to itself."""
+        return self.prefill(x, relation, deterministic)[0]
+
+    def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
+        """The same, with what later positions will look back at: 'key' and 'value' [batch, length, heads, width]."""
+        past = {}
+
+        def attend(y):
+            past['key'], past['value'] = self.self_attention.keys_values(y, relation)
+            return self.self_attention.attend(y, past['key'], past['value'], relation, deterministic)
+
+        x = self.self_attention_residual(x, attend, deterministic)
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic), past
+
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, slot: Int[Array, ''],
+                    relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
+        """One position of every hypothesis; see `attend_to_past`."""
+        def attend(y):
+            nonlocal past
+            attended, past = attend_to_past(self.self_attention, y, past, slot, relation)
+            return attended
+
+        x = self.self_attention_residual(x, attend)
+        return self.feed_forward_residual(x, self.feed_forward), past
 
 
 class DecoderBlock(nn.Module):
@@ -125,49 +179,39 @@ class DecoderBlock(nn.Module):
     config: BlockConfig
 
     def setup(self):
-        self.self_attention = multi_head_attention(self.config)
-        self.cross_attention = multi_head_attention(self.config)
+        self.self_attention = multi_head_attention(self.config, to_itself=True)
+        self.cross_attention = multi_head_attention(self.config, to_itself=False)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.cross_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: SelfMask | None = None,
-                 memory_mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation = Relation(),
+                 memory_relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
         """All target positions at once (training). `memory` is the encoder's output."""
         x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, y, mask, deterministic), deterministic)
+            x, lambda y: self.self_attention(y, y, relation, deterministic), deterministic)
         x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, memory_mask, deterministic), deterministic)
+            x, lambda y: self.cross_attention(y, memory, memory_relation, deterministic), deterministic)
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
 
     def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> KeysValues:
         """Cross-attention's keys and values: the same at every step, so computed once a sentence."""
         return self.cross_attention.keys_values(memory)
 
-    def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: KeysValues, memory_mask: Mask,
-                    past: dict[str, Array], position: Int[Array, '']) -> tuple[
-                        Float[Array, 'batch beam d_model'], dict[str, Array]]:
-        """One target position of every hypothesis.
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: KeysValues, memory_relation: Relation,
+                    past: Past, slot: Int[Array, ''],
+                    relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
+        """One target position of every hypothesis; see `attend_to_past`.
 
-        `past` holds the self-attention's 'key' and 'value' [batch, beam, length, heads, width] of the
-        positions before `position`, and is returned with this one filled in. To cross-attention the
-        hypotheses of one sentence are queries at the same memory, which hence is not repeated for each.
+        To cross-attention the hypotheses of one sentence are queries at the same memory, which hence is not
+        repeated for each.
         """
-        batch, beam, _ = x.shape
-
-        def flat(array):
-            return array.reshape(batch * beam, *array.shape[2:])
-
-        def attend_to_past(y):
+        def attend(y):
             nonlocal past
-            new = dict(zip(('key', 'value'), self.self_attention.keys_values(y), strict=True))
-            past = jax.tree.map(lambda old, now: jax.lax.dynamic_update_slice_in_dim(
-                old, now[:, :, None].astype(old.dtype), position, axis=2), past, new)
-            visible = (jnp.arange(past['key'].shape[2]) <= position)[None, None, None]
-            attended = self.self_attention.attend(flat(y)[:, None], flat(past['key']), flat(past['value']), visible)
-            return attended.reshape(x.shape)
+            attended, past = attend_to_past(self.self_attention, y, past, slot, relation)
+            return attended
 
-        x = self.self_attention_residual(x, attend_to_past)
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *memory, memory_mask))
+        x = self.self_attention_residual(x, attend)
+        x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *memory, memory_relation))
         return self.feed_forward_residual(x, self.feed_forward), past

@@ -1,10 +1,15 @@
-"""Where a token stands: sinusoids (section 3.5) and learned tables (Table 3, row E)."""
+"""Where a token stands: sinusoids (section 3.5) and learned tables (Table 3, row E), added to the embeddings; and
+relative positions, which act inside self-attention: rotation of queries and keys, or a bias on the scores."""
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-SCHEMES = ('sinusoidal', 'learned', 'none')
+ADDED = ('sinusoidal', 'learned')
+RELATIVE = ('rotary', 'relative', 'alibi')
+SCHEMES = (*ADDED, *RELATIVE, 'none')
+BUCKETS, MAX_DISTANCE = 32, 128  # T5's
 
 
 def sinusoids(positions: Int[Array, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
@@ -24,10 +29,10 @@ def sinusoids(positions: Int[Array, '*positions'], d_model: int) -> Float[Array,
 
 
 class PositionalEncoding(nn.Module):
-    """The encoding of each position, to be added to the token embeddings.
+    """The encoding of each position, to be added to the token embeddings; nothing for the relative schemes.
 
     Attributes:
-      scheme: 'sinusoidal', 'learned' (a table [max_length, d_model]) or 'none' (zeros).
+      scheme: one of SCHEMES; 'learned' is a table [max_length, d_model].
       d_model: width.
       max_length: rows of the learned table; the other schemes have no limit.
     """
@@ -42,14 +47,94 @@ class PositionalEncoding(nn.Module):
         Raises:
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.
         """
+        if self.scheme not in SCHEMES:
+            raise ValueError(f'position={self.scheme!r} is not one of {", ".join(SCHEMES)}')
         if self.scheme == 'sinusoidal':
             return sinusoids(positions, self.d_model)
-        if self.scheme == 'none':
-            return jnp.zeros((*positions.shape, self.d_model))
         if self.scheme != 'learned':
-            raise ValueError(f'position={self.scheme!r} is not one of {", ".join(SCHEMES)}')
+            return jnp.zeros((*positions.shape, self.d_model))
         if length > self.max_length:
             raise ValueError(f'learned positions end at max_length={self.max_length}, but {length} are needed: '
                              'shorten the input, or train with a larger max_length or with position=sinusoidal')
         table = self.param('table', nn.initializers.normal(self.d_model ** -0.5), (self.max_length, self.d_model))
         return table[positions]
+
+
+def rotate(x: Float[Array, 'batch length heads width'],
+           positions: Int[Array, '#batch length']) -> Float[Array, 'batch length heads width']:
+    """Rotary positions: the pair (x_2j, x_2j+1) is turned by the angle i / 10000^(2j/width), i the position.
+
+    Turned queries and keys have scores that depend on the offset of their positions only (Su et al. 2021,
+    arXiv:2104.09864, equation 15).
+
+    Raises:
+      ValueError: if the width is odd, as numbers are turned in pairs.
+    """
+    width = x.shape[-1]
+    if width % 2:
+        raise ValueError(f'rotary positions need an even d_k, not {width}')
+    angles = positions[..., None, None] / 10000.0 ** (jnp.arange(0, width, 2) / width)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
+    turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return turned.reshape(x.shape).astype(x.dtype)
+
+
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, ' heads']:
+    """2^(-8 i / h) for head i = 1 ... h (Press et al. 2022, arXiv:2108.12409, section 3).
+
+    Where h is no power of two: the slopes of the next smaller power, then every other one of twice that power.
+    """
+    power = 2 ** int(np.log2(num_heads))
+    slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    between = 2.0 ** (-4 / power * np.arange(1, 2 * power, 2))
+    return np.concatenate([slopes, between[:num_heads - power]]).astype(np.float32)
+
+
+def alibi_bias(slopes: Float[Array, ' heads'], target: Int[Array, '#batch target'],
+               source: Int[Array, '#batch source']) -> Float[Array, '#batch heads target source']:
+    """-slope * |i - j|: the farther, the fainter; on both sides where a query sees both."""
+    distance = jnp.abs(target[:, None, :, None] - source[:, None, None, :])
+    return -slopes[:, None, None] * distance
+
+
+def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array, '*n']:
+    """T5's bucket of the offset (key's position minus query's): one each for small distances, then logarithmic
+    ones up to MAX_DISTANCE, and the last for all beyond (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
+
+    With `bidirectional`, half of the buckets are for keys after the query; otherwise those share bucket 0.
+    """
+    buckets = BUCKETS // 2 if bidirectional else BUCKETS
+    after = jnp.where(offset > 0, buckets, 0) if bidirectional else 0
+    distance = jnp.abs(offset) if bidirectional else jnp.maximum(-offset, 0)
+    exact = buckets // 2
+    logarithmic = exact + (jnp.log(jnp.maximum(distance, 1) / exact) / np.log(MAX_DISTANCE / exact)
+                           * (buckets - exact)).astype(jnp.int32)
+    return after + jnp.where(distance < exact, distance, jnp.minimum(logarithmic, buckets - 1))
+
+
+def bucketed_bias(table: Float[Array, 'buckets heads'], target: Int[Array, '#batch target'],
+                  source: Int[Array, '#batch source'],
+                  bidirectional: bool) -> Float[Array, '#batch heads target source']:
+    """T5's learned bias: an entry of the table for the bucket of each offset."""
+    buckets = relative_buckets(source[:, None, :] - target[:, :, None], bidirectional)
+    return jnp.moveaxis(table[buckets], -1, 1)
+
+
+class RelativeBias(nn.Module):
+    """What a stack's layers share of a relative scheme: T5's table, ALiBi's slopes; None for other schemes.
+
+    Attributes:
+      scheme: one of SCHEMES.
+      num_heads: of the stack's attention.
+    """
+    scheme: str
+    num_heads: int
+
+    @nn.compact
+    def __call__(self) -> Float[Array, ' heads'] | Float[Array, 'buckets heads'] | None:
+        if self.scheme == 'alibi':
+            return jnp.asarray(alibi_slopes(self.num_heads))
+        if self.scheme == 'relative':
+            return self.param('table', nn.initializers.normal(0.1), (BUCKETS, self.num_heads))
+        return None

@@ -7,10 +7,10 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from model.attention import Mask, combine_masks, look_ahead_mask, padding_mask
-from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, SelfMask, Sequence, layer_norm
+from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Past, Sequence, layer_norm
 from model.cache import Cache
-from model.positional import PositionalEncoding
+from model.positional import PositionalEncoding, RelativeBias
+from model.relation import Relation
 
 PAD = 0  # the token that fills up a batch: masked as a key, weightless as a target
 SHARING = ('all', 'target', 'none')
@@ -33,12 +33,37 @@ class Encoder(nn.Module):
         # Rematerialisation trades a second forward pass for the memory of the activations inside a block.
         block = nn.remat(EncoderBlock, static_argnums=(3,)) if self.remat else EncoderBlock
         self.layers = [block(self.config) for _ in range(self.num_layers)]
+        self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)
 
-    def __call__(self, x: Sequence, mask: SelfMask | None = None, deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
+        """`relation` is of the sequence to itself; without one, everything sees everything."""
+        relation = relation or Relation.within(jnp.arange(x.shape[1])[None])
+        relation = relation.replace(bias=self.relative())
         for layer in self.layers:
-            x = layer(x, mask, deterministic)
+            x = layer(x, relation, deterministic)
+        return self._end(x)
+
+    def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
+        """The same, with each layer's keys and values, for `decode_step` to go on from."""
+        relation = relation.replace(bias=self.relative())
+        pasts = []
+        for layer in self.layers:
+            x, past = layer.prefill(x, relation)
+            pasts.append(past)
+        return self._end(x), pasts
+
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], slot: Int[Array, ''],
+                    relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
+        """One position of every hypothesis; see `attend_to_past`."""
+        relation, new = relation.replace(bias=self.relative()), []
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x, past = layer.decode_step(x, past, slot, relation)
+            new.append(past)
+        return self._end(x), new
+
+    def _end(self, x):
         return self.final_norm(x) if self.config.norm == 'pre' else x
 
 
@@ -51,14 +76,17 @@ class Decoder(nn.Module):
     def setup(self):
         block = nn.remat(DecoderBlock, static_argnums=(5,)) if self.remat else DecoderBlock
         self.layers = [block(self.config) for _ in range(self.num_layers)]
+        self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':
             self.final_norm = layer_norm(self.config)
 
-    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], mask: SelfMask | None = None,
-                 memory_mask: Mask | None = None, deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
+                 memory_relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
+        """`relation` is of the targets to themselves, `memory_relation` to the memory."""
+        relation = relation.replace(bias=self.relative())
         for layer in self.layers:
-            x = layer(x, memory, mask, memory_mask, deterministic)
-        return self.final_norm(x) if self.config.norm == 'pre' else x
+            x = layer(x, memory, relation, memory_relation, deterministic)
+        return self._end(x)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """Cross-attention's keys and values, computed; self-attention's, empty, for `max_length` steps."""
@@ -70,19 +98,24 @@ class Decoder(nn.Module):
 
         return Cache(
             memory={'layers': [layer.memory_keys_values(memory.states) for layer in self.layers],
-                    'mask': padding_mask(memory.visible)},
+                    'visible': memory.visible},
             state=[{'key': empty(d_k), 'value': empty(d_v)} for _ in self.layers],
             position=jnp.zeros((), jnp.int32))
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam d_model'], Cache]:
         """One step of every hypothesis; the cache comes back one position longer."""
-        state = []
+        slots = jnp.arange(cache.state[0]['key'].shape[2])[None]
+        relation = Relation(target=cache.position[None, None], source=slots, causal=True, bidirectional=False,
+                            bias=self.relative())
+        memory_relation, state = Relation(visible=cache.memory['visible']), []
         for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.state, strict=True):
-            x, past = layer.decode_step(x, keys_values, cache.memory['mask'], past, cache.position)
+            x, past = layer.decode_step(x, keys_values, memory_relation, past, cache.position, relation)
             state.append(past)
-        x = self.final_norm(x) if self.config.norm == 'pre' else x
-        return x, cache.replace(state=state, position=cache.position + 1)
+        return self._end(x), cache.replace(state=state, position=cache.position + 1)
+
+    def _end(self, x):
+        return self.final_norm(x) if self.config.norm == 'pre' else x
 
 
 class Transformer(nn.Module):
@@ -97,7 +130,6 @@ class Transformer(nn.Module):
       target_vocab_size: pieces of the target vocabulary.
       share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
         'target' (target and output) or 'none'.
-      position: 'sinusoidal', 'learned' or 'none'.
       max_length: longest sequence of a learned position table; the others have no limit.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
     """
@@ -106,7 +138,6 @@ class Transformer(nn.Module):
     source_vocab_size: int
     target_vocab_size: int
     share_embeddings: str = 'all'
-    position: str = 'sinusoidal'
     max_length: int = 256
     remat: bool = False
 
@@ -127,8 +158,8 @@ class Transformer(nn.Module):
             self.source_embedding = embedding(self.source_vocab_size)
         if self.share_embeddings == 'none':
             self.output = nn.Dense(self.target_vocab_size, use_bias=False, dtype=config.dtype)
-        self.source_position = PositionalEncoding(self.position, config.d_model, self.max_length)
-        self.target_position = PositionalEncoding(self.position, config.d_model, self.max_length)
+        self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
+        self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.encoder = Encoder(config, self.num_layers, self.remat)
         self.decoder = Decoder(config, self.num_layers, self.remat)
@@ -136,15 +167,17 @@ class Transformer(nn.Module):
     @property
     def length_limit(self) -> int | None:
         """Longest sequence that the positions reach; None where there is no limit."""
-        return self.max_length if self.position == 'learned' else None
+        return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
         """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
         memory = self.encode(source, deterministic)
-        mask = combine_masks(look_ahead_mask(target.shape[1]), padding_mask(target != PAD))
-        x = self._embed_target(target, jnp.arange(target.shape[1]), target.shape[1], deterministic)
-        return self._logits(self.decoder(x, memory.states, mask, padding_mask(memory.visible), deterministic))
+        length = target.shape[1]
+        relation = Relation.within(jnp.arange(length)[None], visible=target != PAD, causal=True)
+        x = self._embed_target(target, jnp.arange(length), length, deterministic)
+        return self._logits(self.decoder(x, memory.states, relation, Relation(visible=memory.visible),
+                                         deterministic))
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at."""
@@ -152,7 +185,8 @@ class Transformer(nn.Module):
         length, visible = source.shape[1], source != PAD
         positions = self.source_position(jnp.arange(length), length)
         x = self._add_positions(embedding(source), positions, deterministic)
-        return Memory(self.encoder(x, padding_mask(visible), deterministic), visible)
+        relation = Relation.within(jnp.arange(length)[None], visible=visible)
+        return Memory(self.encoder(x, relation, deterministic), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """An empty cache for `beam` hypotheses of up to `max_length` tokens each."""

@@ -8,9 +8,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from model.attention import (MultiHeadAttention, attention_pooling, combine_masks, look_ahead_mask,
-                             masked_softmax, padding_mask, scaled_dot_product_attention, scaled_dot_scores,
-                             segment_mask)
+from model.attention import (MultiHeadAttention, attention_pooling, masked_softmax, scaled_dot_product_attention,
+                             scaled_dot_scores)
+from model.relation import Relation, combine_masks, look_ahead_mask, padding_mask, segment_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 
@@ -159,7 +159,7 @@ def test_multi_head_attention_is_the_reference(num_heads, d_model, d_k, d_v, d_t
     each_mask = [None] * batch if mask is None else np.broadcast_to(mask[:, 0], (batch, target, source))
     expected = [reference.multi_head_attention(float64(params), *float64(pair), mask_b)
                 for *pair, mask_b in zip(np.asarray(inputs), np.asarray(memory), each_mask, strict=True)]
-    close(jax.jit(module.apply)({'params': params}, inputs, memory, mask), np.stack(expected))
+    close(jax.jit(module.apply)({'params': params}, inputs, memory, Relation(mask=mask)), np.stack(expected))
 
 
 def test_multi_head_attention_without_visible_key_is_zero_and_has_finite_gradients():
@@ -169,7 +169,7 @@ def test_multi_head_attention_without_visible_key_is_zero_and_has_finite_gradien
     @jax.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def row(params, x):
-        return module.apply({'params': params}, x, x, mask)[0, 1].sum()
+        return module.apply({'params': params}, x, x, Relation(mask=mask))[0, 1].sum()
 
     output, gradients = row(params, x)
     assert output == 0

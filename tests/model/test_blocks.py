@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.attention import look_ahead_mask, padding_mask
+from model.relation import Relation, look_ahead_mask
 from model.blocks import ACTIVATIONS, NORMS, BlockConfig, DecoderBlock, EncoderBlock, FeedForward, Residual
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -57,7 +57,7 @@ def test_encoder_block_is_the_reference(norm, seed):
     module, x = EncoderBlock(tiny(norm=norm)), normal(seed, 2, 5, 8)
     params = random_params(module, x, seed=seed)
     masks = np.broadcast_to(VISIBLE[:, None], (2, 5, 5))
-    close(apply(module, params, x, padding_mask(VISIBLE)),
+    close(apply(module, params, x, Relation(visible=VISIBLE)),
           rows(reference.encoder_block, params, x, masks, norm=norm))
 
 
@@ -67,7 +67,7 @@ def test_decoder_block_is_the_reference(norm, seed):
     module, x, memory = DecoderBlock(tiny(norm=norm)), normal(seed, 2, 4, 8), normal(seed + 9, 2, 5, 8)
     params = random_params(module, x, memory, seed=seed)
     masks, memory_masks = np.stack([np.tri(4)] * 2), np.broadcast_to(VISIBLE[:, None], (2, 4, 5))
-    close(apply(module, params, x, memory, look_ahead_mask(4), padding_mask(VISIBLE)),
+    close(apply(module, params, x, memory, Relation(mask=look_ahead_mask(4)), Relation(visible=VISIBLE)),
           rows(reference.decoder_block, params, x, memory, masks, memory_masks, norm=norm))
 
 

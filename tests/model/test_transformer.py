@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.attention import combine_masks, look_ahead_mask, segment_mask
+from model.relation import Relation
 from model.blocks import NORMS, BlockConfig
-from model.positional import SCHEMES, sinusoids
+from model.positional import ADDED, SCHEMES, sinusoids
 from model.transformer import PAD, SHARING, Decoder, Encoder, Transformer
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -22,13 +22,13 @@ TARGET = jnp.array([[1, 4, 6, 9, 3, 10], [1, 5, 2, 8, 7, 4]])  # no token twice 
 
 def tiny(**options):
     """Every width differs, so that no two can be confused."""
-    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0) | options)
+    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=10, d_v=5, dropout=0.0) | options)
 
 
 def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', remat=False,
                 max_length=10, seed=0, **options):
     """A small one and random variables for it. `options` are the blocks'."""
-    model = Transformer(tiny(**options), layers, *sizes, share_embeddings=share_embeddings, position=position,
+    model = Transformer(tiny(position=position, **options), layers, *sizes, share_embeddings=share_embeddings,
                         remat=remat, max_length=max_length)
     return model, {'params': random_params(model, SOURCE, TARGET, seed=seed)}
 
@@ -36,7 +36,7 @@ def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', positio
 # The forward pass
 
 @pytest.mark.parametrize('norm', NORMS)
-@pytest.mark.parametrize('position', SCHEMES)
+@pytest.mark.parametrize('position', [*ADDED, 'none'])
 @pytest.mark.parametrize('share_embeddings', SHARING)
 def test_forward_pass_is_the_reference(norm, position, share_embeddings):
     sizes = (VOCAB, VOCAB) if share_embeddings == 'all' else (VOCAB, VOCAB + 3)
@@ -82,7 +82,7 @@ def test_initial_variables():
 
 
 def test_initial_tables_have_variance_1_over_d_model():
-    model = Transformer(tiny(d_model=64), 0, 500, 500, position='learned', max_length=100)
+    model = Transformer(tiny(d_model=64, position='learned'), 0, 500, 500, max_length=100)
     params = model.init(jax.random.key(0), SOURCE, TARGET)['params']
     for table in params['target_embedding']['embedding'], params['source_position']['table']:
         np.testing.assert_allclose(table.var() * 64, 1, rtol=0.1)
@@ -173,20 +173,21 @@ def test_packed_sentences_do_not_see_each_other():
     segments, memory_segments = jnp.array([[1, 1, 1, 2, 2, 2]]), jnp.array([[1, 1, 2, 2]])
     x, memory = normal(0, 1, 6, 8), normal(1, 1, 4, 8)
     encoder, decoder = Encoder(tiny(), 2), Decoder(tiny(), 2)
-    encoder_params, decoder_params = random_params(encoder, x), random_params(decoder, x, memory)
+    encoder_params, decoder_params = random_params(encoder, x), random_params(decoder, x, memory, Relation())
 
     @jax.jit
-    def encode(x, mask=None):
-        return encoder.apply({'params': encoder_params}, x, mask)
+    def encode(x, segments=None):
+        relation = Relation.within(jnp.arange(x.shape[1])[None], segments=segments)
+        return encoder.apply({'params': encoder_params}, x, relation)
 
     @jax.jit
-    def decode(x, memory, mask=None, memory_mask=None):
-        mask = combine_masks(look_ahead_mask(x.shape[1]), mask)
-        return decoder.apply({'params': decoder_params}, x, memory, mask, memory_mask)
+    def decode(x, memory, segments=None, memory_segments=None):
+        relation = Relation.within(jnp.arange(x.shape[1])[None], segments=segments, causal=True)
+        memory_relation = Relation(target_segments=segments, source_segments=memory_segments)
+        return decoder.apply({'params': decoder_params}, x, memory, relation, memory_relation)
 
-    close(encode(x, segment_mask(segments, segments)),
-          jnp.concatenate([encode(x[:, :3]), encode(x[:, 3:])], axis=1))
-    close(decode(x, memory, segment_mask(segments, segments), segment_mask(segments, memory_segments)),
+    close(encode(x, segments), jnp.concatenate([encode(x[:, :3]), encode(x[:, 3:])], axis=1))
+    close(decode(x, memory, segments, memory_segments),
           jnp.concatenate([decode(x[:, :3], memory[:, :2]), decode(x[:, 3:], memory[:, 2:])], axis=1))
 
 

@@ -1,0 +1,120 @@
+"""The decoder-only language model: the encoder's blocks with a causal mask (the GPT family).
+
+Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from model.blocks import BlockConfig
+from model.cache import Cache
+from model.positional import PositionalEncoding
+from model.relation import Relation
+from model.transformer import PAD, Encoder
+
+
+@flax.struct.dataclass
+class Prompt:
+    """What was read before the first generated token. Leaves may also be shapes, hence not annotated as arrays."""
+    pasts: Any    # each layer's {'key', 'value'} [batch, prompt, heads, width]
+    visible: Any  # bool [batch, prompt], where no padding is
+
+
+class LanguageModel(nn.Module):
+    """p(x_1 ... x_n) = prod_i p(x_i | x_<i): tokens so far -> logits of the next ones.
+
+    Attributes:
+      config: of the blocks.
+      num_layers: N.
+      vocab_size: pieces of the vocabulary.
+      tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
+      max_length: longest sequence of a learned position table; the others have no limit.
+      remat: recompute the blocks in the backward pass instead of keeping their activations.
+    """
+    config: BlockConfig
+    num_layers: int
+    vocab_size: int
+    tie_embeddings: bool = True
+    max_length: int = 256
+    remat: bool = False
+
+    def setup(self):
+        config = self.config
+        init = nn.initializers.normal(config.d_model ** -0.5)
+        self.embedding = nn.Embed(self.vocab_size, config.d_model, embedding_init=init, dtype=config.dtype)
+        if not self.tie_embeddings:
+            self.output = nn.Dense(self.vocab_size, use_bias=False, dtype=config.dtype)
+        self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
+        self.embedding_dropout = nn.Dropout(config.dropout)
+        self.encoder = Encoder(config, self.num_layers, self.remat)
+
+    @property
+    def length_limit(self) -> int | None:
+        """Longest sequence that the positions reach, prompt and continuation; None where there is no limit."""
+        return self.max_length if self.config.position == 'learned' else None
+
+    def __call__(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
+                 positions: Int[Array, 'batch length'] | None = None,
+                 deterministic: bool = True) -> Float[Array, 'batch length vocab']:
+        """Teacher forcing: row t of the logits, in float32, is for the token after tokens[:, t].
+
+        `segments` numbers the documents that a row is packed from, which do not see each other, and `positions`
+        counts within each.
+        """
+        length = tokens.shape[1]
+        if positions is None:
+            positions = jnp.arange(length)[None]
+        # The look-ahead goes by the place in the row; positions may begin anew in it.
+        relation = Relation.within(jnp.arange(length)[None], visible=tokens != PAD, segments=segments, causal=True)
+        x = self._embed(tokens, positions, length, deterministic)
+        return self._logits(self.encoder(x, relation, deterministic))
+
+    def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
+        """Reads a whole prompt in one pass. Padding comes last."""
+        length, visible = prompt.shape[1], prompt != PAD
+        relation = Relation.within(jnp.arange(length)[None], visible=visible, causal=True)
+        x = self._embed(prompt, jnp.arange(length)[None], length, deterministic=True)
+        return Prompt(self.encoder.prefill(x, relation)[1], visible)
+
+    def init_cache(self, memory: Prompt, beam: int, max_length: int) -> Cache:
+        """A cache that holds the prompt, for `beam` continuations of up to `max_length` tokens each."""
+        def with_room(past):
+            past = jnp.repeat(past[:, None], beam, axis=1)
+            return jnp.pad(past, [(0, 0), (0, 0), (0, max_length), (0, 0), (0, 0)])
+
+        return Cache(memory={'visible': memory.visible}, state=jax.tree.map(with_room, memory.pasts),
+                     position=jnp.zeros((), jnp.int32))
+
+    def decode_step(self, token: Int[Array, 'batch beam'],
+                    cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
+        """The newest token of each continuation -> logits of the one after it."""
+        visible = cache.memory['visible']
+        (batch, prompt), beam = visible.shape, token.shape[1]
+        slots = cache.state[0]['key'].shape[2]
+        # Slots hold the padded prompt, then the continuation, which stands where the prompt's own tokens end.
+        begin = visible.sum(axis=1, keepdims=True)
+        later = jnp.arange(slots - prompt)[None]
+        source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)), begin + later], axis=1)
+        filled = jnp.broadcast_to(later <= cache.position, (batch, slots - prompt))
+        relation = Relation(target=begin + cache.position, source=source,
+                            visible=jnp.concatenate([visible, filled], axis=1), bidirectional=False)
+        relation = jax.tree.map(lambda field: jnp.repeat(field, beam, axis=0), relation)
+        x = self._embed(token, begin + cache.position, 0, deterministic=True)
+        x, state = self.encoder.decode_step(x, cache.state, prompt + cache.position, relation)
+        return self._logits(x), cache.replace(state=state, position=cache.position + 1)
+
+    def _embed(self, tokens, positions, length, deterministic):
+        x = self.embedding(tokens) * self.config.d_model ** 0.5
+        x = x + self.position(positions, length).astype(self.config.dtype)
+        return self.embedding_dropout(x, deterministic=deterministic)
+
+    def _logits(self, x):
+        if not self.tie_embeddings:
+            return self.output(x).astype(jnp.float32)
+        table = self.embedding.embedding.astype(self.config.dtype)
+        return jnp.einsum('btd,vd->btv', x, table, preferred_element_type=jnp.float32)
