@@ -1,0 +1,29 @@
+"""RNNsearch (Bahdanau et al. 2015) on the built-in corpus, English -> French: the demo's task, aligned word by word.
+
+    python train.py --config=configs/rnnsearch_demo.py --workdir=runs/rnnsearch_demo
+
+The paper's point is the same run with one fixed vector in place of the attention, which long sentences outgrow:
+
+    python train.py --config=configs/rnnsearch_demo.py --config.model.recurrent.attention=False --workdir=runs/fixed
+
+Data and tokenizer are those of configs/demo.py, so the two compare. Time and scores: to be measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.model.update(kind='rnnsearch', d_model=128, dropout=0.1)
+    config.model.recurrent.update(d_hidden=128, d_align=128, readout='maxout', attention=True)
+    config.data.max_length = 64
+    config.data.tokenizer.update(vocab_size=1200, split_digits=True)  # single digits are easy to copy
+    config.batch.update(tokens=1024, buckets=4)
+    # Gradients through many steps can explode: clipped at the paper's norm (appendix B.2). Adam, not its Adadelta.
+    config.optimizer.update(schedule='cosine', peak=3e-3, warmup=300, clip=1.0)
+    config.train.steps = 1800  # 6 epochs
+    config.eval.update(every=900, bleu_sentences=200)
+    config.checkpoint.keep_last = 2
+    return config

@@ -1,0 +1,282 @@
+"""RNNsearch: the recurrent encoder-decoder that learns to align (Bahdanau, Cho and Bengio 2015, arXiv:1409.0473).
+
+Sections and appendices are that paper's; j counts source positions and i target positions, as there. A matrix
+on an input comes with a bias, which the paper leaves out of its equations.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from model.attention import Mask, additive_scores, attention_pooling, masked_softmax, padding_mask
+from model.cache import Cache
+from model.transformer import PAD, SHARING, Memory
+
+READOUTS = ('maxout', 'linear')
+State = Float[Array, 'batch beam d_hidden']
+Weights = Float[Array, 'batch 1 target source']
+
+
+def orthogonal_blocks(key: Any, shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
+    """Square orthogonal matrices side by side: what a step does to a state begins by keeping its length (B.1)."""
+    keys = jax.random.split(key, shape[1] // shape[0])
+    return jnp.concatenate([nn.initializers.orthogonal()(each, (shape[0],) * 2, dtype) for each in keys], axis=1)
+
+
+class GRUCell(nn.Module):
+    """The gated recurrent unit, in the paper's form (appendix A.1.1).
+
+        z, r = sigmoid(W_z x + U_z s), sigmoid(W_r x + U_r s)
+        s'   = (1 - z) * s + z * tanh(W x + U (r * s))
+
+    The inputs come projected by `input`, [W_z x; W_r x; W x]: of all steps at once, before the loop over them.
+    (Hence not Flax's cell, which projects inside the loop, and also applies r after U.)
+    """
+    d_hidden: int
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        # Dense's own initial values, of variance 1 / (width of x), make gates that stand side by side what they
+        # would be apart; the paper's standard deviation of 0.01 was for its widths of 620 and 1000.
+        self.input = nn.Dense(3 * self.d_hidden, dtype=self.dtype)
+        self.gates = nn.Dense(2 * self.d_hidden, use_bias=False, dtype=self.dtype, kernel_init=orthogonal_blocks)
+        self.candidate = nn.Dense(self.d_hidden, use_bias=False, dtype=self.dtype, kernel_init=orthogonal_blocks)
+
+    def __call__(self, state: Float[Array, '*batch d_hidden'],
+                 inputs: Float[Array, '*batch d_gates']) -> Float[Array, '*batch d_hidden']:
+        of_gates, of_candidate = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
+        update, reset = jnp.split(nn.sigmoid(of_gates + self.gates(state)), 2, axis=-1)
+        candidate = jnp.tanh(of_candidate + self.candidate(reset * state))
+        return (1 - update) * state + update * candidate
+
+
+class Encoder(nn.Module):
+    """h_j = [forward state; backward state]: a summary of the sentence around word j (section 3.2)."""
+    d_hidden: int
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        self.forward = GRUCell(self.d_hidden, self.dtype)
+        self.backward = GRUCell(self.d_hidden, self.dtype)
+
+    def __call__(self, x: Float[Array, 'batch source d_model'],
+                 visible: Bool[Array, 'batch source']) -> Float[Array, 'batch source d_states']:
+        """Padding is stepped over: the state stays. So [:, -1] has seen all words forwards, [:, 0] backwards."""
+        def step(cell, state, inputs, visible):
+            state = jnp.where(visible[:, None], cell(state, inputs), state)
+            return state, state
+
+        def run(cell, reverse):
+            scan = nn.scan(step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
+                           reverse=reverse)
+            return scan(cell, jnp.zeros((x.shape[0], self.d_hidden), self.dtype), cell.input(x), visible)[1]
+
+        return jnp.concatenate([run(self.forward, False), run(self.backward, True)], axis=-1)
+
+
+class AdditiveAttention(nn.Module):
+    """c_i = sum_j alpha_ij h_j, alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j) (equations 5, 6, A.1.2).
+
+    `key` is W_h, which does not depend on i: its output is computed once for a sentence. alpha, with an axis for
+    its one head, is sown as `model.attention.MultiHeadAttention` does.
+    """
+    d_align: int
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        # v = 0 is the paper's (B.1): at first every word counts the same. But its W, of standard deviation 0.001, would
+        # give v hardly a gradient to start from; these make a tanh that differs from word to word.
+        init = nn.initializers.xavier_uniform()
+        self.query = nn.Dense(self.d_align, use_bias=False, dtype=self.dtype, kernel_init=init)
+        self.key = nn.Dense(self.d_align, dtype=self.dtype, kernel_init=init)
+        self.weight = self.param('weight', nn.initializers.zeros, (1, self.d_align))
+
+    def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
+                 values: Float[Array, 'batch source d_states'],
+                 mask: Mask) -> tuple[Float[Array, 'batch beam d_states'], Float[Array, 'batch 1 beam source']]:
+        """The contexts c_i and the alignments; the hypotheses of a sentence are so many queries."""
+        scores = additive_scores(self.query(state)[:, :, None], keys[:, :, None], self.weight)
+        weights = masked_softmax(scores, mask)
+        return attention_pooling(weights, values[:, :, None])[:, :, 0], weights
+
+    def record(self, weights: Weights) -> None:
+        if not self.is_initializing():  # or `init` would return them among the variables
+            self.sow('attention', 'weights', weights)
+
+
+class DecoderLayer(nn.Module):
+    """One step: c_i from s_{i-1}, then s_i = GRU(s_{i-1}, [y_{i-1}; c_i]) (appendix A.2.2)."""
+    d_hidden: int
+    d_align: int
+    attention: bool
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        self.cell = GRUCell(self.d_hidden, self.dtype)
+        self.context = nn.Dense(3 * self.d_hidden, use_bias=False, dtype=self.dtype)  # the cell's input, c's part
+        if self.attention:
+            self.cross_attention = AdditiveAttention(self.d_align, self.dtype)
+
+    def prepare(self, memory: Memory) -> dict[str, Any]:
+        """What is the same for all steps and hypotheses of a sentence; leaves [batch, ...]."""
+        if self.attention:
+            return {'keys': self.cross_attention.key(memory.states), 'values': memory.states,
+                    'mask': padding_mask(memory.visible)}
+        forward, backward = jnp.split(memory.states, 2, axis=-1)
+        context = jnp.concatenate([forward[:, -1:], backward[:, :1]], axis=-1)
+        return {'context': context, 'inputs': self.context(context)}
+
+    def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]):
+        """s_{i-1} and the projected y_{i-1} -> s_i and, for what comes after the loop, (s_i, c_i, alpha_i or None)."""
+        if self.attention:
+            context, weights = self.cross_attention(state, **prepared)
+            state = self.cell(state, inputs + self.context(context))
+            return state, (state, context, weights)
+        state = self.cell(state, inputs + prepared['inputs'])
+        context = jnp.broadcast_to(prepared['context'], (*state.shape[:2], prepared['context'].shape[-1]))
+        return state, (state, context, None)
+
+
+class Decoder(nn.Module):
+    """From embedded target tokens to the s_i and c_i of every step."""
+    d_hidden: int
+    d_align: int
+    attention: bool
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        self.initial = nn.Dense(self.d_hidden, dtype=self.dtype)
+        # A list of one: what is sown has the path that it has in the Transformer.
+        self.layers = [DecoderLayer(self.d_hidden, self.d_align, self.attention, self.dtype)]
+
+    def __call__(self, x: Float[Array, 'batch target d_model'], memory: Memory) -> tuple[
+            Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
+        """Teacher forcing. Only what depends on s is in the loop: y is projected before it, W_h h_j too."""
+        layer, = self.layers
+        scan = nn.scan(lambda layer, *args: layer(*args), variable_broadcast='params', split_rngs={'params': False},
+                       in_axes=(1, nn.broadcast), out_axes=(1, 1, 2))
+        inputs = layer.cell.input(x)[:, :, None]  # the one hypothesis of each sentence
+        _, (states, contexts, weights) = scan(layer, self._initial(memory, 1), inputs, layer.prepare(memory))
+        if self.attention:
+            layer.cross_attention.record(weights[:, :, :, 0])
+        return states[:, :, 0], contexts[:, :, 0]
+
+    def init_cache(self, memory: Memory, beam: int) -> Cache:
+        """The state of every hypothesis is s_0."""
+        return Cache(memory=self.layers[0].prepare(memory), state=self._initial(memory, beam),
+                     position=jnp.zeros((), jnp.int32))
+
+    def decode_step(self, x: Float[Array, 'batch beam d_model'],
+                    cache: Cache) -> tuple[State, Float[Array, 'batch beam d_states'], Cache]:
+        """One step of every hypothesis: s_i, c_i and the cache with s_i in it."""
+        layer, = self.layers
+        state, (_, context, _) = layer(cache.state, layer.cell.input(x), cache.memory)
+        return state, context, cache.replace(state=state, position=cache.position + 1)
+
+    def _initial(self, memory, beam):
+        """s_0 = tanh(W_s h_1), h_1 of the backward direction, which has read the whole sentence (A.2.2)."""
+        state = jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:]))
+        return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
+
+
+class RNNSearch(nn.Module):
+    """Encoder-decoder: source tokens and the target's tokens so far -> logits of the next ones.
+
+        p(y_i | y_1 ... y_{i-1}, x) = softmax(W_o t_i),  t_i = maxout(U_o s_i + V_o y_{i-1} + C_o c_i)
+
+    Section 3.1 reads s_i, as here; appendix A.2.2 writes s_{i-1} there. Embeddings are multiplied by sqrt(d_model),
+    so that a table of variance 1/d_model can be the output projection too, as in `model.transformer`.
+
+    Attributes:
+      source_vocab_size: pieces of the source vocabulary.
+      target_vocab_size: pieces of the target vocabulary.
+      d_model: width of the embeddings and of t.
+      d_hidden: width of the states: of the encoder's, in each direction, and of the decoder's.
+      d_align: width of the hidden layer that scores an alignment; 0: d_hidden.
+      readout: 'maxout' (of pairs, the paper's) or 'linear'.
+      attention: False: c is [the last forward state; the first backward state] at every step, a vector of one size
+        for all sentences. The paper's point is what that costs on long ones.
+      share_embeddings: 'all' (source, target and output use one table; needs one vocabulary), 'target' (target
+        and output) or 'none' (the paper's).
+      dropout: on the embeddings and on t.
+      dtype: of the computation; parameters, alignments and logits are float32.
+    """
+    source_vocab_size: int
+    target_vocab_size: int
+    d_model: int
+    d_hidden: int
+    d_align: int = 0
+    readout: str = 'maxout'
+    attention: bool = True
+    share_embeddings: str = 'all'
+    dropout: float = 0.0
+    dtype: DTypeLike = jnp.float32
+
+    def setup(self):
+        for name, choices in ('readout', READOUTS), ('share_embeddings', SHARING):
+            if getattr(self, name) not in choices:
+                raise ValueError(f'{name}={getattr(self, name)!r} is not one of {", ".join(choices)}')
+        if self.share_embeddings == 'all' and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
+                             f'{self.source_vocab_size} pieces and the target {self.target_vocab_size}')
+
+        def embedding(size):
+            init = nn.initializers.normal(self.d_model ** -0.5)
+            return nn.Embed(size, self.d_model, embedding_init=init, dtype=self.dtype)
+
+        self.target_embedding = embedding(self.target_vocab_size)
+        if self.share_embeddings != 'all':
+            self.source_embedding = embedding(self.source_vocab_size)
+        if self.share_embeddings == 'none':
+            self.output = nn.Dense(self.target_vocab_size, use_bias=False, dtype=self.dtype)
+        self.drop = nn.Dropout(self.dropout)
+        self.encoder = Encoder(self.d_hidden, self.dtype)
+        self.decoder = Decoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
+        self.hidden = nn.Dense((2 if self.readout == 'maxout' else 1) * self.d_model, dtype=self.dtype)
+
+    @property
+    def length_limit(self) -> None:
+        """A recurrent network reads sequences of any length."""
+        return None
+
+    def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
+                 deterministic: bool = True) -> Float[Array, 'batch target vocab']:
+        """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        memory = self.encode(source, deterministic)
+        x = self._embed(self.target_embedding, target, deterministic)
+        return self._logits(x, *self.decoder(x, memory), deterministic)
+
+    def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
+        """Source tokens -> what the decoder looks at: h_j, float [batch, source, 2 d_hidden]."""
+        embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
+        visible = source != PAD
+        return Memory(self.encoder(self._embed(embedding, source, deterministic), visible), visible)
+
+    def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
+        """A cache for `beam` hypotheses; a state has one size, whatever `max_length` is."""
+        return self.decoder.init_cache(memory, beam)
+
+    def decode_step(self, token: Int[Array, 'batch beam'],
+                    cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
+        """The newest token of each hypothesis -> logits of the one after it."""
+        x = self._embed(self.target_embedding, token, deterministic=True)
+        states, contexts, cache = self.decoder.decode_step(x, cache)
+        return self._logits(x, states, contexts, deterministic=True), cache
+
+    def _embed(self, embedding, tokens, deterministic):
+        return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic=deterministic)
+
+    def _logits(self, x, states, contexts, deterministic):
+        """g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
+        t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
+        if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
+            t = jnp.maximum(*jnp.split(t, 2, axis=-1))
+        t = self.drop(t, deterministic=deterministic)
+        if self.share_embeddings == 'none':
+            return self.output(t).astype(jnp.float32)
+        table = self.target_embedding.embedding.astype(self.dtype)
+        return jnp.einsum('btd,vd->btv', t, table, preferred_element_type=jnp.float32)
