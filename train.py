@@ -24,21 +24,19 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from configs.checks import config_from
-from inference.run import CONFIG, read_config, save_tokenizers, search_options
-from inference.scores import corpus_scores
-from inference.translate import Translator
-from input_pipeline.batches import BatchPlan, prefetch
-from input_pipeline.sources import open_corpus
-from input_pipeline.token_store import cache_folder, open_store, tokenizers_for
+from inference.run import CONFIG, answering, read_config
+from input_pipeline.batches import prefetch
+from input_pipeline.data import KEPT, Data, Plan, open_data
+from input_pipeline.token_store import cache_folder
 from model.build import build_model
-from training.checkpoints import Checkpoints, open_checkpoints
+from training.checkpoints import LOWER_IS_BETTER, Checkpoints, open_checkpoints
+from training.loss import make_loss
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer, make_schedule
 from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
-SAMPLES = 3  # translations that each evaluation shows
 
 log = logging.getLogger('allyouneed.train')
 
@@ -46,41 +44,37 @@ log = logging.getLogger('allyouneed.train')
 def main() -> None:
     config = config_from(CONFIG_FLAG)
     workdir = check_workdir(config)
-    cache = cache_folder(config.cache_dir)
-    use_compilation_cache(cache)
+    use_compilation_cache(cache_folder(config.cache_dir))
 
-    corpus = open_corpus(config.data)
-    tokenizers = tokenizers_for(corpus, config.data.tokenizer, cache)
-    plans = {}
-    for split, seed in (('train', config.seed), ('validation', None)):
-        store = open_store(corpus, split, tokenizers, config.data.max_length, cache)
-        plans[split] = BatchPlan(store, tokens=config.batch.tokens, num_buckets=config.batch.buckets, seed=seed)
-    validation_pairs = list(corpus.pairs('validation'))[:config.eval.bleu_sentences or None]
-
-    module = build_model(config.model, len(tokenizers['source']), len(tokenizers['target']))
+    data = open_data(config)
+    plan, validation = data.plan('train'), data.plan('validation')
+    module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     params_seed, dropout_seed = config.seed, config.seed + 1
-    compiled = Compiled(module, optimizer, dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
-                        label_smoothing=config.train.label_smoothing, rows=plans['train'].rows)
-    state = jax.device_put(init_state(module, optimizer, plans['train'].batch(0), params_seed), compiled.everywhere)
-    translator = Translator(module, state.params, tokenizers, config.data.max_length)
-    describe(state, plans['train'])
+    compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
+                        dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
+                        rows=[*plan.rows, *validation.rows])
+    state = jax.device_put(init_state(module, optimizer, plan.batch(0), params_seed), compiled.everywhere)
+    model = answering(config, module, state.params, data.tokenizers, data.sizes)
+    log.info('%s parameters; %s; %s', f'{parameter_count(state.params):,}', plan.describe(),
+             ', '.join(map(str, jax.devices())))
 
-    claim_workdir(workdir, config, tokenizers)
+    claim_workdir(workdir, config, data)
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last) as checkpoints:
         state, progress = restore(checkpoints, state)
 
         def measure(state: TrainState) -> dict[str, float]:
-            translator.params = state.params
-            sums = evaluate(compiled.eval, state.params, map(plans['validation'].batch, range(len(plans['validation']))))
-            return sums.means('validation_') | validation_bleu(translator, validation_pairs, config)
+            model.params = state.params
+            sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
+            measured = sums.means() | model.validate(data, sums, config)
+            return {f'validation_{name}': value for name, value in measured.items()}
 
-        train(config, state, progress, compiled, plans['train'], schedule, measure, checkpoints,
+        train(config, state, progress, compiled, plan, schedule, measure, checkpoints,
               MetricsWriter(workdir, int(state.step)))
 
 
-def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: BatchPlan,
+def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
           schedule: Callable[[int], float], measure: Callable[[TrainState], dict[str, float]],
           checkpoints: Checkpoints, metrics: MetricsWriter) -> None:
     """The loop: step, log, evaluate, save, until the last step or until patience ends."""
@@ -132,22 +126,12 @@ def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compi
 
 def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:
     """The loop's progress after an evaluation that gave `value`: the best so far, and whether patience has ended."""
-    lower_is_better = evaluation.metric in ('loss', 'perplexity')
+    lower_is_better = evaluation.metric in LOWER_IS_BETTER
     best = progress['best']
     better = best is None or (value < best if lower_is_better else value > best)
     without_better = 0 if better else progress['without_better'] + 1
     return {'best': value if better else best, 'without_better': without_better,
             'stopped': 0 < evaluation.patience <= without_better}
-
-
-def validation_bleu(translator: Translator, pairs: list[tuple[str, str]], config: ConfigDict) -> dict[str, float]:
-    """BLEU by real decoding; shows a few translations."""
-    sources, references = zip(*pairs, strict=True)
-    outputs = [found.text for found in translator.translate(sources, search_options(config, method=config.eval.method))]
-    for source, output, reference in list(zip(sources, outputs, references, strict=True))[:SAMPLES]:
-        log.info('  %s\n    = %s\n    ? %s', source, reference, output)
-    scores = corpus_scores(outputs, references, chrf=False)
-    return {f'validation_{name}': scores[name] for name in ('bleu', 'exact_match')}
 
 
 def restore(checkpoints: Checkpoints, state: TrainState) -> tuple[TrainState, dict]:
@@ -182,14 +166,14 @@ def check_workdir(config: ConfigDict) -> Path:
     return workdir
 
 
-def claim_workdir(workdir: Path, config: ConfigDict, tokenizers: dict) -> None:
+def claim_workdir(workdir: Path, config: ConfigDict, data: Data) -> None:
     """Makes the run directory self-contained: decode.py needs nothing else."""
     if (workdir / CONFIG).exists():
         return
     workdir.mkdir(parents=True, exist_ok=True)
     temporary = workdir / f'{CONFIG}.tmp'
     temporary.write_text(config.to_json(indent=2) + '\n')
-    save_tokenizers(workdir, tokenizers)
+    data.keep(workdir / KEPT)
     os.replace(temporary, workdir / CONFIG)
 
 
@@ -199,14 +183,6 @@ def flatten(config: ConfigDict, prefix: str = '') -> dict:
     for key, value in config.items():
         flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
     return flat
-
-
-def describe(state: TrainState, plan: BatchPlan) -> None:
-    """What is about to be trained, on what."""
-    log.info('%s parameters; %d batches an epoch, of %s sentences x tokens; %.1f %% of the targets are padding; %s',
-             f'{parameter_count(state.params):,}', len(plan),
-             ', '.join(f'{rows} x {length}' for rows, length in zip(plan.rows, plan.bucket_lengths, strict=True)),
-             100 * plan.padding_share, ', '.join(str(device) for device in jax.devices()))
 
 
 if __name__ == '__main__':

@@ -41,10 +41,10 @@ def main() -> None:
 
             memory = module.apply(variables, source, method='encode')
             cache = module.apply(variables, memory, beam, TARGET, method='init_cache')
-            limits = jnp.full(BATCH, TARGET)
+            start, limits = jnp.full(BATCH, VOCABULARY.bos), jnp.full(BATCH, TARGET)
             if method == 'greedy':
-                return sample(step, cache, limits, vocabulary=VOCABULARY, max_length=TARGET)
-            return beam_search(step, cache, limits, vocabulary=VOCABULARY, max_length=TARGET, beam=beam)
+                return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET)
+            return beam_search(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET, beam=beam)
 
         began = time.perf_counter()
         compiled = decode.lower(variables, sources[0]).compile()

@@ -24,10 +24,13 @@ def times(call: Callable[[], Any], runs: int) -> list[float]:
 
 
 def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
-    """Prints one JSON line: `what`, the times, target tokens per second at the median, memory and versions."""
+    """Prints one JSON line: `what`, the times if any, target tokens per second at the median, memory and versions."""
+    timed = {}
+    if seconds:
+        median = statistics.median(seconds)
+        timed = {'median_s': round(median, 4), 'best_s': round(min(seconds), 4), 'tokens_per_second': round(tokens / median)}
     print(json.dumps({
-        **what, 'median_s': round(statistics.median(seconds), 4), 'best_s': round(min(seconds), 4), 'runs': len(seconds),
-        'tokens_per_second': round(tokens / statistics.median(seconds)),
+        **what, **timed, 'runs': len(seconds),
         'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': os.cpu_count(),
         'jax': jax.__version__, 'flax': flax.__version__, 'python': platform.python_version()}), flush=True)
 

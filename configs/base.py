@@ -1,7 +1,7 @@
 """Every option, with what it means and the paper's value (base model, section 5); recipes change what they need.
 
 Any of them can be given on the command line: --config.model.num_layers=2. A name that does not exist is an
-error, so a typo never trains the wrong model.
+error, so a typo never trains the wrong model; so is a value for an option that the model or the task does not use.
 """
 
 from ml_collections import ConfigDict
@@ -12,8 +12,10 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0  # of the parameters, the dropout and the order of the batches
     config.cache_dir = ''  # tokenizers, token stores and compiled programs, shared by runs; '': ~/.cache/allyouneed
+    config.task = 'translation'  # or 'language_model', 'classification', 'regression'
 
     config.model = model = ConfigDict()
+    model.kind = 'transformer'      # or 'rnnsearch', 'language_model', 'patches' (vision, time series)
     model.num_layers = 6            # N, in the encoder and again in the decoder
     model.d_model = 512             # width of the stream between blocks
     model.d_ff = 2048               # width inside the feed-forward sublayer
@@ -22,44 +24,66 @@ def get_config() -> ConfigDict:
     model.d_v = 0                   # width of a head's values; 0: d_model / num_heads
     model.norm = 'post'             # 'post' (the paper's) or 'pre'
     model.activation = 'relu'       # 'relu' (the paper's), 'gelu' or 'silu'
-    model.position = 'sinusoidal'   # 'sinusoidal', 'learned' (Table 3, row E) or 'none'
+    model.score = 'scaled_dot'      # 'scaled_dot' (the paper's), 'dot', 'general' or 'additive'
+    model.position = 'sinusoidal'   # or 'learned' (Table 3, row E), 'rotary', 'relative' (T5's), 'alibi', 'none'
     model.max_length = 256          # rows of a learned position table, tokens
     model.share_embeddings = 'all'  # 'all' (needs a joint vocabulary), 'target' (target and output) or 'none'
+    model.tie_embeddings = True     # language model: the output projection is the embedding, transposed
     model.dropout = 0.1             # on every sublayer's output and on the embeddings
     model.attention_dropout = 0.0   # on the attention weights
     model.feed_forward_dropout = 0.0  # after the feed-forward activation
+    model.attention_kernel = 'auto'  # 'plain', 'chunked' (O(n) memory), 'fused' (the accelerator's); 'auto' by length
     model.dtype = 'float32'         # of the computation, or 'bfloat16'; parameters are float32
     model.remat = False             # recompute blocks in the backward pass: less memory, a third more time
+    model.recurrent = ConfigDict()  # rnnsearch
+    model.recurrent.d_hidden = 1000  # width of the states, in each direction; the paper's (Bahdanau et al. 2015)
+    model.recurrent.d_align = 0     # width of the alignment network; 0: d_hidden
+    model.recurrent.readout = 'maxout'  # 'maxout' (the paper's) or 'linear'
+    model.recurrent.attention = True  # False: one fixed context vector for the whole sentence
+    model.patches = ConfigDict()    # patches
+    model.patches.patch = 4         # pixels or time steps along each axis
+    model.patches.pooling = 'class_token'  # or 'mean'
 
     config.data = data = ConfigDict()
-    data.source = 'builtin'         # 'builtin' (made from CLDR), 'text' (files) or 'tfds'
-    data.source_lang = 'en'         # file suffix, TFDS feature or CLDR locale
-    data.target_lang = 'fr'
-    data.dir = ''                   # text: the folder of the files; tfds: its data_dir ('': TFDS's default)
-    data.name = ''                  # tfds: the dataset, such as wmt14_translate/de-en
+    data.source = 'builtin'         # 'builtin' (no download), 'files' or 'tfds'
+    data.dir = ''                   # files: their folder; tfds: its data_dir ('': TFDS's default)
+    data.name = ''                  # tfds: the dataset, such as wmt14_translate/de-en; builtin arrays: which
     data.splits = ConfigDict({'train': 'train', 'validation': 'validation', 'test': 'test'})  # names on disk
-    data.seed = 0                   # builtin: of the corpus
-    data.max_length = 128           # tokens; longer pairs are not trained on, longer inputs are cut
+    data.seed = 0                   # builtin: of the data
+    data.source_lang = 'en'         # translation: file suffix, TFDS feature or CLDR locale
+    data.target_lang = 'fr'
+    data.max_length = 128           # translation, tokens; longer pairs are not trained on, longer inputs are cut
+    data.file = ''                  # language_model: one file for all splits, instead of dir
+    data.documents = 'file'         # language_model: a document is a 'file', a 'line' or ends at a 'blank_line'
+    data.feature = 'text'           # language_model, tfds: the feature that holds the text
+    data.context = 256              # language_model, tokens of a window
+    data.packing = 'contiguous'     # language_model: windows of the stream, or 'packed' whole documents
+    data.validation_share = 0.1     # what is cut off the training data where there is no validation split
+    data.crop = 0                   # images: shifted by up to so many pixels in training
+    data.flip = False               # images: mirrored in training, every other time
     data.tokenizer = ConfigDict()
-    data.tokenizer.kind = 'bpe'     # 'bpe' or 'unigram'
+    data.tokenizer.kind = 'bpe'     # 'bpe' or 'unigram'; language_model also: 'char' or 'byte'
     data.tokenizer.vocab_size = 8000  # pieces, of which 260 are special ones and bytes
-    data.tokenizer.joint = True     # one vocabulary for both languages
+    data.tokenizer.joint = True     # translation: one vocabulary for both languages
     data.tokenizer.split_digits = False  # each digit is a piece
     data.tokenizer.normalization = 'identity'  # 'identity' (lossless) or 'nfkc'
 
     config.batch = ConfigDict()
-    config.batch.tokens = 4096      # target positions of a batch at most, padding included
-    config.batch.buckets = 6        # padded lengths, hence compilations
+    config.batch.tokens = 4096      # translation: target positions of a batch at most, padding included
+    config.batch.buckets = 6        # translation: padded lengths, hence compilations
+    config.batch.rows = 64          # other tasks: windows, images or series of a batch
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.schedule = 'paper'    # 'paper', 'inverse_sqrt' (by its peak) or 'cosine' (to 0 at train.steps)
+    optimizer.schedule = 'paper'    # 'paper', 'inverse_sqrt' (by its peak) or 'cosine' (falls until train.steps)
     optimizer.factor = 1.0          # paper: multiplies the learning rate
     optimizer.peak = 1e-3           # inverse_sqrt, cosine: the highest learning rate
+    optimizer.final = 0.0           # cosine: the last learning rate, as a share of the peak
     optimizer.warmup = 4000         # steps
     optimizer.beta1 = 0.9
     optimizer.beta2 = 0.98
     optimizer.eps = 1e-9
     optimizer.clip = 0.0            # largest norm of the gradient; 0: not clipped
+    optimizer.weight_decay = 0.0    # AdamW's, of matrices; 0: Adam
 
     config.train = train = ConfigDict()
     train.steps = 100_000
@@ -69,9 +93,10 @@ def get_config() -> ConfigDict:
 
     config.eval = evaluation = ConfigDict()
     evaluation.every = 1000         # steps; the last step is always evaluated
-    evaluation.metric = 'bleu'      # by which a checkpoint is best: 'bleu', 'loss', 'perplexity' or 'accuracy'
+    evaluation.metric = 'bleu'      # by which a checkpoint is best; 'loss' has every task, 'accuracy' and 'perplexity'
+    #                                 all but regression ('absolute_error'), 'bleu' and 'exact_match' translation
     evaluation.method = 'greedy'    # how it decodes: 'greedy' is quick, 'beam' is what decode.py will do
-    evaluation.bleu_sentences = 0   # validation sentences to translate; 0: all
+    evaluation.bleu_sentences = 0   # translation: validation sentences to translate; 0: all
     evaluation.patience = 0         # stop after so many evaluations without a better metric; 0: never
 
     config.checkpoint = checkpoint = ConfigDict()
@@ -82,6 +107,9 @@ def get_config() -> ConfigDict:
     decode.method = 'beam'          # 'beam', 'greedy' or 'sample'
     decode.beam = 4
     decode.alpha = 0.6              # length penalty ((5 + |Y|) / 6)^alpha
-    decode.extra_length = 50        # outputs have at most this many tokens more than their source
+    decode.extra_length = 50        # translation: tokens more than the source at most; language_model: to add
     decode.batch_size = 64          # sentences at a time
+    decode.temperature = 1.0        # sample: below 1 is bolder, above 1 more varied
+    decode.top_k = 0                # sample: draw from the k most probable tokens; 0: all
+    decode.top_p = 1.0              # sample: draw from the fewest tokens whose probability reaches this
     return config

@@ -6,33 +6,53 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from configs import base
 from errors import UserError
+from input_pipeline.arrays import BUILTIN
+from input_pipeline.data import TASKS
+from input_pipeline.documents import DELIMITERS
 from input_pipeline.sources import SOURCES
 from input_pipeline.tokenizer import KINDS, NORMALIZATIONS
+from input_pipeline.windows import PACKINGS
+from model.attention import KERNELS, SCORES
 from model.blocks import ACTIVATIONS, NORMS
+from model.build import KINDS as MODELS
+from model.patches import POOLINGS
 from model.positional import SCHEMES
+from model.recurrent import READOUTS
 from model.transformer import SHARING
 from training.optimizer import SCHEDULES
 
 METHODS = ('beam', 'greedy', 'sample')
-METRICS = ('bleu', 'loss', 'perplexity', 'accuracy')
+METRICS = {
+    'translation': ('bleu', 'exact_match', 'loss', 'perplexity', 'accuracy'),
+    'language_model': ('loss', 'perplexity', 'accuracy', 'bits_per_character'),
+    'classification': ('accuracy', 'loss', 'perplexity'),
+    'regression': ('loss', 'absolute_error'),
+}
 CHOICES = {
+    'task': tuple(TASKS), 'model.kind': tuple(MODELS), 'model.score': SCORES, 'model.attention_kernel': KERNELS,
+    'model.recurrent.readout': READOUTS, 'model.patches.pooling': POOLINGS, 'data.documents': DELIMITERS,
+    'data.packing': PACKINGS,
     'model.norm': NORMS, 'model.activation': tuple(ACTIVATIONS), 'model.position': SCHEMES,
     'model.share_embeddings': SHARING, 'model.dtype': ('float32', 'bfloat16'),
     'data.source': SOURCES, 'data.tokenizer.kind': KINDS, 'data.tokenizer.normalization': NORMALIZATIONS,
-    'optimizer.schedule': SCHEDULES, 'eval.metric': METRICS, 'decode.method': METHODS,
-    'eval.method': METHODS,
+    'optimizer.schedule': SCHEDULES, 'decode.method': METHODS, 'eval.method': METHODS,
 }
 AT_LEAST_ONE = (
     'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads', 'model.max_length', 'data.max_length',
-    'batch.tokens', 'batch.buckets', 'optimizer.warmup', 'train.steps', 'train.accumulate', 'train.log_every',
+    'model.recurrent.d_hidden', 'model.patches.patch', 'data.context', 'batch.tokens', 'batch.buckets', 'batch.rows',
+    'optimizer.warmup', 'train.steps', 'train.accumulate', 'train.log_every',
     'eval.every', 'checkpoint.every', 'checkpoint.keep_last', 'decode.beam', 'decode.batch_size',
 )
 NOT_NEGATIVE = (
-    'seed', 'data.seed', 'model.d_k', 'model.d_v', 'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
+    'seed', 'data.seed', 'data.crop', 'model.d_k', 'model.d_v', 'model.recurrent.d_align', 'optimizer.weight_decay',
+    'decode.top_k',
+    'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
     'optimizer.clip', 'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
 )
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
+             'data.validation_share', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
 
@@ -57,21 +77,50 @@ def check_config(config: ConfigDict) -> None:
         require(value(key) >= 0, key, 'must not be negative')
     for key in FRACTIONS:
         require(0 <= value(key) < 1, key, 'must be at least 0 and below 1')
-    model = config.model
-    require(model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v), 'model.num_heads',
+    model, kind = config.model, MODELS[config.model.kind]
+    require(config.task in kind.tasks, 'task', f'must be {" or ".join(kind.tasks)} for model.kind={model.kind}')
+    metrics = METRICS[config.task]
+    require(config.eval.metric in metrics, 'eval.metric', f'must be one of {", ".join(metrics)} for task={config.task}')
+    check_all_used(config)
+    require(not kind.blocks or model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v), 'model.num_heads',
             f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
-    require(config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
+    require(config.data.tokenizer.kind in ('char', 'byte') or config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
             'must be above 260, the special pieces and the bytes')
+    require(config.task == 'language_model' or config.data.tokenizer.kind not in ('char', 'byte'), 'data.tokenizer.kind',
+            'must be bpe or unigram for a translation')
     require(config.data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
-    require(model.position != 'learned' or config.data.max_length <= model.max_length, 'data.max_length',
+    longest = {'translation': 'data.max_length', 'language_model': 'data.context'}.get(config.task)
+    require(model.position != 'learned' or not longest or value(longest) <= model.max_length, longest or '',
             f'must not exceed the learned positions of model.max_length={model.max_length}')
+    require(model.attention_kernel != 'fused' or not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
+            'model.attention_kernel', 'must not be fused with attention_dropout, or with scores other than scaled_dot and dot')
+    d_k = model.d_k or model.d_model // model.num_heads
+    require(model.position != 'rotary' or d_k % 2 == 0, 'model.position',
+            f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}')
+    require(config.decode.temperature > 0, 'decode.temperature', 'must be positive; decode.method=greedy takes the best')
+    require(0 < config.decode.top_p <= 1, 'decode.top_p', 'must be above 0 and at most 1')
     require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',
             f'must be below train.steps={config.train.steps} for the cosine to have a place')
-    require(config.data.source != 'text' or bool(config.data.dir), 'data.dir', 'must name the folder of the text files')
+    require(config.data.source != 'files' or bool(config.data.dir or config.data.file), 'data.dir',
+            'must name the folder of the files')
     require(config.data.source != 'tfds' or bool(config.data.name), 'data.name', 'must name a TFDS dataset')
+    require(config.data.source != 'builtin' or config.task not in ('classification', 'regression')
+            or config.data.name in BUILTIN, 'data.name', f'must be one of {", ".join(BUILTIN)}')
+
+
+def check_all_used(config: ConfigDict) -> None:
+    """Raises UserError for an option of config.model, data or batch that was set, but means nothing to this model or task."""
+    used = {'model': MODELS[config.model.kind].options(), **TASKS[config.task].options}
+    default = base.get_config()
+    for section, names in used.items():
+        for name, value in config[section].items():
+            if name not in names and value != default[section][name]:
+                which = f'model.kind={config.model.kind}' if section == 'model' else f'task={config.task}'
+                written = ', '.join(f'{key}={value[key]!r}' for key in value) if isinstance(value, ConfigDict) else repr(value)
+                raise UserError(f'config.{section}.{name}={written}: means nothing to {which}: leave it out')
 
 
 def config_from(flag: flags.FlagHolder) -> ConfigDict:

@@ -15,7 +15,7 @@ from configs import base
 def get_config() -> ConfigDict:
     config = base.get_config()
     config.model.update(num_layers=4, d_model=128, d_ff=256, num_heads=4, dropout=0.2)
-    config.data.update(source='text', source_lang='en', target_lang='de', max_length=64)
+    config.data.update(source='files', source_lang='en', target_lang='de', max_length=64)
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
     config.data.tokenizer.vocab_size = 8000
     config.batch.tokens = 2048

@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.model.update(kind='rnnsearch', d_model=256, dropout=0.3)
     config.model.recurrent.update(d_hidden=256, d_align=256, readout='maxout', attention=True)
-    config.data.update(source='text', source_lang='en', target_lang='de', max_length=64)
+    config.data.update(source='files', source_lang='en', target_lang='de', max_length=64)
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
     config.data.tokenizer.vocab_size = 8000
     config.batch.tokens = 2048

@@ -1,24 +1,58 @@
-"""Pictures of attention, with the tokens on both axes."""
+"""Pictures of attention: matrices with the tokens on both axes, or laid over an image or a series; of positions."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import matplotlib
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from matplotlib.figure import Figure
+
+from errors import UserError
+from model.positional import sinusoids
+
+MOST_TOKENS = 128  # on an axis, with their names readable
+
+
+def chosen(weights: dict[str, Float[np.ndarray, 'layer head t s']],
+           look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
+    """What `look`, KIND[:LAYER[:HEAD]], picks of the attention that a model offers: kind, matrices and their titles.
+
+    Kinds are 'cross', 'encoder', 'decoder'; an empty one stands for 'cross' where there is one. Layers and heads count
+    from 1; LAYER 'last' is the default, HEAD 'all' (the mean and each) too, or 'mean'.
+
+    Raises:
+      UserError: naming what there is.
+    """
+    kind, layer, head, *rest = [*look.split(':'), '', ''] if look.count(':') < 2 else look.split(':')
+    if any(rest):
+        raise UserError(f'look={look!r} must be KIND[:LAYER[:HEAD]]')
+    if not weights:
+        raise UserError('this model has no attention to look at')
+    kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
+    if kind not in weights:
+        raise UserError(f'look={look!r}: this model has attention of kind {", ".join(weights)}, not {kind!r}')
+    layers, heads = weights[kind].shape[:2]
+    number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
+    if head not in ('', 'all', 'mean'):
+        index = _number(head, heads, 'head', look)
+        return kind, weights[kind][number - 1, index - 1][None], [f'layer {number}, head {index}']
+    of_layer = weights[kind][number - 1]
+    mean = of_layer.mean(axis=0)[None]
+    if head == 'mean' or heads == 1:
+        return kind, mean, [f'layer {number}, mean of the heads' if heads > 1 else f'layer {number}']
+    return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> Figure:
     """One matrix a panel: rows are what looks, columns what is looked at, dark is much."""
-    columns = math.ceil(math.sqrt(len(weights)))
-    rows = -(-len(weights) // columns)
+    weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
-    figure = Figure(figsize=(columns * (size[0] + 0.9), rows * (size[1] + 1.1)), layout='constrained')
-    for index, (matrix, title) in enumerate(zip(weights, titles, strict=True)):
-        axes = figure.add_subplot(rows, columns, index + 1)
+    figure, panels = _panels(len(weights), (size[0] + 0.9, size[1] + 1.1))
+    for axes, matrix, title in zip(panels, weights, titles, strict=True):
         axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
         axes.set_title(title, fontsize=9)
         axes.set_xticks(range(len(source)), [_printable(token) for token in source], rotation=90, fontsize=7)
@@ -27,11 +61,69 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
     return figure
 
 
+def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
+                   grid: tuple[int, ...], titles: Sequence[str], title: str) -> Figure:
+    """Where a model of patches looks, over the image or the series itself.
+
+    With a class token, what that looks at; otherwise the mean over all patches that look. Bright patches are
+    looked at most; each panel has its own scale.
+    """
+    patches = math.prod(grid)
+    looked_at = weights[:, 0, -patches:] if weights.shape[-1] > patches else weights.mean(axis=1)
+    image = example.ndim == 3
+    figure, panels = _panels(1 + len(weights), (2.6, 2.8) if image else (5.0, 2.4))
+    for index, axes in enumerate(panels):
+        shade = None if index == 0 else looked_at[index - 1].reshape(grid)
+        axes.set_title(title if index == 0 else titles[index - 1], fontsize=9)
+        (_over_image if image else _over_series)(axes, example, shade)
+        axes.tick_params(labelsize=7, length=0)
+    return figure
+
+
+def positions_figure(length: int = 100, d_model: int = 100) -> Figure:
+    """The sinusoidal encoding as an image: a row for each position, a column for each dimension (section 3.5)."""
+    figure, (axes,) = _panels(1, (6, 5))
+    image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1)
+    axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
+    figure.colorbar(image)
+    return figure
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({'text.usetex': False, 'text.parse_math': False}):
         figure.savefig(path, dpi=100)
+
+
+def _panels(count: int, size: tuple[float, float]):
+    columns = math.ceil(math.sqrt(count))
+    rows = -(-count // columns)
+    figure = Figure(figsize=(columns * size[0], rows * size[1]), layout='constrained')
+    return figure, [figure.add_subplot(rows, columns, 1 + index) for index in range(count)]
+
+
+def _over_image(axes, image, shade):
+    pixels = image.astype(np.float32)
+    pixels = (pixels - pixels.min()) / max(float(np.ptp(pixels)), 1e-9)
+    axes.imshow(pixels if image.shape[-1] == 3 else pixels.mean(axis=-1), cmap='gray')
+    if shade is not None:
+        height, width = image.shape[:2]
+        axes.imshow(shade, cmap='inferno', alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+    axes.set_axis_off()
+
+
+def _over_series(axes, series, shade):
+    if shade is not None:
+        axes.imshow(shade[None], cmap='Blues', aspect='auto', alpha=0.8,
+                    extent=(0, len(series), float(series.min()), float(series.max())))
+    axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8)
+
+
+def _number(text: str, most: int, what: str, look: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise UserError(f'look={look!r}: there is no {what} {text!r}, they go from 1 to {most}')
+    return int(text)
 
 
 def _printable(token: str) -> str:

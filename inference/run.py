@@ -1,18 +1,36 @@
-"""A run directory, opened: its config, tokenizers and parameters are all that is needed to use the model."""
+"""A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import flax.linen as nn
 from ml_collections import ConfigDict
 
 from errors import UserError
-from inference.translate import SearchOptions, Translation, Translator
+from inference.generate import Generator
+from inference.predict import Predictor
+from inference.text import Output, SearchOptions, search_options
+from inference.translate import Translator
+from input_pipeline.arrays import Preprocessing
+from input_pipeline.data import KEPT, Data, load_tokenizers, open_data, read_sizes
 from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
 from training.checkpoints import open_checkpoints
 
 CONFIG = 'config.json'
-TOKENIZERS = 'tokenizers'
+Answering = Translator | Generator | Predictor
+
+
+def answering(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
+              sizes: Mapping[str, Any]) -> Answering:
+    """A module with what turns its numbers into answers: what `config.task` calls for."""
+    if config.task == 'translation':
+        return Translator(module, params, tokenizers, config.data.max_length)
+    if config.task == 'language_model':
+        return Generator(module, params, tokenizers['text'], config.data.context, config.data.packing == 'packed')
+    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']))
 
 
 class Run:
@@ -22,7 +40,7 @@ class Run:
       workdir: the directory.
       config: as it was resolved when the run began.
       checkpoint: steps that the parameters come from; more than one if they are a mean.
-      translator: the model, its parameters and tokenizers.
+      model: the module, its parameters and what goes with them: a Translator, Generator or Predictor.
       options: the search that the config asks for.
     """
 
@@ -31,14 +49,27 @@ class Run:
         with open_checkpoints(workdir, metric=self.config.eval.metric) as checkpoints:
             self.checkpoint = checkpoints.resolve(checkpoint)
             params = checkpoints.parameters(checkpoint)
-        tokenizers = load_tokenizers(workdir)
-        module = build_model(self.config.model, len(tokenizers['source']), len(tokenizers['target']))
-        self.translator = Translator(module, params, tokenizers, self.config.data.max_length)
+        sizes = read_sizes(workdir)
+        module = build_model(self.config.model, **sizes)
+        self.model = answering(self.config, module, params, load_tokenizers(workdir / KEPT), sizes)
         self.options = search_options(self.config)
 
-    def translate(self, sentences: list[str], options: SearchOptions | None = None) -> list[Translation]:
+    def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
         """Translations in the order of `sentences`, by the config's search unless `options` says otherwise."""
-        return self.translator.translate(sentences, options or self.options)
+        return self._text_model(Translator, 'translates').translate(sentences, options or self.options)
+
+    def generate(self, prompts: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
+        """Continuations in the order of `prompts`, by the config's search unless `options` says otherwise."""
+        return self._text_model(Generator, 'generates').generate(prompts, options or self.options)
+
+    def data(self) -> Data:
+        """The data that the run was trained on, opened again, with the run's own tokenizers."""
+        return open_data(self.config, self.workdir)
+
+    def _text_model(self, kind: type, what: str) -> Any:
+        if not isinstance(self.model, kind):
+            raise UserError(f'{self.workdir} is a run of task={self.config.task}, which {what} nothing')
+        return self.model
 
 
 def load(workdir: str | Path, checkpoint: str = 'best') -> Run:
@@ -62,20 +93,3 @@ def read_config(workdir: Path) -> ConfigDict:
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
     except ValueError as error:
         raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None
-
-
-def load_tokenizers(workdir: Path) -> dict[str, Tokenizer]:
-    """{'source': ..., 'target': ...} of a run."""
-    return {side: Tokenizer.load(workdir / TOKENIZERS / f'{side}.model') for side in ('source', 'target')}
-
-
-def save_tokenizers(workdir: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Writes what `load_tokenizers` reads."""
-    (workdir / TOKENIZERS).mkdir(parents=True, exist_ok=True)
-    for side, tokenizer in tokenizers.items():
-        tokenizer.save(workdir / TOKENIZERS / f'{side}.model')
-
-
-def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """`config.decode` as options, with `changes` that are not None."""
-    return SearchOptions(**(dict(config.decode) | {name: value for name, value in changes.items() if value is not None}))

@@ -1,12 +1,12 @@
-"""Corpus scores by sacreBLEU (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable."""
+"""Scores: BLEU and chrF by sacreBLEU (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable;
+of a language model, a classification, a regression."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 from sacrebleu.metrics import BLEU, CHRF
-
-from inference.translate import Translator
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bool = True) -> dict[str, Any]:
@@ -30,15 +30,30 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bo
     return scores
 
 
-def perplexity(translator: Translator, pairs: Sequence[tuple[str, str]], batch_size: int) -> float:
-    """exp of the mean cross-entropy per target token, end tokens included, without label smoothing.
+def bits_per_character(nll: float, characters: int) -> float:
+    """The cross-entropy of a whole text, in nats, as bits for each of its characters: whatever the vocabulary,
+    end tokens included."""
+    return nll / np.log(2) / characters
 
-    Its unit is the vocabulary's token: comparable between models of one vocabulary only.
-    """
-    source, target = (translator.tokenizers[side] for side in ('source', 'target'))
-    encoded = sorted(((source.encode(a), target.encode(b)) for a, b in pairs), key=lambda pair: max(map(len, pair)))
-    log_probs = []
-    for begin in range(0, len(encoded), batch_size):
-        for sentence in translator.token_log_probs(encoded[begin:begin + batch_size]):
-            log_probs += sentence
-    return float(np.exp(-np.mean(log_probs)))
+
+def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
+                          classes: Sequence[str]) -> dict[str, Any]:
+    """Accuracy, mean cross-entropy in nats, and the confusion matrix: a row for each true class, a column for
+    each predicted one."""
+    predicted = log_probs.argmax(axis=-1)
+    confusion = np.zeros((len(classes), len(classes)), int)
+    np.add.at(confusion, (targets, predicted), 1)
+    return {'n': len(targets), 'accuracy': float(np.mean(predicted == targets)),
+            'loss': float(-np.mean(log_probs[np.arange(len(targets)), targets])),
+            'classes': list(classes), 'confusion_matrix': confusion.tolist()}
+
+
+def regression_scores(values: Float[np.ndarray, 'examples values'],
+                      targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
+    """Errors in the targets' own units, means over examples and values; R^2 is 1 minus the squared error's share
+    of the targets' variance."""
+    error = values - targets
+    squared = float(np.mean(error ** 2))
+    return {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
+            'mean_absolute_error': float(np.mean(np.abs(error))),
+            'r_squared': 1 - squared / float(np.mean(np.var(targets, axis=0)))}

@@ -1,7 +1,8 @@
 """Decoding as jitted loops over an explicit cache: greedy, sampling, beam.
 
 Each takes `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache`, any model's, and
-an empty cache of as many hypotheses as it is to follow. `limits` [batch] is the greatest number of tokens of
+an empty cache of as many hypotheses as it is to follow. `start` [batch] is the token that the model reads first:
+the start token of a translation, the last one of a prompt. `limits` [batch] is the greatest number of tokens of
 each sentence, the end token included, which the last one is forced to be: every hypothesis is complete.
 """
 
@@ -53,8 +54,8 @@ def _allowed(logits, step, limits, vocabulary):
                         lambda: jnp.where((step >= limits - 1)[:, None, None], only_end, logits), lambda: logits)
 
 
-def sample(decode_step: DecodeStep, cache: Cache, limits: Int[Array, ' batch'], *, vocabulary: Vocabulary,
-           max_length: int, num_samples: int = 1, alpha: float = 0.0, keys: Key[Array, ' batch'] | None = None,
+def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
+           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0, keys: Key[Array, ' batch'] | None = None,
            temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Hypotheses:
     """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 
@@ -86,7 +87,7 @@ def sample(decode_step: DecodeStep, cache: Cache, limits: Int[Array, ' batch'], 
         return (carry[0] < max_length) & ~jnp.all(carry[2])
 
     shape = batch, num_samples
-    carry = (jnp.zeros((), jnp.int32), jnp.full(shape, vocabulary.bos, jnp.int32),
+    carry = (jnp.zeros((), jnp.int32), jnp.broadcast_to(start[:, None], shape),
              jnp.broadcast_to((limits <= 0)[:, None], shape), jnp.full((*shape, max_length), vocabulary.pad, jnp.int32),
              jnp.zeros(shape), jnp.zeros(shape, jnp.int32), cache)
     _, _, _, tokens, log_probs, lengths, _ = jax.lax.while_loop(running, body, carry)
@@ -120,8 +121,8 @@ class _Beam:
     cache: Any
 
 
-def beam_search(decode_step: DecodeStep, cache: Cache, limits: Int[Array, ' batch'], *, vocabulary: Vocabulary,
-                max_length: int, beam: int, alpha: float = 0.6, n_best: int = 1) -> Hypotheses:
+def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
+                vocabulary: Vocabulary, max_length: int, beam: int, alpha: float = 0.6, n_best: int = 1) -> Hypotheses:
     """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
 
     At each step the `beam` best extensions of the living hypotheses survive; those of them that end leave
@@ -140,7 +141,7 @@ def beam_search(decode_step: DecodeStep, cache: Cache, limits: Int[Array, ' batc
         return (state.ended_scores[:, n_best - 1] >= attainable) | (limits <= state.step)
 
     def body(state):
-        last = jnp.where(state.step == 0, vocabulary.bos, state.alive_tokens[:, :, jnp.maximum(state.step - 1, 0)])
+        last = jnp.where(state.step == 0, start[:, None], state.alive_tokens[:, :, jnp.maximum(state.step - 1, 0)])
         logits, cache = decode_step(last, state.cache)
         logits = _allowed(logits, state.step, limits, vocabulary)
         # The `beam` best extensions of each hypothesis, then the best of those.

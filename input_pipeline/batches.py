@@ -97,6 +97,12 @@ class BatchPlan:
         return {'inputs': {'source': source, 'target': target}, 'targets': targets,
                 'weights': (targets != PAD).astype(np.float32)}
 
+    def describe(self) -> str:
+        """A line for the log."""
+        shapes = ', '.join(f'{rows} x {length}' for rows, length in zip(self.rows, self.bucket_lengths, strict=True))
+        return (f'{len(self)} batches an epoch, of {shapes} sentences x tokens; '
+                f'{100 * self.padding_share:.1f} % of the targets are padding')
+
     def _plan_epoch(self, epoch: int) -> list[tuple[int, Int[np.ndarray, ' rows']]]:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         order = np.arange(len(self._bucket)) if rng is None else rng.permutation(len(self._bucket))

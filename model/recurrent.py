@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from model.attention import Mask, additive_scores, attention_pooling, masked_softmax, padding_mask
+from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache
+from model.relation import Mask, padding_mask
 from model.transformer import PAD, SHARING, Memory
 
 READOUTS = ('maxout', 'linear')

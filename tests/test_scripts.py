@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import inference
-from inference.run import search_options
-from inference.translate import SearchOptions
+from inference.text import SearchOptions, search_options
 
 ROOT = Path(__file__).parent.parent
 WORDS = 'one two three four five six seven eight nine ten'.split()
@@ -29,7 +28,7 @@ def script(name, *arguments, stdin=None):
 def train_arguments(workdir, data, cache, **changes):
     """A model that is trained in seconds, on text files."""
     values = {
-        'cache_dir': cache, 'data.source': 'text', 'data.dir': data, 'data.source_lang': 'en', 'data.target_lang': 'xx',
+        'cache_dir': cache, 'data.source': 'files', 'data.dir': data, 'data.source_lang': 'en', 'data.target_lang': 'xx',
         'data.max_length': 24, 'data.tokenizer.vocab_size': 285, 'model.num_layers': 1, 'model.d_model': 16,
         'model.d_ff': 32, 'model.num_heads': 2, 'batch.tokens': 512, 'batch.buckets': 2, 'optimizer.warmup': 8,
         'train.steps': STEPS, 'train.log_every': 4, 'eval.every': 12, 'checkpoint.every': 6, 'checkpoint.keep_last': 3,
@@ -69,12 +68,12 @@ def run(tmp_path_factory, data, cache):
 
 def parameters(workdir):
     import jax
-    return jax.tree.leaves(inference.load(workdir, 'latest').translator.params)
+    return jax.tree.leaves(inference.load(workdir, 'latest').model.params)
 
 
 def test_a_run_directory_holds_everything(run):
     workdir, said = run
-    assert {'config.json', 'tokenizers', 'checkpoints', 'metrics.jsonl', 'tensorboard'} <= {
+    assert {'config.json', 'data', 'checkpoints', 'metrics.jsonl', 'tensorboard'} <= {
         path.name for path in workdir.iterdir()}
     lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
     assert [line['step'] for line in lines if 'train_loss' in line] == [4, 8, 12, 16, 20, 24]
@@ -267,12 +266,12 @@ def test_the_notebook_interface(run):
     assert translations[1].text == ''
     sampled = loaded.translate(sentences, SearchOptions(method='sample', n_best=3, seed=5, extra_length=4))
     assert len(sampled[0].hypotheses) == 3
-    again = loaded.translator.translate(sentences[2:], SearchOptions(method='sample', n_best=3, seed=5, extra_length=4),
+    again = loaded.model.translate(sentences[2:], SearchOptions(method='sample', n_best=3, seed=5, extra_length=4),
                                         first=2)
     # A draw depends on the seed and the line, not on the company (but for rounding of the scores).
     assert [h.text for h in again[0].hypotheses] == [h.text for h in sampled[2].hypotheses]
     assert os.fspath(loaded.workdir) == os.fspath(run[0])
-    weights = loaded.translator.attention(translations[0])
+    weights = loaded.model.attention(translations[0])
     length = len(translations[0].source_tokens) + 1
     assert weights['encoder'].shape == (1, 2, length, length)
 
@@ -282,7 +281,7 @@ def test_log_probability_of_a_translation_is_its_teacher_forced_one(run):
     found = loaded.translate(['one two', 'six seven eight nine'], search_options(loaded.config, n_best=2))
     for translation in found:
         for hypothesis in translation.hypotheses:
-            [log_probs] = loaded.translator.token_log_probs([(translation.source_tokens, hypothesis.tokens)])
+            [log_probs] = loaded.model.token_log_probs([(translation.source_tokens, hypothesis.tokens)])
             if len(log_probs) == len(translation.source_tokens) + loaded.options.extra_length:
                 log_probs[-1] = 0.0  # at the limit nothing but the end can come
             # Not quite equal: the search never considers padding, start and unknown.
@@ -306,4 +305,4 @@ def test_learned_positions_limit_the_output_and_not_the_padding(data, cache, tmp
     [translation] = loaded.translate(['ten ' * 40], SearchOptions(extra_length=50))
     assert len(translation.source_tokens) == 23
     assert len(translation.hypotheses[0].tokens) < 25
-    assert loaded.translator.attention(translation)['encoder'].shape == (1, 2, 24, 24)
+    assert loaded.model.attention(translation)['encoder'].shape == (1, 2, 24, 24)

@@ -16,13 +16,15 @@ from orbax.checkpoint import checkpoint_managers
 
 from errors import UserError
 
+LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
+
 
 class Checkpoints:
     """The checkpoints of a run directory; `metric` is the evaluation's by which one is best."""
 
     def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1):
         self._folder = Path(workdir).absolute() / 'checkpoints'
-        sign = -1 if metric in ('loss', 'perplexity') else 1
+        sign = -1 if metric in LOWER_IS_BETTER else 1
 
         def goodness(metrics):
             return sign * metrics[f'validation_{metric}']

@@ -1,5 +1,7 @@
-"""Cross-entropy with label smoothing, as sums over real tokens: who splits a batch divides once, at the end."""
+"""Losses as sums over real targets: who splits a batch divides once, at the end."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -10,20 +12,31 @@ from jaxtyping import Array, Float, Int
 
 @flax.struct.dataclass
 class Sums:
-    """Sums over the positions of weight 1. Add them up over batches, then take the means.
+    """Sums over the targets of weight 1. Add them up over batches, then take the means.
 
-    A pytree of four scalars; under vmap or pmap, of four vectors.
+    A pytree of scalars; under vmap or pmap, of vectors.
     """
-    loss: Any     # label-smoothed cross-entropy, nats
-    nll: Any      # cross-entropy without smoothing, nats
-    correct: Any  # positions whose most probable class is the target
-    tokens: Any   # positions
+    loss: Any     # what is minimised
+    tokens: Any   # targets: tokens of a text, or examples
+    others: Any   # {name: sum} of further measures; 'nll' is cross-entropy without smoothing, nats
 
     def means(self, prefix: str = '') -> dict[str, float]:
-        """Loss and accuracy per token, and perplexity, exp of the unsmoothed cross-entropy per token."""
+        """Each measure per target; for the cross-entropy 'nll', perplexity, its exp."""
         tokens = float(self.tokens)
-        return {f'{prefix}loss': float(self.loss) / tokens, f'{prefix}accuracy': float(self.correct) / tokens,
-                f'{prefix}perplexity': float(jnp.exp(self.nll / self.tokens))}
+        means = {'loss': float(self.loss) / tokens, **{name: float(total) / tokens for name, total in self.others.items()}}
+        if 'nll' in means:
+            means['perplexity'] = float(jnp.exp(means.pop('nll')))
+        return {f'{prefix}{name}': value for name, value in means.items()}
+
+
+Loss = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> sums
+
+
+def make_loss(task: str, label_smoothing: float) -> Loss:
+    """Squared error for a regression, cross-entropy for every other task."""
+    if task == 'regression':
+        return squared_error
+    return functools.partial(cross_entropy, label_smoothing=label_smoothing)
 
 
 def cross_entropy(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
@@ -39,5 +52,13 @@ def cross_entropy(logits: Float[Array, '*batch classes'], targets: Int[Array, '*
         loss -= label_smoothing * logits.mean(axis=-1)
     # The best class is the target where no logit is greater: cheaper than an argmax.
     correct = target_logit >= logits.max(axis=-1)
-    return Sums(loss=jnp.sum(loss * weights), nll=jnp.sum((normaliser - target_logit) * weights),
-                correct=jnp.sum(correct * weights), tokens=jnp.sum(weights))
+    return Sums(loss=jnp.sum(loss * weights), tokens=jnp.sum(weights),
+                others={'nll': jnp.sum((normaliser - target_logit) * weights), 'accuracy': jnp.sum(correct * weights)})
+
+
+def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],
+                  weights: Float[Array, ' batch']) -> Sums:
+    """The mean over an example's values of (output - target)^2, and of |output - target|."""
+    error = outputs - targets
+    return Sums(loss=jnp.sum(jnp.mean(error ** 2, axis=-1) * weights), tokens=jnp.sum(weights),
+                others={'absolute_error': jnp.sum(jnp.mean(jnp.abs(error), axis=-1) * weights)})

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from errors import UserError
-from training.loss import Sums, cross_entropy
+from training.loss import Loss, Sums
 
 Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
 
@@ -38,8 +38,7 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 
 def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer: optax.GradientTransformation,
-               dropout_key: Key[Array, ''], label_smoothing: float = 0.0, accumulate: int = 1,
-               axis_name: str | None = None) -> tuple[TrainState, Sums]:
+               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1, axis_name: str | None = None) -> tuple[TrainState, Sums]:
     """One update on the mean loss over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
@@ -51,8 +50,8 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
 
     def loss_sum(params, part, key):
-        logits = module.apply({'params': params}, **part['inputs'], deterministic=False, rngs={'dropout': key})
-        sums = cross_entropy(logits, part['targets'], part['weights'], label_smoothing)
+        outputs = module.apply({'params': params}, **part['inputs'], deterministic=False, rngs={'dropout': key})
+        sums = loss(outputs, part['targets'], part['weights'])
         return sums.loss, sums
 
     gradient = jax.grad(loss_sum, has_aux=True)
@@ -78,10 +77,10 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), sums
 
 
-def eval_step(params: Any, batch: Batch, *, module: nn.Module, label_smoothing: float = 0.0) -> Sums:
+def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss) -> Sums:
     """The same sums, without dropout."""
-    logits = module.apply({'params': params}, **batch['inputs'])
-    return cross_entropy(logits, batch['targets'], batch['weights'], label_smoothing)
+    outputs = module.apply({'params': params}, **batch['inputs'])
+    return loss(outputs, batch['targets'], batch['weights'])
 
 
 def evaluate(step: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]) -> Sums:
@@ -96,8 +95,8 @@ class Compiled:
     The trap that this avoids: jax.make_mesh gives Explicit axes by default, which nn.Embed does not accept.
     """
 
-    def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, *, dropout_key: Key[Array, ''],
-                 label_smoothing: float, accumulate: int, rows: Iterable[int]):
+    def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, *, loss: Loss,
+                 dropout_key: Key[Array, ''], accumulate: int, rows: Iterable[int]):
         devices = jax.device_count()
         uneven = [count for count in rows if count % (devices * accumulate)]
         if uneven:
@@ -107,10 +106,10 @@ class Compiled:
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         by_rows = NamedSharding(mesh, PartitionSpec('data'))
         self.train = jax.jit(
-            functools.partial(train_step, module=module, optimizer=optimizer, dropout_key=dropout_key,
-                              label_smoothing=label_smoothing, accumulate=accumulate),
+            functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
+                              accumulate=accumulate),
             in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere, donate_argnums=0)
-        self.eval = jax.jit(functools.partial(eval_step, module=module, label_smoothing=label_smoothing),
+        self.eval = jax.jit(functools.partial(eval_step, module=module, loss=loss),
                             in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere)
 
 

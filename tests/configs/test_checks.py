@@ -32,8 +32,8 @@ def leaves(config, path=''):
 def test_recipe_is_possible(name):
     recipe = importlib.import_module(f'configs.{name}')
     config = recipe.get_config()
-    if config.data.source == 'text':
-        with pytest.raises(UserError, match=r"config\.data\.dir='': must name the folder of the text files"):
+    if config.data.source == 'files' and not config.data.file:
+        with pytest.raises(UserError, match=r"config\.data\.dir='': must name the folder of the files"):
             checks.check_config(config)
         config.data.dir = 'somewhere'
     checks.check_config(config)
@@ -69,7 +69,7 @@ def test_base_is_possible():
     ({'data.tokenizer.kind': 'word'}, 'data.tokenizer.kind'),
     ({'data.tokenizer.normalization': 'NFKC'}, 'data.tokenizer.normalization'),
     ({'data.source': 'csv'}, 'data.source'),
-    ({'data.source': 'text'}, 'data.dir'),
+    ({'data.source': 'files'}, 'data.dir'),
     ({'data.source': 'tfds'}, 'data.name'),
     ({'data.max_length': 300, 'model.position': 'learned'}, 'data.max_length'),
     ({'optimizer.schedule': 'linear'}, 'optimizer.schedule'),
@@ -117,7 +117,7 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
     ([], '--config is missing: give a recipe, for example --config=configs/demo.py'),
     (['--config='], '--config is missing: give a recipe'),
     (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: give a recipe, for example'),
-    ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the text files"),
+    ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the files"),
 ])
 def test_flag_without_a_recipe(monkeypatch, arguments, message):
     values = flags.FlagValues()

@@ -15,6 +15,7 @@ PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = Vocabulary(pad=PAD, bos=BOS, eos=EOS)
 SIZE, LENGTH, BATCH = 6, 4, 3
 WORDS = [3, 4, 5]
+START = jnp.full(BATCH, BOS)
 TABLE = np.random.default_rng(0).normal(size=(BATCH, 7, 7, SIZE)) * 2
 
 
@@ -57,14 +58,14 @@ def every_hypothesis(sentence, limit, alpha):
 def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH):
     search = functools.partial(beam_search, decode_step, vocabulary=VOCABULARY, max_length=LENGTH, beam=beam,
                                alpha=alpha, n_best=n_best)
-    return jax.jit(search)(empty_cache(beam), jnp.array(limits))
+    return jax.jit(search)(empty_cache(beam), START, jnp.array(limits))
 
 
 def run_sample(num_samples=1, limits=(LENGTH,) * BATCH, seed=0, **options):
     keys = jax.random.split(jax.random.key(seed), BATCH)
     search = functools.partial(sample, decode_step, vocabulary=VOCABULARY, max_length=LENGTH,
                                num_samples=num_samples, **options)
-    return jax.jit(search)(empty_cache(num_samples), jnp.array(limits), keys=keys)
+    return jax.jit(search)(empty_cache(num_samples), START, jnp.array(limits), keys=keys)
 
 
 def tokens_of(row):

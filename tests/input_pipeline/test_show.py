@@ -32,7 +32,7 @@ def test_demo_batch(tmp_path):
 def test_shows_the_text_of_the_batch(tmp_path):
     pairs = [(f'the number {number}', f'le nombre {number}') for number in range(200)]
     (tmp_path / 'train.tsv').write_text(''.join(f'{source}\t{target}\n' for source, target in pairs))
-    done = show('--config=configs/demo.py', '--config.data.source=text', f'--config.data.dir={tmp_path}',
+    done = show('--config=configs/demo.py', '--config.data.source=files', f'--config.data.dir={tmp_path}',
                 '--config.data.tokenizer.vocab_size=300', f'--config.cache_dir={tmp_path}/cache', '--step=40')
     assert done.returncode == 0, done.stderr
     shown = [tuple(''.join(side.split()).replace('\u2581', ' ').strip() for side in line.split('\t'))

@@ -21,7 +21,7 @@ PAIRS = [('one', 'un'), ('', 'vide'), (' two  spaces ', 'déjà\u00a0vu'), ('\u2
 def text_data(folder, **options):
     """config.data for the text files of a folder."""
     data = base.get_config().data
-    data.update(source='text', dir=str(folder), **options)
+    data.update(source='files', dir=str(folder), **options)
     return data
 
 

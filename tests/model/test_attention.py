@@ -8,8 +8,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from model.attention import (MultiHeadAttention, attention_pooling, masked_softmax, scaled_dot_product_attention,
-                             scaled_dot_scores)
+from model.attention import (SCORES, MultiHeadAttention, additive_scores, attention, attention_pooling,
+                             basic_self_attention, dot_scores, general_scores, masked_softmax,
+                             scaled_dot_product_attention, scaled_dot_scores)
 from model.relation import Relation, combine_masks, look_ahead_mask, padding_mask, segment_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -197,3 +198,69 @@ def test_annotations_are_checked():
         scaled_dot_product_attention(query, key[:, :2], value)
     with pytest.raises(jaxtyping.TypeCheckError):
         masked_softmax(scaled_dot_scores(query, key), jnp.ones((1, 1, 2, 4), bool))
+
+
+# Score functions and retrieval
+
+def test_scores_are_their_definitions():
+    query, key = normal(0, 2, 4, 3, 5), normal(1, 2, 6, 3, 5)
+    matrix, vector = normal(2, 3, 5, 5), normal(3, 3, 5)
+    found = {'dot': dot_scores(query, key), 'scaled_dot': scaled_dot_scores(query, key),
+             'general': general_scores(query, key, matrix), 'additive': additive_scores(query, key, vector)}
+    for b, h, t, s in np.ndindex(2, 3, 4, 6):
+        q, k = np.float64(query[b, t, h]), np.float64(key[b, s, h])
+        expected = {'dot': q @ k, 'scaled_dot': q @ k / np.sqrt(5), 'general': q @ np.float64(matrix[h]) @ k,
+                    'additive': np.float64(vector[h]) @ np.tanh(q + k)}
+        for name, value in expected.items():
+            close(found[name][b, h, t, s], value)
+
+
+def test_general_scores_of_unlike_widths():
+    scores = general_scores(normal(0, 1, 2, 1, 3), normal(1, 1, 4, 1, 5), normal(2, 1, 3, 5))
+    assert scores.shape == (1, 1, 2, 4)
+
+
+@pytest.mark.parametrize('score', SCORES)
+def test_every_score_serves_in_multi_head_attention(score):
+    module, x, memory = MultiHeadAttention(2, 8, 4, 6, score=score), normal(0, 2, 3, 8), normal(1, 2, 5, 8)
+    params = random_params(module, x, memory)
+    output, collections = module.apply({'params': params}, x, memory, mutable=['attention'])
+    query, (key, value) = (module.apply({'params': params}, x, method=lambda m, x: m.query(x)),
+                           module.apply({'params': params}, memory, method='keys_values'))
+    weight = params.get('score_weight')
+    scores = {'dot': dot_scores, 'scaled_dot': scaled_dot_scores}.get(score)
+    scores = scores(query, key) if scores else {'general': general_scores, 'additive': additive_scores}[score](
+        query, key, weight)
+    weights = masked_softmax(scores)
+    close(collections['attention']['weights'][0], weights)
+    close(output, jnp.einsum('bhts,bshv,hvd->btd', weights, value, params['output']['kernel']))
+    gradient = jax.grad(lambda params: module.apply({'params': params}, x, memory).sum())(params)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+def test_general_attention_starts_as_the_scaled_dot_product():
+    x = normal(0, 1, 4, 8)
+    general = MultiHeadAttention(2, 8, 4, 4, score='general')
+    variables = general.init(jax.random.key(0), x, x)
+    params = {name: value for name, value in variables['params'].items() if name != 'score_weight'}
+    close(general.apply(variables, x, x), MultiHeadAttention(2, 8, 4, 4).apply({'params': params}, x, x))
+
+
+def test_an_unknown_score_is_named():
+    with pytest.raises(ValueError, match="score='cosine' is not one of scaled_dot, dot, general, additive"):
+        MultiHeadAttention(1, 4, 4, 4, score='cosine').init(jax.random.key(0), jnp.zeros((1, 2, 4)), jnp.zeros((1, 2, 4)))
+
+
+def test_one_hot_attention_is_a_look_up():
+    keys = jnp.eye(4)[None, :, None] * 1e4
+    values = normal(0, 1, 4, 1, 3)
+    found, weights = attention(jnp.eye(4)[None, [2, 0], None], keys, values, score=dot_scores)
+    close(weights[0, 0], np.eye(4)[[2, 0]])
+    close(found, values[:, [2, 0]])
+
+
+def test_basic_self_attention_is_its_definition():
+    x = np.float64(normal(0, 2, 4, 3))
+    w = np.einsum('bid,bjd->bij', x, x)
+    w = np.exp(w) / np.exp(w).sum(-1, keepdims=True)
+    close(basic_self_attention(jnp.float32(x)), w @ x)

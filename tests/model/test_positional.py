@@ -1,13 +1,14 @@
-"""Sinusoids and learned tables."""
+"""Sinusoids, learned tables, and the relative schemes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.positional import PositionalEncoding, sinusoids
+from model.positional import (RELATIVE, PositionalEncoding, alibi_bias, alibi_slopes, bucketed_bias, relative_buckets,
+                              rotate, sinusoids)
 from tests.model import reference
-from tests.model.helpers import close
+from tests.model.helpers import close, normal
 
 WORKED = [[0, 1, 0, 1], [0.84, 0.54, 0.01, 1.00], [0.91, -0.42, 0.02, 1.00], [0.14, -0.99, 0.03, 1.00]]
 
@@ -93,3 +94,67 @@ def test_learned_positions_that_are_too_short_are_an_error():
 def test_unknown_scheme_is_an_error():
     with pytest.raises(ValueError, match="position='rotation' is not one of sinusoidal, learned, rotary, relative, alibi, none"):
         PositionalEncoding('rotation', 6, max_length=4).init(jax.random.key(0), jnp.arange(3), 3)
+
+
+def test_rotated_scores_depend_on_the_offset_only():
+    query, key = normal(0, 1, 1, 2, 6), normal(1, 1, 1, 2, 6)
+
+    def score(i, j):
+        return np.asarray((rotate(query, jnp.array([[i]])) * rotate(key, jnp.array([[j]]))).sum(-1))
+
+    for offset in (0, 1, 5):
+        close(score(3 + offset, 3), score(40 + offset, 40))
+    assert not np.allclose(score(4, 3), score(8, 3))
+    close(rotate(query, jnp.array([[0]])), query)
+
+
+def test_rotation_is_that_of_its_definition():
+    x, position = np.asarray(normal(2, 1, 1, 1, 4), np.float64), 7
+    expected = np.empty(4)
+    for j in range(2):
+        angle = position / 10000 ** (2 * j / 4)
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        expected[2 * j:2 * j + 2] = turn @ x[0, 0, 0, 2 * j:2 * j + 2]
+    close(rotate(jnp.float32(x), jnp.array([[position]]))[0, 0, 0], expected)
+    with pytest.raises(ValueError, match='rotary positions need an even d_k, not 3'):
+        rotate(jnp.zeros((1, 1, 1, 3)), jnp.array([[0]]))
+
+
+def test_alibi_falls_with_the_distance():
+    np.testing.assert_allclose(alibi_slopes(8), [2.0 ** -i for i in range(1, 9)])
+    np.testing.assert_allclose(alibi_slopes(3), [2.0 ** -4, 2.0 ** -8, 2.0 ** -2])
+    bias = alibi_bias(jnp.array([0.5]), jnp.array([[0, 1, 2]]), jnp.array([[0, 1, 2]]))
+    close(bias[0, 0], [[0, -0.5, -1], [-0.5, 0, -0.5], [-1, -0.5, 0]])
+
+
+def t5_bucket(offset, bidirectional):
+    """The published definition, number by number (Raffel et al. 2020; offset is key minus query)."""
+    buckets, bucket, distance = 32, 0, -offset
+    if bidirectional:
+        buckets, bucket = 16, 16 if offset > 0 else 0
+        distance = abs(distance)
+    distance = max(distance, 0)
+    if distance < buckets // 2:
+        return bucket + distance
+    scaled = np.log(distance / (buckets // 2)) / np.log(128 / (buckets // 2)) * (buckets - buckets // 2)
+    return bucket + min(buckets // 2 + int(scaled), buckets - 1)
+
+
+@pytest.mark.parametrize('bidirectional', [True, False])
+def test_relative_buckets_are_those_of_t5(bidirectional):
+    # Not at the powers where a logarithm in float32 may fall to either side.
+    offsets = [offset for offset in range(-300, 300) if abs(offset) not in (16, 32, 64, 128)]
+    expected = [t5_bucket(offset, bidirectional) for offset in offsets]
+    np.testing.assert_array_equal(relative_buckets(jnp.array(offsets), bidirectional), expected)
+
+
+def test_a_learned_bias_is_an_entry_of_the_table():
+    table = normal(0, 32, 2)
+    bias = bucketed_bias(table, jnp.array([[5]]), jnp.array([[5, 4, 9]]), True)
+    close(bias[0, :, 0], np.stack([table[0], table[1], table[16 + 4]], axis=1))
+
+
+def test_the_relative_schemes_add_nothing_to_the_embeddings():
+    for scheme in RELATIVE:
+        module = PositionalEncoding(scheme, 4, 8)
+        assert not np.any(module.apply({}, jnp.arange(3), 3))

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training.loss import cross_entropy
+from training.loss import cross_entropy, make_loss, squared_error
 
 
 def random_batch(seed=0, shape=(3, 5), classes=7):
@@ -21,14 +21,14 @@ def test_label_smoothing_equals_the_explicit_sum(smoothing):
     sums = cross_entropy(jnp.float32(logits), jnp.int32(targets), jnp.float32(weights), smoothing)
     np.testing.assert_allclose(sums.loss, expected, rtol=1e-5)
     nll = -(weights * np.take_along_axis(log_p, targets[..., None], -1)[..., 0]).sum()
-    np.testing.assert_allclose(sums.nll, nll, rtol=1e-5)
+    np.testing.assert_allclose(sums.others['nll'], nll, rtol=1e-5)
 
 
 def test_accuracy_and_tokens_count_weighted_positions_only():
     logits, targets, weights = random_batch(1)
     sums = cross_entropy(jnp.float32(logits), jnp.int32(targets), jnp.float32(weights), 0.1)
     assert sums.tokens == weights.sum()
-    assert sums.correct == ((logits.argmax(-1) == targets) * weights).sum()
+    assert sums.others['accuracy'] == ((logits.argmax(-1) == targets) * weights).sum()
 
 
 def test_perplexity_is_of_the_unsmoothed_loss():
@@ -43,3 +43,16 @@ def test_padding_has_no_gradient():
         jnp.float32(logits))
     assert np.all(np.asarray(gradient)[weights == 0] == 0)
     assert np.any(np.asarray(gradient)[weights == 1] != 0)
+
+
+def test_squared_error_is_a_mean_over_values_and_a_sum_over_examples():
+    rng = np.random.default_rng(3)
+    outputs, targets, weights = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), np.array([1.0, 0, 1, 1])
+    sums = squared_error(jnp.float32(outputs), jnp.float32(targets), jnp.float32(weights))
+    np.testing.assert_allclose(sums.loss, (((outputs - targets) ** 2).mean(-1) * weights).sum(), rtol=1e-5)
+    assert sums.means()['absolute_error'] == pytest.approx(np.abs(outputs - targets)[weights > 0].mean(), rel=1e-5)
+
+
+def test_only_a_regression_is_trained_on_squared_error():
+    assert make_loss('regression', 0.1) is squared_error
+    assert make_loss('classification', 0.1).func is cross_entropy

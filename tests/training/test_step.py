@@ -8,6 +8,7 @@ import pytest
 
 from model.blocks import BlockConfig
 from model.transformer import Transformer
+from training.loss import make_loss
 from training.step import eval_step, init_state, train_step
 
 MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
@@ -24,9 +25,9 @@ def ragged_batch(rows=8, length=6, seed=0):
             'weights': (tokens != 0).astype(jnp.float32)}
 
 
-def step(module=MODULE, optimizer=None, **options):
+def step(module=MODULE, optimizer=None, label_smoothing=0.0, **options):
     return functools.partial(train_step, module=module, optimizer=optimizer or optax.sgd(1.0),
-                             dropout_key=jax.random.key(1), **options)
+                             loss=make_loss('translation', label_smoothing), dropout_key=jax.random.key(1), **options)
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +61,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
     new, sums = jax.jit(step(label_smoothing=0.1))(state, batch)
 
     def mean_loss(params):
-        sums = eval_step(params, batch, module=MODULE, label_smoothing=0.1)
+        sums = eval_step(params, batch, module=MODULE, loss=make_loss('translation', 0.1))
         return sums.loss / sums.tokens
 
     gradient = jax.jit(jax.grad(mean_loss))(state.params)

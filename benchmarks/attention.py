@@ -1,0 +1,47 @@
+"""Memory and time of attention by its length: python -m benchmarks.attention [--lengths=1024,4096,16384]
+
+Causal self-attention, one sequence, 4 heads of 32, forward and backward, float32; a JSON line for each kernel and
+length. Memory is what the compiled program allocates beside its inputs and outputs; where that is more than --most_gb,
+the program is not run.
+"""
+
+from errors import run_script, use_huge_pages
+
+if __name__ == '__main__':
+    use_huge_pages()
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from benchmarks.measure import report, times
+from model.attention import attention, chunked_attention, fused_attention
+from model.relation import Relation
+
+LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Positions.')
+DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of queries, keys and values.')
+RUNS = flags.DEFINE_integer('runs', 3, 'Timed runs.', lower_bound=1)
+MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'Largest program that is run.')
+HEADS, WIDTH = 4, 32
+KERNELS = {'plain': lambda *args: attention(*args)[0], 'chunked': chunked_attention, 'fused': fused_attention}
+
+
+def main() -> None:
+    for length in map(int, LENGTHS.value):
+        inputs = [jax.random.normal(jax.random.key(seed), (1, length, HEADS, WIDTH), DTYPE.value) for seed in range(3)]
+        relation = Relation.within(jnp.arange(length)[None], causal=True)
+        for name, kernel in KERNELS.items():
+
+            def total(*inputs, kernel=kernel, relation=relation):
+                return jnp.sum(jnp.sin(kernel(*inputs, relation).astype(jnp.float32)))
+
+            compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*inputs).compile()
+            gigabytes = compiled.memory_analysis().temp_size_in_bytes / 2 ** 30
+            fits = gigabytes <= MOST_GB.value
+            seconds = times(lambda compiled=compiled, inputs=inputs: compiled(*inputs), RUNS.value) if fits else []
+            report(seconds, length, {'benchmark': 'attention', 'kernel': name, 'length': length, 'dtype': DTYPE.value,
+                                     'memory_gb': round(gigabytes, 3)})
+
+
+if __name__ == '__main__':
+    run_script(main)

@@ -1,0 +1,77 @@
+"""Images and series in, classes or values out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Float, Num
+from ml_collections import ConfigDict
+
+from inference.scores import classification_scores, regression_scores
+from inference.text import SearchOptions, attention_weights
+from input_pipeline.arrays import Preprocessing
+from input_pipeline.data import ExampleData
+from training.loss import Sums
+
+Table = list[tuple[str, ...]]
+
+
+class Predictor:
+    """A model of images or series, with its parameters.
+
+    Attributes:
+      module: [batch, *space, channels] -> [batch, outputs].
+      params: its parameters.
+      classes: their names; None where values are predicted.
+      preprocessing: from raw inputs to the module's, and from its outputs to raw values.
+    """
+
+    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing):
+        self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
+        self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
+        self._attention = jax.jit(
+            lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
+
+    def predict(self, inputs: Num[np.ndarray, 'examples *space channels'],
+                batch_size: int = 64) -> Float[np.ndarray, 'examples outputs']:
+        """Of raw inputs: log-probabilities of the classes, or values in the units of the targets."""
+        outputs = []
+        for begin in range(0, len(inputs), batch_size):
+            part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
+            padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+            outputs.append(np.asarray(self._apply(self.params, padded))[:len(part)])
+        outputs = np.concatenate(outputs)
+        if self.classes is None:
+            return self.preprocessing.values(outputs)
+        return np.asarray(jax.nn.log_softmax(outputs))
+
+    def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
+        """{'encoder': ...} of one raw input, between its patches; a class token comes before them."""
+        weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
+        return {kind: each[:, 0] for kind, each in weights.items()}
+
+    def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> dict[str, float]:
+        """Nothing beyond the `sums`: loss and accuracy, or absolute error, are in them."""
+        return {}
+
+    def score(self, data: ExampleData, split: str, config: ConfigDict,
+              options: SearchOptions) -> tuple[dict[str, Any], Table]:
+        """Scores of a split, and what was predicted for each example."""
+        inputs, targets = data.arrays.inputs(split), data.arrays.targets(split)
+        outputs = self.predict(inputs, options.batch_size)
+        if self.classes is None:
+            targets = targets.reshape(outputs.shape)
+            header = tuple(f'{what}_{index}' for what in ('target', 'value') for index in range(outputs.shape[1]))
+            rows = [tuple(f'{value:.6g}' for value in (*target, *output))
+                    for target, output in zip(targets, outputs, strict=True)]
+            return regression_scores(outputs, targets), [header, *rows]
+        rows = [(self.classes[target], *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
+        return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
+
+    def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
+        """The most probable class and its probability, or the values, as text."""
+        if self.classes is None:
+            return tuple(f'{value:.6g}' for value in output)
+        return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'

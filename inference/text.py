@@ -1,0 +1,210 @@
+"""Text in, text out: what translating a sentence and continuing a prompt have in common."""
+
+import abc
+import dataclasses
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+from ml_collections import ConfigDict
+
+from errors import UserError
+from inference import search
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+
+VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
+LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """One output: its text, its tokens without the end, log-probability, and the score that ranks it."""
+    text: str
+    tokens: list[int]
+    log_prob: float
+    score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A line of text and what was found for it, the best first. For an empty one that is one empty hypothesis."""
+    source: str
+    source_tokens: list[int]
+    hypotheses: list[Hypothesis]
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """How to decode.
+
+    Attributes:
+      method: 'beam', 'greedy' or 'sample'.
+      beam: hypotheses that live at a time.
+      alpha: of the length penalty ((5 + |Y|) / 6)^alpha.
+      n_best: hypotheses to return; for 'sample', independent draws.
+      extra_length: a translation has at most this many tokens more than its source, a continuation this many.
+      batch_size: sentences at a time.
+      temperature, top_k, top_p, seed: of sampling; top_k 0 and top_p 1 cut nothing off.
+
+    Raises:
+      UserError: if a value is impossible.
+    """
+    method: str = 'beam'
+    beam: int = 4
+    alpha: float = 0.6
+    n_best: int = 1
+    extra_length: int = 50
+    batch_size: int = 64
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        def require(holds, message):
+            if not holds:
+                raise UserError(message)
+        require(self.method in ('beam', 'greedy', 'sample'), f'method={self.method!r} is not beam, greedy or sample')
+        require(self.beam >= 1, f'beam={self.beam} must be at least 1')
+        require(self.n_best >= 1, f'n_best={self.n_best} must be at least 1')
+        require(self.method != 'beam' or self.n_best <= self.beam,
+                f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
+        require(self.method != 'greedy' or self.n_best == 1, 'greedy search has one result: use n_best=1 or method=beam')
+        require(self.extra_length >= 0, f'extra_length={self.extra_length} must not be negative')
+        require(self.batch_size >= 1, f'batch_size={self.batch_size} must be at least 1')
+        require(self.temperature > 0, f'temperature={self.temperature} must be positive; method=greedy takes the best')
+        require(self.top_k >= 0, f'top_k={self.top_k} must not be negative; 0 keeps every token')
+        require(0 < self.top_p <= 1, f'top_p={self.top_p} must be above 0 and at most 1')
+
+
+def search_options(config: ConfigDict, **changes) -> SearchOptions:
+    """`config.decode` as options, with `changes` that are not None."""
+    return SearchOptions(**(dict(config.decode) | {name: value for name, value in changes.items() if value is not None}))
+
+
+class TextModel(abc.ABC):
+    """A model that writes text, with its parameters and tokenizers.
+
+    Attributes:
+      module: any module with encode, init_cache, decode_step and length_limit.
+      params: its parameters.
+      tokenizers: {'source': of what is read, 'target': of what is written}.
+    """
+
+    def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer]):
+        self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
+        self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
+        self._log_probs = jax.jit(self._teacher_forced)
+        self._attention = jax.jit(
+            lambda params, inputs: module.apply({'params': params}, **inputs, mutable=['attention'])[1])
+
+    @abc.abstractmethod
+    def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
+        """What is written for each line, in order; `first` is the number of the first one in its file."""
+
+    @abc.abstractmethod
+    def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
+        """Weights of every layer and head while the model reads and writes what `output` holds, by kind."""
+
+    @abc.abstractmethod
+    def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
+        """For each kind of `attention`, the tokens that look and those that are looked at."""
+
+    @abc.abstractmethod
+    def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
+        """(what the model encodes, the token that decoding starts from, the greatest number of new tokens)."""
+
+    @abc.abstractmethod
+    def _max_length(self, width: int, options: SearchOptions) -> int:
+        """The greatest number of new tokens for any input that is padded to `width`."""
+
+    def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
+                 draw: int = 0) -> list[list[Hypothesis]]:
+        """The hypotheses of each tokenised source, the best first."""
+        results: list[list[Hypothesis]] = [[] for _ in sources]
+        # Inputs of like length together: less padding, and they end at about the same step.
+        order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+        for begin in range(0, len(order), options.batch_size):
+            rows = order[begin:begin + options.batch_size]
+            found = self.find([sources[row] for row in rows], [numbers[row] for row in rows], options, draw)
+            for index, row in enumerate(rows):
+                results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
+                                if found.scores[index, rank] > search.IMPOSSIBLE]
+        return results
+
+    def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
+             draw: int = 0) -> search.Hypotheses:
+        """The hypotheses of at most options.batch_size tokenised sources, as NumPy arrays.
+
+        What is drawn for a source depends on the seed, its number and `draw`.
+        """
+        # Few batch shapes: a full batch, or the next power of two.
+        rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
+        read, starts, most = zip(*(self._problem(tokens, options) for tokens in sources), strict=True)
+        batch = self._padded(read, rows)
+        start, limits = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32)
+        start[:len(sources)], limits[:len(sources)] = starts, most
+        numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.fold_in(jax.random.key(options.seed), draw), numbers)
+        # The seed is in the keys: another one needs no other program.
+        found = self._search(self.params, batch, start, limits, keys, options=dataclasses.replace(options, seed=0),
+                             max_length=self._max_length(batch.shape[1], options))
+        return jax.tree.map(np.asarray, found)
+
+    def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
+        tokens = found.tokens[row, rank]
+        tokens = tokens[:np.argmax(tokens == EOS)].tolist()
+        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
+                          float(found.scores[row, rank]))
+
+    def _encode_and_search(self, params, source, start, limits, keys, *, max_length, options):
+        apply = functools.partial(self.module.apply, {'params': params})
+        memory = apply(source, method='encode')
+
+        def decode_step(tokens, cache):
+            return apply(tokens, cache, method='decode_step')
+
+        width = options.beam if options.method == 'beam' else options.n_best
+        cache = apply(memory, width, max_length, method='init_cache')
+        if options.method == 'beam':
+            return search.beam_search(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
+                                      beam=width, alpha=options.alpha, n_best=options.n_best)
+        return search.sample(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
+                             num_samples=width, alpha=options.alpha, keys=keys,
+                             temperature=options.temperature if options.method == 'sample' else 0.0,
+                             top_k=options.top_k, top_p=options.top_p)
+
+    def _teacher_forced(self, params, inputs, targets):
+        logits = self.module.apply({'params': params}, **inputs)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+    def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
+        """The rows as an array of at least `count`, their length a multiple of LENGTHS where the model reaches it."""
+        longest = max(1, *map(len, rows))
+        length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
+        padded = np.full((max(count, len(rows)), length), PAD, np.int32)
+        for row, tokens in enumerate(rows):
+            padded[row, :len(tokens)] = tokens
+        return padded
+
+
+def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
+    """What a module has sown into 'attention', by kind: 'encoder' and 'decoder' (self-attention), 'cross'."""
+    weights: dict[str, np.ndarray] = {}
+    for stack, layers in collections.get('attention', {}).items():
+        order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
+        for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):
+            if sublayer in layers[order[0]]:
+                weights[kind] = np.stack([np.asarray(layers[layer][sublayer]['weights'][0]) for layer in order])
+    return weights

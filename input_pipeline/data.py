@@ -1,0 +1,192 @@
+"""From `config` to what is trained on: for each task its data, their batches, and what a run must keep of them."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ml_collections import ConfigDict
+
+from input_pipeline.arrays import ArrayPlan, open_arrays
+from input_pipeline.batches import Batch, BatchPlan
+from input_pipeline.documents import open_documents
+from input_pipeline.sources import Pair, open_corpus
+from input_pipeline.token_store import TokenStore, cache_folder, open_store, tokenizers_for
+from input_pipeline.tokenizer import Tokenizer, load_tokenizer
+from input_pipeline.windows import WindowPlan
+
+KEPT = 'data'  # the folder of a run directory for what decoding needs to know of the data
+SIZES = 'sizes.json'
+
+
+class Plan(Protocol):
+    """The batches of a split, each a pure function of its number."""
+    rows: Any  # how many rows the batches have
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    def batch(self, step: int) -> Batch:
+        """Batch `step`, as arrays."""
+
+    def describe(self) -> str:
+        """A line for the log."""
+
+
+class Data(Protocol):
+    """What a task is trained on."""
+    sizes: dict[str, Any]  # what a model must know of the data, as JSON
+    tokenizers: dict[str, Tokenizer]  # by the side of the text that they are for
+
+    def plan(self, split: str) -> Plan:
+        """Batches of 'train', shuffled by config.seed; of 'validation' or 'test', each example once, in order."""
+
+    def show(self, batch: Batch) -> Iterator[str]:
+        """A batch as text, a line for each row."""
+
+    def keep(self, folder: Path) -> None:
+        """Writes what decoding needs, so that a run directory needs nothing else."""
+
+
+def open_data(config: ConfigDict, run: Path | None = None) -> Data:
+    """The data of `config`. With the directory of a run, its tokenizers instead of newly learned ones.
+
+    Raises:
+      UserError: if they are not there, or damaged.
+    """
+    return TASKS[config.task].data(config, run / KEPT if run else None)
+
+
+def read_sizes(run: Path) -> dict[str, Any]:
+    """What the model of a run must know of its data."""
+    return json.loads((run / KEPT / SIZES).read_text())
+
+
+class PairData:
+    """Sentence pairs: translation."""
+
+    def __init__(self, config: ConfigDict, kept: Path | None):
+        self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
+        self.tokenizers = load_tokenizers(kept) if kept else tokenizers_for(
+            self._corpus, config.data.tokenizer, self._cache)
+        self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()}
+
+    def pairs(self, split: str) -> list[Pair]:
+        """The sentences of a split as they are written."""
+        return list(self._corpus.pairs(split))
+
+    def plan(self, split: str) -> BatchPlan:
+        store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
+        return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
+                         seed=_seed(self._config, split))
+
+    def show(self, batch: Batch) -> Iterator[str]:
+        """Source TAB target, as their pieces."""
+        for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
+            yield '\t'.join(_pieces(self.tokenizers[side], tokens)
+                            for side, tokens in (('source', source), ('target', target)))
+
+    def keep(self, folder: Path) -> None:
+        save_tokenizers(folder, self.tokenizers)
+        _keep_sizes(folder, self.sizes)
+
+
+class DocumentData:
+    """Documents: language models."""
+
+    def __init__(self, config: ConfigDict, kept: Path | None):
+        self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
+        self.tokenizers = load_tokenizers(kept) if kept else tokenizers_for(
+            self._documents, config.data.tokenizer, self._cache)
+        self.sizes = {'vocab_size': len(self.tokenizers['text'])}
+
+    def store(self, split: str) -> TokenStore:
+        return open_store(self._documents, split, self.tokenizers, None, self._cache)
+
+    def characters(self, split: str) -> int:
+        """Characters of the split's documents."""
+        return self.store(split).stats['characters']
+
+    def plan(self, split: str) -> WindowPlan:
+        return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
+                          packing=self._config.data.packing, seed=_seed(self._config, split))
+
+    def show(self, batch: Batch) -> Iterator[str]:
+        """A row's pieces."""
+        for tokens in batch['inputs']['tokens']:
+            yield _pieces(self.tokenizers['text'], tokens)
+
+    def keep(self, folder: Path) -> None:
+        save_tokenizers(folder, self.tokenizers)
+        _keep_sizes(folder, self.sizes)
+
+
+class ExampleData:
+    """Images and time series: classification and regression."""
+
+    def __init__(self, config: ConfigDict, kept: Path | None):
+        self._config, self.arrays = config, open_arrays(config.data)
+        self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
+                                          'preprocessing': dataclasses.asdict(self.arrays.preprocessing)}
+        self.tokenizers = {}
+
+    def plan(self, split: str) -> ArrayPlan:
+        data = self._config.data
+        training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
+        return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split), **training)
+
+    def show(self, batch: Batch) -> Iterator[str]:
+        """The target of a row, and the mean and the spread of its inputs."""
+        for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
+            if weight:
+                shape = ' x '.join(map(str, inputs.shape))
+                yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
+
+    def keep(self, folder: Path) -> None:
+        _keep_sizes(folder, self.sizes)
+
+
+class Task(NamedTuple):
+    """A kind of data and the options that it takes."""
+    data: Callable[[ConfigDict, Path | None], Data]
+    options: dict[str, frozenset[str]]  # of config.data and config.batch
+
+
+_COMMON = {'source', 'dir', 'name', 'splits', 'seed'}
+_ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
+TASKS = {
+    'translation': Task(PairData, {
+        'data': frozenset({*_COMMON, 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
+        'batch': frozenset({'tokens', 'buckets'})}),
+    'language_model': Task(DocumentData, {
+        'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share', 'tokenizer'}),
+        'batch': frozenset({'rows'})}),
+    'classification': Task(ExampleData, _ARRAYS),
+    'regression': Task(ExampleData, _ARRAYS),
+}
+
+
+def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
+    """The tokenizers of a run by their sides: 'source' and 'target', or 'text'."""
+    return {path.stem: load_tokenizer(path) for path in sorted(folder.glob('*.model'))}
+
+
+def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
+    """Writes what `load_tokenizers` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(folder / f'{side}.model')
+
+
+def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SIZES).write_text(json.dumps(sizes, indent=2) + '\n')
+
+
+def _seed(config: ConfigDict, split: str) -> int | None:
+    return config.seed if split == 'train' else None
+
+
+def _pieces(tokenizer: Tokenizer, tokens) -> str:
+    return ' '.join(tokenizer.pieces(token for token in tokens if token > 2))

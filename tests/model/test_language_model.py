@@ -1,0 +1,84 @@
+"""The decoder-only language model: what it may see, packing, and its cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.blocks import BlockConfig
+from model.language_model import LanguageModel
+from model.positional import SCHEMES
+from model.transformer import PAD
+from tests.model.helpers import close, random_params
+
+TOKENS = jnp.array([[4, 6, 9, 3, 10, 5, 7], [5, 2, 8, 7, 4, 9, 3]])
+
+
+def language_model(position='learned', norm='pre', **options):
+    config = BlockConfig(d_model=8, d_ff=12, num_heads=2, d_k=6, d_v=5, dropout=0.0, position=position, norm=norm)
+    model = LanguageModel(config, 2, 11, max_length=12, **options)
+    return model, {'params': random_params(model, TOKENS)}
+
+
+@pytest.mark.parametrize('position', SCHEMES)
+def test_no_position_sees_a_later_one(position):
+    model, variables = language_model(position)
+    changed = TOKENS.at[:, 4].set(1)
+    before, after = model.apply(variables, TOKENS), model.apply(variables, changed)
+    close(before[:, :4], after[:, :4])
+    assert np.all(np.abs(before - after)[:, 4:].max(axis=-1) > 1e-6)
+
+
+@pytest.mark.parametrize('position', SCHEMES)
+@pytest.mark.parametrize('norm', ['post', 'pre'])
+def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
+    # Row 0 has a prompt of 4 tokens and row 1 of 2; both go on token by token, in a batch of two continuations.
+    model, variables = language_model(position, norm)
+    whole = model.apply(variables, TOKENS)
+    begins = [4, 2]
+    prompt = jnp.stack([jnp.where(jnp.arange(5) < begin, row[:5], PAD) for begin, row in zip(begins, TOKENS)])
+    memory = model.apply(variables, prompt, method='encode')
+    cache = model.apply(variables, memory, 2, 3, method='init_cache')
+    for step in range(3):
+        token = jnp.stack([row[begin + step] for begin, row in zip(begins, TOKENS)])
+        logits, cache = model.apply(variables, jnp.stack([token, token], axis=1), cache, method='decode_step')
+        for row, begin in enumerate(begins):
+            close(logits[row, 0], whole[row, begin + step])
+            close(logits[row, 1], whole[row, begin + step])
+
+
+@pytest.mark.parametrize('position', SCHEMES)
+def test_packed_documents_do_not_see_each_other(position):
+    model, variables = language_model(position)
+    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2]])
+    positions = jnp.array([[0, 1, 2, 0, 1, 2, 3]])
+    packed = model.apply(variables, TOKENS[:1], segments, positions)
+    close(packed[:, :3], model.apply(variables, TOKENS[:1, :3]))
+    close(packed[:, 3:], model.apply(variables, TOKENS[:1, 3:]))
+
+
+@pytest.mark.parametrize('position', SCHEMES)
+def test_a_longer_sequence_runs_or_is_refused(position):
+    model, variables = language_model(position)
+    long = jnp.ones((1, 20), jnp.int32)
+    if position == 'learned':
+        assert model.length_limit == 12
+        with pytest.raises(ValueError, match='learned positions end at max_length=12, but 20 are needed'):
+            model.apply(variables, long)
+    else:
+        assert model.length_limit is None
+        assert np.isfinite(model.apply(variables, long)).all()
+
+
+def test_tied_embeddings_are_one_table():
+    tied, untied = (sum(leaf.size for leaf in jax.tree.leaves(language_model(tie_embeddings=tie)[1]))
+                    for tie in (True, False))
+    assert untied - tied == 8 * 11
+
+
+def test_weights_of_every_layer_on_request():
+    model, variables = language_model()
+    _, collections = model.apply(variables, TOKENS, mutable=['attention'])
+    weights = collections['attention']['encoder']['layers_1']['self_attention']['weights'][0]
+    assert weights.shape == (2, 2, 7, 7)
+    close(jnp.triu(weights, 1), jnp.zeros(weights.shape))

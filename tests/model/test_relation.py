@@ -1,0 +1,114 @@
+"""Masks and biases from positions; and the kernels, which must all agree with the plain one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.attention import (LONG, MultiHeadAttention, additive_scores, attention, chunked_attention, fused_attention,
+                             general_scores)
+from model.positional import alibi_slopes
+from model.relation import Relation, look_ahead_mask
+from tests.model.helpers import close, normal, random_params
+
+RELATIONS = {
+    'everything': Relation(),
+    'causal': Relation.within(jnp.arange(7)[None], causal=True),
+    'padded': Relation(visible=jnp.array([[1, 1, 1, 0, 0, 1, 1], [0] * 7], bool)),
+    'packed': Relation.within(jnp.arange(7)[None], segments=jnp.array([[1, 1, 2, 2, 2, 3, 0], [1] * 7]), causal=True),
+    'mask': Relation(mask=jnp.asarray(np.random.default_rng(0).random((2, 3, 7, 7)) < 0.6)),
+    'alibi': Relation.within(jnp.arange(7)[None], causal=True).replace(bias=jnp.asarray(alibi_slopes(3))),
+    'relative': Relation.within(jnp.arange(7)[None]).replace(bias=normal(5, 32, 3)),
+}
+
+
+def query_key_value(dtype=jnp.float32):
+    return [normal(seed, 2, 7, 3, width).astype(dtype) for seed, width in enumerate((4, 4, 6))]
+
+
+def test_a_relation_within_a_sequence_masks_by_position_padding_and_segment():
+    segments, visible = jnp.array([[1, 1, 2]]), jnp.array([[True, False, True]])
+    mask = Relation.within(jnp.arange(3)[None], visible, segments, causal=True).whole_mask()
+    np.testing.assert_array_equal(mask[0, 0], [[1, 0, 0], [1, 0, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(Relation.within(jnp.arange(3)[None], causal=True).whole_mask(), look_ahead_mask(3))
+    assert Relation().whole_mask() is None and Relation().whole_bias() is None
+
+
+def test_a_bias_is_added_to_the_scaled_scores():
+    query, key, value = query_key_value()
+    relation = RELATIONS['relative']
+    scores = np.einsum('bthk,bshk->bhts', query, key) / 2 + np.asarray(relation.whole_bias())
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    found, found_weights = attention(query, key, value, relation)
+    close(found_weights, weights)
+    close(found, np.einsum('bhts,bshv->bthv', weights, value))
+
+
+@pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
+@pytest.mark.parametrize('chunk', [3, 7, 16])
+def test_the_chunked_kernel_is_the_plain_one(relation, chunk):
+    inputs = query_key_value()
+
+    def total(kernel, *inputs):
+        return jnp.sum(jnp.sin(kernel(*inputs)))
+
+    plain, chunked = (lambda *args: attention(*args, relation)[0]), (
+        lambda *args: chunked_attention(*args, relation, chunk=chunk))
+    close(jax.jit(chunked)(*inputs), plain(*inputs))
+    of_plain, of_chunked = (jax.jit(jax.grad(functools.partial(total, kernel), argnums=(0, 1, 2)))(*inputs)
+                            for kernel in (plain, chunked))
+    jax.tree.map(close, of_chunked, of_plain)
+
+
+@pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
+def test_the_fused_kernel_is_the_plain_one(relation):
+    inputs = query_key_value()[:2] + [normal(9, 2, 7, 3, 4)]  # the library's kernel wants d_v = d_k
+
+    def total(kernel, *inputs):
+        return jnp.sum(jnp.sin(kernel(*inputs)))
+
+    plain, fused = (lambda *args: attention(*args, relation)[0]), (lambda *args: fused_attention(*args, relation))
+    close(jax.jit(fused)(*inputs), plain(*inputs))
+    of_plain, of_fused = (jax.jit(jax.grad(functools.partial(total, kernel), argnums=(0, 1, 2)))(*inputs)
+                          for kernel in (plain, fused))
+    jax.tree.map(close, of_fused, of_plain)
+
+
+@pytest.mark.parametrize('score, weight', [(general_scores, (3, 4, 4)), (additive_scores, (3, 4))])
+def test_scores_with_parameters_can_be_chunked(score, weight):
+    inputs, weight = query_key_value(), normal(7, *weight)
+    score = functools.partial(score, weight=weight)
+    close(chunked_attention(*inputs, RELATIONS['causal'], score, chunk=2),
+          attention(*inputs, RELATIONS['causal'], score)[0])
+
+
+def test_a_long_input_is_chunked_unless_the_weights_are_asked_for():
+    module = MultiHeadAttention(num_heads=1, d_model=2, d_k=2, d_v=2)
+    short, long = jnp.zeros((1, 8, 2)), jnp.zeros((1, LONG, 2))
+    variables = {'params': random_params(module, short, short)}
+
+    def sizes(x, **options):
+        program = str(jax.make_jaxpr(lambda x: module.apply(variables, x, x, **options))(x))
+        return f'{LONG},{LONG}' in program
+
+    assert not sizes(long)
+    assert sizes(long, mutable=['attention'])
+
+
+@pytest.mark.parametrize('kernel', ['plain', 'chunked'])
+def test_dropout_of_weights_keeps_the_mean(kernel):
+    module = MultiHeadAttention(num_heads=2, d_model=4, d_k=2, d_v=2, dropout=0.5, kernel=kernel)
+    x = normal(0, 1, 6, 4)
+    variables = {'params': random_params(module, x, x)}
+    run = jax.jit(lambda key: module.apply(variables, x, x, deterministic=False, rngs={'dropout': key}))
+    draws = jax.vmap(run)(jax.random.split(jax.random.key(0), 4000))
+    assert not np.allclose(draws[0], draws[1])
+    close(draws.mean(axis=0), module.apply(variables, x, x), atol=0.1)
+
+
+def test_the_fused_kernel_says_what_it_cannot_do():
+    x = jnp.zeros((1, 2, 4))
+    with pytest.raises(ValueError, match='the fused kernel knows neither attention_dropout nor scores'):
+        MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)

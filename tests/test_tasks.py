@@ -1,0 +1,145 @@
+"""Every other task, through the command line: language models, images, series, and the recurrent translator."""
+
+import json
+
+import numpy as np
+import pytest
+
+import inference
+from errors import UserError
+from inference.text import SearchOptions
+from tests.test_scripts import script
+
+TINY = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 16, 'model.num_heads': 2, 'train.log_every': 10}
+
+
+def train(recipe, workdir, cache, **changes):
+    values = {'cache_dir': cache} | changes
+    return script('train.py', f'--config=configs/{recipe}.py', f'--workdir={workdir}',
+                  *(f'--config.{key}={value}' for key, value in values.items()))
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='module')
+def language_run(tmp_path_factory, cache):
+    """A model of characters that has read the same line over and over."""
+    folder = tmp_path_factory.mktemp('language')
+    (folder / 'text.txt').write_text('abc def ghi.\n' * 2000)
+    done = train('shakespeare_char', folder / 'run', cache, **TINY | {
+        'data.file': folder / 'text.txt', 'data.context': 16, 'model.max_length': 16, 'train.steps': 300,
+        'eval.every': 150, 'checkpoint.every': 150, 'optimizer.warmup': 20, 'optimizer.peak': 1e-2})
+    assert done.returncode == 0, done.stderr.decode()
+    return folder / 'run'
+
+
+def test_a_language_model_is_scored_in_bits_per_character(language_run):
+    done = script('decode.py', f'--workdir={language_run}', '--split=test', '--extra_length=20')
+    assert done.returncode == 0, done.stderr.decode()
+    results = json.loads((language_run / 'results' / 'test.json').read_text())
+    assert results == json.loads(done.stdout)
+    assert results['characters'] == 2600
+    assert results['bits_per_character'] < 0.3
+    nats = results['loss'] * results['n']
+    assert results['bits_per_character'] == pytest.approx(nats / np.log(2) / 2600, rel=1e-4)
+    assert results['perplexity'] == pytest.approx(np.exp(results['loss']), rel=1e-4)
+    assert len(results['samples']) == 3
+
+
+def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
+    done = script('decode.py', f'--workdir={language_run}', '--input=-', '--method=greedy', '--extra_length=40',
+                  f'--pictures={tmp_path}', '--look=encoder:1:mean', stdin=b'abc d\nghi. this prompt is not short\n')
+    assert done.returncode == 0, done.stderr.decode()
+    first, second = done.stdout.decode().splitlines()
+    # Two windows and a half: the line goes on, line ends become spaces in the output.
+    assert ('abc d' + first).startswith('abc def ghi. abc def ghi. abc def ghi. abc')
+    assert len(first) == 40
+    assert len(list(tmp_path.glob('*.png'))) == 2
+
+
+def test_generating_in_a_notebook(language_run):
+    run = inference.load(language_run)
+    greedy = SearchOptions(method='greedy', extra_length=6)
+    one, two = run.generate(['abc', ''], greedy)
+    assert one.text == ' def g'
+    assert len(two.text) == 6
+    drawn = run.generate(['abc'] * 2, SearchOptions(method='sample', temperature=5.0, extra_length=12, seed=3))
+    assert drawn[0].text != drawn[1].text
+    again = run.model.generate(['abc'], SearchOptions(method='sample', temperature=5.0, extra_length=12, seed=3), first=1)
+    assert again[0].text == drawn[1].text
+    weights = run.model.attention(one)['encoder']
+    assert weights.shape == (1, 2, 9, 9)
+    beam, = run.generate(['abc'], SearchOptions(method='beam', beam=3, n_best=2, extra_length=4))
+    assert beam.text == ' def' and len(beam.hypotheses) == 2
+    with pytest.raises(UserError, match='43 tokens, but the model was trained on windows of 16'):
+        run.generate(['abc'], SearchOptions(method='beam', extra_length=40))
+    with pytest.raises(UserError, match='which translates nothing'):
+        run.translate(['abc'])
+
+
+def test_images_are_classified(tmp_path, cache):
+    done = train('digits_vit', tmp_path / 'run', cache, **TINY | {
+        'train.steps': 150, 'eval.every': 75, 'checkpoint.every': 75, 'optimizer.warmup': 20})
+    assert done.returncode == 0, done.stderr.decode()
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test', f'--pictures={tmp_path / "pictures"}',
+                  '--picture_count=2')
+    assert done.returncode == 0, done.stderr.decode()
+    results = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
+    confusion = np.array(results['confusion_matrix'])
+    assert results['accuracy'] == pytest.approx(np.trace(confusion) / confusion.sum()) and results['accuracy'] > 0.3
+    assert confusion.shape == (10, 10) and confusion.sum() == results['n'] == 300
+    assert len(list((tmp_path / 'pictures').glob('*.png'))) == 2
+
+    images = inference.load(tmp_path / 'run').data().arrays.inputs('test')[:3]
+    np.savez(tmp_path / 'images.npz', inputs=images)
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "images.npz"}')
+    table = (tmp_path / 'run' / 'results' / 'test.tsv').read_text().splitlines()[1:4]
+    assert done.stdout.decode().splitlines() == [row.partition('\t')[2] for row in table]
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "nothing.npz"}')
+    assert done.returncode == 1 and b'nothing.npz' in done.stderr and b'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
+def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
+    done = train(recipe, tmp_path / 'run', cache, **TINY | {
+        'train.steps': 20, 'eval.every': 20, 'checkpoint.every': 20, 'optimizer.warmup': 5})
+    assert done.returncode == 0, done.stderr.decode()
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=validation', '--look=encoder:1:2',
+                  f'--pictures={tmp_path / "pictures"}', '--picture_count=1')
+    assert done.returncode == 0, done.stderr.decode()
+    assert expected in json.loads(done.stdout)
+    assert len(list((tmp_path / 'pictures').glob('*.png'))) == 1
+
+
+@pytest.mark.parametrize('attention', [True, False])
+def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
+    done = train('rnnsearch_demo', tmp_path / 'run', cache, **{
+        'model.d_model': 8, 'model.recurrent.d_hidden': 8, 'model.recurrent.d_align': 8,
+        'model.recurrent.attention': attention, 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4,
+        'checkpoint.every': 4, 'optimizer.warmup': 2, 'eval.bleu_sentences': 8})
+    assert done.returncode == 0, done.stderr.decode()
+    run = inference.load(tmp_path / 'run')
+    output, = run.translate(['3 hours ago'], SearchOptions(beam=2, extra_length=2))
+    weights = run.model.attention(output)
+    assert set(weights) == ({'cross'} if attention else set())
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', '--input=-', f'--pictures={tmp_path / "pictures"}',
+                  '--extra_length=2', stdin=b'3 hours ago\n')
+    assert (done.returncode == 0) == attention, done.stderr.decode()
+    if not attention:
+        assert b'this model has no attention to look at' in done.stderr
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent=d_hidden=5'),
+    ({'data.source_lang': 'de'}, "config.data.source_lang='de': means nothing to task=language_model"),
+    ({'eval.metric': 'bleu'}, "config.eval.metric='bleu': must be one of loss, perplexity"),
+    ({'model.kind': 'transformer'}, "config.task='language_model': must be translation for model.kind=transformer"),
+    ({'data.file': '/nowhere.txt'}, '/nowhere.txt'),
+])
+def test_an_option_without_a_meaning_is_refused(tmp_path, cache, changes, message):
+    done = train('shakespeare_char', tmp_path / 'run', cache, **{'data.file': 'x.txt'} | changes)
+    assert done.returncode == 1 and message in done.stderr.decode() and 'Traceback' not in done.stderr.decode()
+    assert not (tmp_path / 'run').exists()
