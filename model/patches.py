@@ -125,7 +125,7 @@ class PatchTransformer(nn.Module):
         """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""
         d_model = self.config.d_model
         if self.position == 'learned':
-            return self.param('positions', nn.initializers.normal(0.02), (tokens, d_model))
+            return self.param('positions', nn.initializers.normal(d_model ** -0.5), (tokens, d_model))
         if self.position == 'sinusoidal':
             return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
         if self.position == 'none':
