@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -118,32 +118,13 @@ class TextCorpus:
 
 
 class TfdsCorpus:
-    """A TensorFlow Datasets translation dataset, read as array records: no TensorFlow is imported.
-
-    Only the first preparation of a dataset of the catalogue needs TensorFlow, with which TFDS unpacks archives.
-    """
+    """A TensorFlow Datasets translation dataset."""
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
-        import tensorflow_datasets as tfds  # slow to import, so only where it is used
-        import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores)
+        import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so only where it is used)
         self._languages, self._names = (source_lang, target_lang), names
-        folder = folder or tfds.core.constants.DATA_DIR
-        with _tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
-            self._builder = tfds.builder(name, data_dir=folder, file_format='array_record')
-            features = set(self._builder.info.features)
-        if not {source_lang, target_lang} <= features:
-            raise UserError(f'config.data: dataset {name} has {", ".join(sorted(features))}, but source_lang='
-                            f'{source_lang} and target_lang={target_lang} are asked for')
-        if not self._builder.is_prepared():
-            if not importlib.util.find_spec('tensorflow'):
-                raise UserError(
-                    f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
-                    'Do it once, here or elsewhere: pip install tensorflow; '
-                    f'tfds build {name} --file_format=array_record --data_dir={folder}. '
-                    'Training from that folder then goes without TensorFlow')
-            # TFDS tells of its progress on stdout, where our results go.
-            with _tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
-                self._builder.download_and_prepare()
+        self._builder = open_tfds(name, folder, self._languages,
+                                  f'source_lang={source_lang} and target_lang={target_lang} are asked for')
 
     def pairs(self, split: str) -> Iterator[Pair]:
         with self._reading(split):
@@ -159,12 +140,46 @@ class TfdsCorpus:
                     'files': [[file.name, _sha256(file)] for file in files]}
 
     def _reading(self, split: str) -> contextlib.AbstractContextManager:
-        return _tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
-                            f'{self._builder.data_dir}')
+        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+                           f'{self._builder.data_dir}')
+
+
+def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> Any:
+    """The TFDS builder of a prepared dataset, to be read as array records: no TensorFlow is imported.
+
+    Only the first preparation of a dataset of the catalogue needs TensorFlow, with which TFDS unpacks archives.
+
+    Args:
+      name: such as wmt14_translate/de-en.
+      folder: TFDS's data_dir; '' for its default.
+      features: that the dataset must have.
+      asked: who wants them, as the end of the sentence 'dataset NAME has FEATURES, but ...'.
+
+    Raises:
+      UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
+    """
+    import tensorflow_datasets as tfds  # slow to import, so only where it is used
+    folder = folder or tfds.core.constants.DATA_DIR
+    with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
+        builder = tfds.builder(name, data_dir=folder, file_format='array_record')
+        present = set(builder.info.features)
+    if not set(features) <= present:
+        raise UserError(f'config.data: dataset {name} has {", ".join(sorted(present))}, but {asked}')
+    if not builder.is_prepared():
+        if not importlib.util.find_spec('tensorflow'):
+            raise UserError(
+                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                'Do it once, here or elsewhere: pip install tensorflow; '
+                f'tfds build {name} --file_format=array_record --data_dir={folder}. '
+                'Training from that folder then goes without TensorFlow')
+        # TFDS tells of its progress on stdout, where our results go.
+        with tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare()
+    return builder
 
 
 @contextlib.contextmanager
-def _tfds_errors(what: str) -> Iterator[None]:
+def tfds_errors(what: str) -> Iterator[None]:
     """Whatever TFDS and the libraries below it raise about their input becomes a UserError."""
     try:
         yield

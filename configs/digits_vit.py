@@ -1,0 +1,26 @@
+"""Handwritten digits of 8 x 8 pixels, which scikit-learn carries: a small vision Transformer. No download.
+
+    python train.py --config=configs/digits_vit.py --workdir=runs/digits_vit
+
+A minute and a half on 2 cores; 99.0 % of the 300 test images and 96.5 % of the 200 validation images right (our
+run of this model and these settings, seed 0: 98.0 % of the 500 together, give or take 0.6).
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.task = 'classification'
+    config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
+                        position='learned', dropout=0.1)
+    config.model.update(patches={'patch': (2, 2), 'pooling': 'mean'})  # 16 patches
+    config.data.update(source='builtin', name='digits', crop=1, flip=False)  # a mirrored digit is another one
+    config.batch.rows = 64
+    config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
+    config.train.steps = 3000  # 143 epochs of 1,297 images
+    config.eval.update(every=1000, metric='accuracy')
+    config.checkpoint.keep_last = 2
+    return config

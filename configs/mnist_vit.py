@@ -1,0 +1,29 @@
+"""MNIST, 60,000 handwritten digits of 28 x 28 pixels: a small vision Transformer.
+
+    python train.py --config=configs/mnist_vit.py --config.data.dir=DIR --workdir=runs/mnist_vit
+
+DIR holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
+or .gz, as MNIST came out; the last tenth of the training images is for validation. Or from TFDS, which needs
+TensorFlow to prepare it once: --config.data.source=tfds.
+
+We have not trained this recipe.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.task = 'classification'
+    config.model.update(kind='patches', num_layers=4, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
+                        position='learned', dropout=0.1)
+    config.model.update(patches={'patch': (4, 4), 'pooling': 'mean'})  # 49 patches
+    config.data.update(source='files', name='mnist', validation_share=0.1, crop=2, flip=False)
+    config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # of source=tfds
+    config.batch.rows = 128
+    config.optimizer.update(schedule='cosine', peak=1e-3, warmup=400)
+    config.train.steps = 8400  # 20 epochs
+    config.eval.update(every=840, metric='accuracy')
+    return config

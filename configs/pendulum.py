@@ -1,0 +1,27 @@
+"""How fast does this pendulum swing, and how fast does that die out? Two values from a noisy angle: no download.
+
+    python train.py --config=configs/pendulum.py --workdir=runs/pendulum
+
+4,000 series of 128 steps (input_pipeline/dynamics.py says how they are made). A trial of this
+model, seed 0, cut off at step 750 of 3,000: test errors (RMSE) of 0.15 and 0.23 of the two values' deviations.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.task = 'regression'
+    config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
+                        position='sinusoidal', dropout=0.0)  # its noise would be the values' noise
+    config.model.update(patches={'patch': (8,), 'pooling': 'mean'})  # 16 windows
+    config.data.update(source='builtin', name='pendulum')
+    config.batch.rows = 64
+    config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
+    config.train.steps = 3000  # 48 epochs
+    config.train.label_smoothing = 0.0  # there are no labels
+    config.eval.update(every=500, metric='loss')
+    config.checkpoint.keep_last = 2
+    return config

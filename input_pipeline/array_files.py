@@ -1,0 +1,206 @@
+"""Arrays from files: IDX images as MNIST comes in, NPZ archives, and CSV tables of time series."""
+
+import csv
+import functools
+import gzip
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from errors import UserError
+from input_pipeline.sources import read_lines
+
+IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
+NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
+
+
+class Examples(NamedTuple):
+    """One split as it was read; `where` names it in messages."""
+    inputs: np.ndarray   # [n, *space, channels]
+    targets: np.ndarray  # integers [n]: classes; floats [n] or [n, values]: values
+    where: str
+
+
+def open_folder(folder: Path, validation_share: float) -> Callable[[str], Examples]:
+    """What reads a split of the data set in `folder`, whose format shows in the names of its files.
+
+    Raises:
+      UserError: if there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the data set')
+    if plain_or_gz(folder / 'train-images-idx3-ubyte'):
+        return functools.partial(load_idx, folder, validation_share)
+    if (folder / 'train.npz').is_file():
+        return functools.partial(load_npz, folder)
+    if plain_or_gz(folder / 'train.csv'):
+        return functools.partial(load_csv, folder)
+    raise UserError(f'config.data.dir={str(folder)!r} holds no data set. It must hold train-images-idx3-ubyte and its '
+                    'like, or train.npz, validation.npz and test.npz, or train.csv, validation.csv and test.csv')
+
+
+def load_idx(folder: Path, validation_share: float, split: str) -> Examples:
+    """Grey images and their classes. The last `validation_share` of the training files is for validation."""
+    images_path, labels_path = (needed(folder / f'{IDX_NAMES[split]}-{kind}-ubyte')
+                                for kind in ('images-idx3', 'labels-idx1'))
+    images, labels = read_idx(images_path, axes=3), read_idx(labels_path, axes=1)
+    if len(images) != len(labels):
+        raise UserError(f'{images_path} holds {len(images)} images, but {labels_path} {len(labels)} labels')
+    images, labels = images[..., None], labels.astype(np.int32)
+    if split == 'test':
+        return Examples(images, labels, str(images_path))
+    first = len(images) - round(len(images) * validation_share)
+    part = slice(first) if split == 'train' else slice(first, None)
+    return Examples(images[part], labels[part], f'{images_path} ({split}, validation_share={validation_share})')
+
+
+def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
+    """The array of unsigned bytes in an IDX file, plain or .gz.
+
+    The format: two zero bytes, the type (8), the number of axes, the length of each axis (32 bits, big-endian),
+    then the bytes with the last axis fastest.
+
+    Raises:
+      UserError: naming the file, if it is another one or damaged.
+    """
+    try:
+        with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
+        raise UserError(f'{path} cannot be read: {error}') from None
+    begins = bytes([0, 0, 8, axes])
+    if content[:4] != begins:
+        raise UserError(f'{path} is no IDX file of unsigned bytes with {axes} axes: it begins with '
+                        f'{content[:4].hex() or "nothing"} instead of {begins.hex()}')
+    header = 4 + 4 * axes
+    lengths = [int.from_bytes(content[i:i + 4], 'big') for i in range(4, header, 4)]
+    expected = header + math.prod(lengths)
+    if len(content) != expected:
+        raise UserError(f'{path} is cut off or damaged: its header announces {" x ".join(map(str, lengths))}, which '
+                        f'is {expected} bytes in all, but it holds {len(content)}. Fetch it again')
+    return np.frombuffer(content, np.uint8, offset=header).reshape(lengths)
+
+
+def load_npz(folder: Path, split: str) -> Examples:
+    """The arrays `inputs` [n, *space, channels] and `targets` of DIR/SPLIT.npz, as numpy.savez writes them."""
+    path = needed(folder / f'{split}.npz')
+    if not zipfile.is_zipfile(path):
+        raise UserError(f'{path} is no NPZ archive, or was cut off: write it with numpy.savez')
+    try:
+        with np.load(path, allow_pickle=False) as archive:  # a pickle could run anything
+            if missing := [name for name in ('inputs', 'targets') if name not in archive]:
+                raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}: '
+                                'write it with numpy.savez(file, inputs=..., targets=...)')
+            return Examples(archive['inputs'], archive['targets'], str(path))
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f'{path} cannot be read: {error}') from None
+
+
+def load_csv(folder: Path, split: str) -> Examples:
+    """Series of DIR/SPLIT.csv, a row for each step in time:
+
+        series,time,height,speed,target
+        a,0.0,1.5,-0.25,2
+        a,0.1,1.4,-0.5,2
+        b,0.0,...
+
+    The rows of a series follow one another in time, all series are equally long, and a series has one target.
+    `time` may be absent and is not used; every column but series, time and target is a channel. Targets are
+    classes if all are written as whole numbers (0, 1, ...), else values.
+
+    Raises:
+      UserError: with file:line.
+    """
+    path, training = needed(folder / f'{split}.csv'), needed(folder / 'train.csv')
+    channels = [name for name in next(rows(training))[1] if name not in NOT_CHANNELS]
+    if not channels:
+        raise UserError(f'{training}:1: no column is a channel: all are {", ".join(NOT_CHANNELS)}')
+    table = rows(path)
+    _, header = next(table)
+    if missing := [name for name in ('series', *channels, 'target') if name not in header]:
+        raise UserError(f'{path}:1: no column {missing[0]!r}, only {", ".join(header)}')
+    if extra := [name for name in header if name not in (*NOT_CHANNELS, *channels)]:
+        raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data')
+
+    steps, targets, name, began = [], [], None, {}  # began: the line where each series does
+    for line, row in table:
+        if len(row) != len(header):
+            raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}')
+        cells = dict(zip(header, row, strict=True))
+        if cells['series'] != name:
+            name = cells['series']
+            if name in began:
+                raise UserError(f'{path}:{line}: series {name!r} goes on here, but it began at line {began[name]} and '
+                                'others came between: the rows of a series must follow one another')
+            _check_length(path, steps, began)
+            began[name] = line
+            steps.append([])
+            targets.append(cells['target'])
+        if cells['target'] != targets[-1]:
+            raise UserError(f'{path}:{line}: target {cells["target"]!r}, but {targets[-1]!r} at line {began[name]}: '
+                            'a series has one target')
+        steps[-1].append([_number(cells[column], f'{path}:{line}: {column}') for column in channels])
+        _number(cells['target'], f'{path}:{line}: target')
+    if not steps:
+        raise UserError(f'{path} has a header but no rows')
+    _check_length(path, steps, began)
+    whole = all(re.fullmatch(r'\s*-?\d{1,9}\s*', target) for target in targets)
+    return Examples(np.array(steps, np.float32).reshape(len(steps), -1, len(channels)),
+                    np.array(targets, np.int32 if whole else np.float32), str(path))
+
+
+def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row that is not empty; of the header first."""
+    table = csv.reader(read_lines(path))
+    try:
+        found = False
+        for row in table:
+            if row:
+                yield table.line_num, [cell.strip().removeprefix('\ufeff') for cell in row]  # as spreadsheets begin
+                found = True
+    except csv.Error as error:
+        raise UserError(f'{path}:{table.line_num}: {error}') from None
+    if not found:
+        raise UserError(f'{path} is empty: it must begin with a header such as series,x,y,target')
+
+
+def _check_length(path: Path, steps: list[list], began: dict[str, int]):
+    """That the series which just ended is as long as the first."""
+    if steps and len(steps[-1]) != len(steps[0]):
+        names = list(began)
+        raise UserError(f'{path}:{began[names[-1]]}: series {names[-1]!r} has {len(steps[-1])} rows, but {names[0]!r}, '
+                        f'the first, has {len(steps[0])}: all must be equally long')
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f'{where} is {text!r}, not a number')
+    return value
+
+
+def plain_or_gz(path: Path) -> Path | None:
+    """The file, or the same with .gz, whichever is there."""
+    return next((file for file in (path, Path(f'{path}.gz')) if file.is_file()), None)
+
+
+def needed(path: Path) -> Path:
+    """The file, or the same with .gz; an NPZ archive is compressed in itself.
+
+    Raises:
+      UserError: if there is neither.
+    """
+    if found := plain_or_gz(path):
+        return found
+    compressed = '' if path.suffix == '.npz' else f' (or {path.name}.gz)'
+    raise UserError(f'{path}{compressed} does not exist: see config.data.dir')

@@ -1,0 +1,276 @@
+"""Images and time series with classes or values to predict: one interface to every source, and their batches."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int, Num
+from ml_collections import ConfigDict
+
+from errors import UserError
+from input_pipeline import dynamics
+from input_pipeline.array_files import Examples, open_folder
+from input_pipeline.batches import ROWS, Batch
+from input_pipeline.sources import open_tfds, tfds_errors
+
+ARRAY_SOURCES = ('builtin', 'files', 'tfds')
+BUILTIN = ('digits', 'dynamics', 'pendulum')
+
+Inputs = Num[np.ndarray, 'examples *space channels']
+Targets = Num[np.ndarray, 'examples *values']
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How raw numbers become a model's, and its outputs raw values again: (raw - mean) / std, the training split's.
+
+    Plain lists: `dataclasses.asdict` for JSON, `Preprocessing(**json)` from it.
+    """
+    input_mean: list[float]           # by channel
+    input_std: list[float]
+    target_mean: list[float] | None   # by value; None for classes
+    target_std: list[float] | None
+
+    def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
+        """What the model is fed."""
+        return (raw.astype(np.float32) - np.float32(self.input_mean)) / np.float32(self.input_std)
+
+    def targets(self, raw: Targets) -> Targets:
+        """What the model is trained towards: classes as they are, values standardised."""
+        if self.target_mean is None:
+            return raw
+        return (raw - np.float32(self.target_mean)) / np.float32(self.target_std)
+
+    def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
+        """A regression model's outputs in the units of the raw targets: the inverse of `targets`."""
+        return outputs * np.float32(self.target_std) + np.float32(self.target_mean)
+
+
+class ArrayData:
+    """Splits of examples in memory. `split` is a role: 'train', 'validation' or 'test'; each is read when first used.
+
+    Attributes:
+      classes: their names; None where values are to be predicted.
+      sizes: as JSON, 'outputs', classes or values; 'shape', of one input: [*space, channels].
+      preprocessing: from the training split.
+    """
+
+    def __init__(self, load: Callable[[str], Examples], classes: list[str] | None = None):
+        """`load` reads a split; `classes` are names for its integer targets, which are otherwise named 0, 1, ..."""
+        self._load, self._names = load, classes
+        self._split = functools.cache(self._read)
+
+    def inputs(self, split: str) -> Inputs:
+        """Raw: images as uint8, everything else as float32."""
+        return self._split(split).inputs
+
+    def targets(self, split: str) -> Targets:
+        """Raw: classes int32 [n] or values float32 [n, values]."""
+        return self._split(split).targets
+
+    @functools.cached_property
+    def classes(self) -> list[str] | None:
+        targets = self.targets('train')
+        if targets.ndim == 2:
+            return None
+        return self._names or [str(number) for number in range(int(targets.max()) + 1)]
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int | list[int]]:
+        outputs = len(self.classes) if self.classes else self.targets('train').shape[1]
+        return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
+
+    @functools.cached_property
+    def preprocessing(self) -> Preprocessing:
+        inputs, targets = self.inputs('train'), self.targets('train')
+        if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
+            scale = [[127.5] * inputs.shape[-1]] * 2
+        else:
+            scale = mean_and_std(inputs)
+        return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets)))
+
+    def _read(self, split: str) -> Examples:
+        """The split, checked, in the types that `inputs` and `targets` promise."""
+        inputs, targets, where = self._load(split)
+        if inputs.ndim not in (3, 4):
+            raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
+                            'or images [n, height, width, channels]')
+        if not len(inputs) or not inputs.size:
+            raise UserError(f'{where} holds no examples')
+        if len(inputs) != len(targets) or targets.ndim > 2:
+            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
+                            '[n, values]')
+        for name, array in (('inputs', inputs), ('targets', targets)):
+            if array.dtype.kind not in 'uif' or not np.isfinite(array).all():
+                raise UserError(f'{where}: {name} must be finite numbers (their type is {array.dtype})')
+        inputs = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)
+        if targets.dtype.kind == 'f' or targets.ndim == 2:
+            targets = targets.astype(np.float32).reshape(len(targets), -1)
+        elif targets.min() < 0:
+            raise UserError(f'{where}: class {targets.min()} of example {targets.argmin()}: classes are 0, 1, ...')
+        if split != 'train':
+            targets = self._like_training(inputs, targets, where)
+        return Examples(inputs, targets if targets.ndim == 2 else targets.astype(np.int32), where)
+
+    def _like_training(self, inputs: Inputs, targets: Targets, where: str) -> Num[np.ndarray, 'examples *outputs']:
+        """The targets of another split, if it fits the training split."""
+        train = self._split('train')
+        if inputs.shape[1:] != train.inputs.shape[1:] or inputs.dtype != train.inputs.dtype:
+            raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but those of the training split '
+                            f'{train.inputs.dtype} {train.inputs.shape[1:]}')
+        if train.targets.ndim == 2:  # values, which may happen to be whole here
+            targets = targets.astype(np.float32).reshape(len(targets), -1)
+        if targets.shape[1:] != train.targets.shape[1:]:
+            raise UserError(f'{where}: targets of shape {targets.shape}, but the training split has '
+                            f'{train.targets.shape}: both must be classes (whole numbers), or both as many values')
+        if targets.ndim == 1 and targets.max() >= len(self.classes):
+            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the training split has '
+                            f'{len(self.classes)} classes, from 0')
+        return targets
+
+
+def mean_and_std(array: Num[np.ndarray, '*batch channels']) -> tuple[list[float], list[float]]:
+    """Of each channel, over all other axes; where nothing varies, the deviation counts as 1."""
+    flat = array.reshape(-1, array.shape[-1])
+    std = flat.std(axis=0, dtype=np.float64)
+    return flat.mean(axis=0, dtype=np.float64).tolist(), np.where(std > 0, std, 1).tolist()
+
+
+def open_arrays(data: ConfigDict) -> ArrayData:
+    """The data set that `config.data` describes: `source`, and what that source needs of the rest.
+
+    Raises:
+      UserError: if there is no such source, folder or dataset.
+    """
+    if data['source'] == 'builtin':
+        return open_builtin(data['name'], data['seed'])
+    if data['source'] == 'files':
+        return ArrayData(open_folder(Path(data['dir']).expanduser(), data['validation_share']))
+    if data['source'] == 'tfds':
+        return open_tfds_images(data['name'], data['dir'], dict(data['splits']))
+    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(ARRAY_SOURCES)}')
+
+
+def open_builtin(name: str, seed: int) -> ArrayData:
+    """Scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
+    make = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}.get(name)
+    if make is None:
+        raise UserError(f'config.data.name={name!r} is not one of {", ".join(BUILTIN)} (source=builtin)')
+    splits = make(seed)
+    return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'),
+                     list(dynamics.SYSTEMS) if name == 'dynamics' else None)
+
+
+def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
+    """1,797 handwritten digits of 8 x 8 pixels, each class in all splits alike: 1,297, 200 and 300 of them."""
+    from sklearn.datasets import load_digits  # slow to import, so only where it is used
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0..16 as they come
+    labels = bunch.target.astype(np.int32)
+    # Shuffled, then every class spread evenly over the whole: any stretch of this order is stratified.
+    order = np.random.default_rng(seed).permutation(len(labels))
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        place[members] = (np.arange(len(members)) + 0.5) / len(members)
+    order = order[np.argsort(place[order], kind='stable')]
+    test, validation, train = np.split(order, [300, 500])
+    return {split: (images[members], labels[members])
+            for split, members in (('train', train), ('validation', validation), ('test', test))}
+
+
+def open_tfds_images(name: str, folder: str, names: Mapping[str, str]) -> ArrayData:
+    """A TensorFlow Datasets dataset of equally large images with a label each: mnist, fashion_mnist, cifar10, ..."""
+    builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
+    image, label = (builder.info.features[feature] for feature in ('image', 'label'))
+    if None in image.shape or not getattr(label, 'names', None):
+        raise UserError(f'config.data: dataset {name} has images of shape {image.shape} and the label {label}: needed '
+                        'are images of one size and a ClassLabel')
+
+    def load(split: str) -> Examples:
+        with tfds_errors(f'config.data.splits.{split}={names[split]!r} cannot be read from {builder.data_dir}'):
+            records = list(builder.as_data_source(names[split]))
+        images = np.stack([record['image'] for record in records]) if records else np.empty((0, *image.shape))
+        return Examples(images, np.array([record['label'] for record in records], np.int32), f'{name} {names[split]}')
+
+    return ArrayData(load, list(label.names))
+
+
+class ArrayPlan:
+    """Which examples are in batch `step`, for every step from 0 on, and how they look there.
+
+    Every epoch holds every example exactly once. `len` is the number of batches in an epoch; the last of them is
+    filled up with rows of weight 0.
+    """
+
+    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False):
+        """`seed` None keeps the order (evaluation).
+
+        Args:
+          rows: of a batch.
+          crop: images are padded by so many pixels of value 0 on each side, then cut to their size at random.
+          flip: images are mirrored, left to right, every other time.
+
+        Raises:
+          UserError: if `rows` does not suit devices, or series are to be cropped or flipped.
+        """
+        if rows < ROWS or rows % ROWS:
+            raise UserError(f'config.batch.rows={rows} must be a multiple of {ROWS}, so that up to {ROWS} devices '
+                            'share a batch evenly')
+        self._inputs, self._targets = data.inputs(split), data.targets(split)
+        if (crop or flip) and self._inputs.ndim != 4:
+            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series: '
+                            'set crop=0 and flip=False')
+        self.rows = [rows]
+        self._preprocessing, self._split = data.preprocessing, split
+        self._seed, self._crop, self._flip = seed, crop, flip
+        self._epoch = functools.lru_cache(maxsize=2)(self._order)
+
+    def __len__(self) -> int:
+        return -(-len(self._targets) // self.rows[0])
+
+    def __call__(self, step: int) -> Int[np.ndarray, ' members']:
+        """The examples in batch `step`."""
+        epoch, index = divmod(step, len(self))
+        return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
+
+    def batch(self, step: int) -> Batch:
+        """Batch `step` as arrays of one static shape; missing rows are 0 and have weight 0."""
+        members = self(step)
+        inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step))
+        targets = self._preprocessing.targets(self._targets[members])
+
+        def filled(array):
+            return np.pad(array, [(0, self.rows[0] - len(members))] + [(0, 0)] * (array.ndim - 1))
+
+        return {'inputs': {'inputs': filled(inputs)}, 'targets': filled(targets),
+                'weights': filled(np.ones(len(members), np.float32))}
+
+    def describe(self) -> str:
+        """One line about the batches."""
+        shape = ' x '.join(map(str, self._inputs.shape[1:]))
+        padding = 1 - len(self._targets) / (len(self) * self.rows[0])
+        return (f'{self._split}: {len(self._targets):,} examples of {shape}; {len(self)} batches of {self.rows[0]} '
+                f'an epoch; {100 * padding:.1f} % of the rows are padding')
+
+    def _order(self, epoch: int) -> Int[np.ndarray, ' examples']:
+        if self._seed is None:
+            return np.arange(len(self._targets))
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
+
+    def _augmented(self, images: Inputs, step: int) -> Inputs:
+        if not self._crop and not self._flip:
+            return images
+        rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: another stream than that of an epoch's order
+        count, height, width, _ = images.shape
+        if self._crop:
+            border = (self._crop, self._crop)
+            padded = np.pad(images, ((0, 0), border, border, (0, 0)))
+            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))
+            images = padded[np.arange(count)[:, None, None], top + np.arange(height)[:, None], left + np.arange(width)]
+        if self._flip:
+            mirrored = rng.random(count) < 0.5
+            images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
+        return images

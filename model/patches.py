@@ -1,0 +1,133 @@
+"""Images and time series as sequences of patches: the vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929).
+
+An image is cut into squares and a series into windows. Each patch, flattened and embedded linearly, is to the
+encoder what a word is, and what comes out is pooled into classes or values:
+
+    z_0  = [x_class; x_1 E; ...; x_n E] + E_pos     (1)
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}               (2)
+    z_l  = MLP(LN(z'_l)) + z'_l                     (3)
+    y    = LN(z_L)[0]                               (4)
+
+(2) to (4) are the encoder with norm='pre' and activation='gelu'.
+"""
+
+import math
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from model.blocks import BlockConfig
+from model.positional import sinusoids
+from model.transformer import Encoder
+
+POSITIONS = ('learned', 'sinusoidal', 'none')
+POOLINGS = ('class_token', 'mean')
+
+Patches = Float[Array, 'batch patches features']
+
+
+def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many patches there are along each axis of `space`, and how long each is there.
+
+    Raises:
+      ValueError: if the patches do not cover `space` exactly.
+    """
+    sizes = (patch,) * len(space) if isinstance(patch, int) else patch
+    if len(sizes) != len(space):
+        raise ValueError(f'patch={sizes} has {len(sizes)} sizes, but the inputs have {len(space)} axes besides the '
+                         f'batch and the channels: {space}')
+    if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
+        raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
+                         'choose sizes that do, or pad or cut the inputs')
+    return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
+
+
+def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[int, ...]) -> Patches:
+    """Non-overlapping patches in reading order, each flattened: [batch, n, prod(patch) * channels].
+
+    For an image of H x W pixels of C channels and patches of P x P, n = HW / P^2 and
+
+        x_{i W/P + j} [(u P + v) C + c] = image[i P + u, j P + v, c]
+
+    and for a series of T steps and windows of P, n = T / P and x_i [u C + c] = series[i P + u, c].
+
+    Raises:
+      ValueError: if the patches do not cover the inputs exactly.
+    """
+    batch, *space, channels = inputs.shape
+    counts, sizes = patch_grid(tuple(space), patch)
+    # [batch, counts[0], sizes[0], counts[1], sizes[1], ..., channels] -> counts before sizes
+    split = inputs.reshape(batch, *(side for pair in zip(counts, sizes, strict=True) for side in pair), channels)
+    axes = len(space)
+    ordered = split.transpose(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
+    return ordered.reshape(batch, math.prod(counts), math.prod(sizes) * channels)
+
+
+def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patches d_model']:
+    """Sinusoids of a patch's place: of a window's number, or half of the channels for the row, half for the column.
+
+    Raises:
+      ValueError: if d_model does not split into a sine and a cosine for each axis.
+    """
+    if d_model % (2 * len(counts)):
+        raise ValueError(f'sinusoidal positions along {len(counts)} axes need a d_model that is a multiple of '
+                         f'{2 * len(counts)}, not {d_model}')
+    places = jnp.meshgrid(*map(jnp.arange, counts), indexing='ij')
+    return jnp.concatenate([sinusoids(place.reshape(-1), d_model // len(counts)) for place in places], axis=-1)
+
+
+class PatchTransformer(nn.Module):
+    """Patches -> linear embedding (and a class token) -> + positions -> encoder -> pooling -> classes or values.
+
+    Attributes:
+      config: of the blocks.
+      num_layers: encoder blocks.
+      patch: the patch's size along each axis of the inputs; an int stands for all axes.
+      outputs: classes, or values to predict.
+      position: 'learned' (one table, the class token's place included: it fixes the inputs' size), 'sinusoidal'
+        (the class token has none) or 'none' (with mean pooling, the order of the patches is then invisible).
+      pooling: 'class_token', what the encoder makes of a learned extra token; or 'mean' over the patches.
+      remat: recompute the blocks in the backward pass instead of keeping their activations.
+    """
+    config: BlockConfig
+    num_layers: int
+    patch: int | tuple[int, ...]
+    outputs: int
+    position: str = 'learned'
+    pooling: str = 'class_token'
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, 'batch *space channels'],
+                 deterministic: bool = True) -> Float[Array, 'batch outputs']:
+        """Series [batch, time, channels] or images [batch, height, width, channels] -> logits or values, in float32.
+
+        Raises:
+          ValueError: if the patches do not cover the inputs exactly, or an attribute is none of its choices.
+        """
+        config = self.config
+        if self.pooling not in POOLINGS:
+            raise ValueError(f'pooling={self.pooling!r} is not one of {", ".join(POOLINGS)}')
+        x = patches(inputs, self.patch)
+        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=nn.initializers.xavier_uniform(),
+                     name='embedding')(x)
+        if self.pooling == 'class_token':
+            class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
+            x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
+        x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
+        x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
+        x = Encoder(config, self.num_layers, self.remat, name='encoder')(x, deterministic=deterministic)
+        pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
+        return nn.Dense(self.outputs, dtype=config.dtype, name='head')(pooled).astype(jnp.float32)
+
+    def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
+        """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""
+        d_model = self.config.d_model
+        if self.position == 'learned':
+            return self.param('positions', nn.initializers.normal(d_model ** -0.5), (tokens, d_model))
+        if self.position == 'sinusoidal':
+            return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
+        if self.position == 'none':
+            return jnp.zeros((tokens, d_model))
+        raise ValueError(f'position={self.position!r} is not one of {", ".join(POSITIONS)}')

@@ -1,0 +1,521 @@
+"""Array data sets: each source, what a user is told, preprocessing, and the batch plan."""
+
+import dataclasses
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from errors import UserError
+from input_pipeline import dynamics
+from input_pipeline.array_files import Examples
+from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, Preprocessing, open_arrays
+
+SPLITS = ('train', 'validation', 'test')
+
+
+def options(**changes):
+    """config.data, as far as it concerns arrays."""
+    return ConfigDict(dict(source='files', name='', dir='', seed=0, validation_share=0.25,
+                           splits={split: split for split in SPLITS}) | changes)
+
+
+def read(folder, split='train', **changes):
+    data = open_arrays(options(dir=str(folder), **changes))
+    return data.inputs(split), data.targets(split)
+
+
+def in_memory(inputs, targets, **others):
+    """A data set whose splits are the same unless `others` has them."""
+    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'))
+
+
+def images(count=21, side=6, channels=1):
+    """Each holds its number, in a corner alone: random places are seen."""
+    array = np.zeros((count, side, side, channels), np.uint8)
+    array[:, 0, 0, 0] = np.arange(count) + 1
+    return array
+
+
+def image_data(count=21, **sizes):
+    return in_memory(images(count, **sizes), np.arange(count) % 3)
+
+
+# Built-in data
+
+@pytest.fixture(scope='module', params=BUILTIN)
+def builtin(request):
+    return request.param, open_arrays(options(source='builtin', name=request.param))
+
+
+def test_builtin_data_depend_on_the_seed_alone(builtin):
+    name, data = builtin
+    same, other = (open_arrays(options(source='builtin', name=name, seed=seed)) for seed in (0, 1))
+    for split in SPLITS:
+        np.testing.assert_array_equal(data.inputs(split), same.inputs(split))
+        np.testing.assert_array_equal(data.targets(split), same.targets(split))
+    assert not np.array_equal(data.inputs('test'), other.inputs('test'))
+
+
+def test_builtin_sizes(builtin):
+    name, data = builtin
+    counts, sizes, classes = {
+        'digits': ([1297, 200, 300], {'outputs': 10, 'shape': [8, 8, 1]}, list('0123456789')),
+        'dynamics': ([4000, 500, 500], {'outputs': 6, 'shape': [128, 2]}, list(dynamics.SYSTEMS)),
+        'pendulum': ([4000, 500, 500], {'outputs': 2, 'shape': [128, 1]}, None)}[name]
+    assert [len(data.inputs(split)) for split in SPLITS] == [len(data.targets(split)) for split in SPLITS] == counts
+    assert json.loads(json.dumps(data.sizes)) == sizes and data.classes == classes
+
+
+def test_digits_are_split_evenly_and_apart():
+    data = open_arrays(options(source='builtin', name='digits'))
+    assert data.inputs('train').dtype == np.uint8
+    assert data.inputs('train').min() == 0 and data.inputs('train').max() == 255
+    for split in SPLITS:
+        counts = np.bincount(data.targets(split), minlength=10)
+        assert counts.max() - counts.min() <= 0.06 * len(data.targets(split))
+    together = np.concatenate([data.inputs(split).reshape(-1, 64) for split in SPLITS])
+    assert len(np.unique(together, axis=0)) == 1797  # no image twice, hence none in two splits
+
+
+def test_level_and_scale_of_dynamics_tell_nothing():
+    data = open_arrays(options(source='builtin', name='dynamics'))
+    np.testing.assert_allclose(data.inputs('train').mean(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(data.inputs('train').std(axis=1), 1, atol=1e-5)
+    assert np.bincount(data.targets('train')).min() > 600
+
+
+def test_integration_against_the_exact_solution():
+    damping, interval = np.array([0.05, 0.1, 0.15]), np.array([0.1, 0.2, 0.4])
+    start = np.array([[1.0] * 3, [0.0] * 3])
+    path = dynamics.integrate(dynamics.damped_oscillator, start, damping[None], interval, 100)
+    time = np.arange(100)[:, None] * interval
+    omega = np.sqrt(1 - damping ** 2)
+    exact = np.exp(-damping * time) * (np.cos(omega * time) + damping / omega * np.sin(omega * time))
+    np.testing.assert_allclose(path[:, 0], exact, atol=1e-5)
+
+
+def test_pendulum_swings_at_its_frequency():
+    frequency = np.array([0.5, 1.0, 1.5])
+    path = dynamics.integrate(dynamics.pendulum, np.array([[0.01] * 3, [0.0] * 3]),
+                              np.stack([frequency, np.zeros(3)]), np.full(3, 0.05), 100)
+    np.testing.assert_allclose(path[:, 0], 0.01 * np.cos(2 * np.pi * frequency * np.arange(100)[:, None] * 0.05),
+                               atol=1e-5)
+    assert open_arrays(options(source='builtin', name='pendulum')).targets('train').std(axis=0).min() > 0.1
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'source': 'builtin', 'name': 'letters'}, r"data\.name='letters' is not one of digits, dynamics, pendulum"),
+    ({'source': 'text'}, r"data\.source='text' is not one of builtin, files, tfds"),
+    ({'dir': 'nowhere'}, r"data\.dir='nowhere' is not a folder"),
+])
+def test_unknown_sources(changes, message):
+    with pytest.raises(UserError, match=message):
+        open_arrays(options(**changes))
+
+
+def test_folder_without_a_data_set(tmp_path):
+    with pytest.raises(UserError, match=r'holds no data set\. It must hold train-images-idx3-ubyte .* or train\.csv'):
+        open_arrays(options(dir=str(tmp_path)))
+
+
+# IDX
+
+def write_idx(path, array):
+    content = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, '>u4').tobytes() + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == '.gz' else content)
+
+
+@pytest.fixture
+def idx(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, count in (('train', 12), ('t10k', 4)):
+        arrays[name] = rng.integers(0, 256, (count, 5, 4), np.uint8), np.arange(count, dtype=np.uint8) % 3
+        write_idx(tmp_path / f'{name}-images-idx3-ubyte', arrays[name][0])
+        write_idx(tmp_path / f'{name}-labels-idx1-ubyte.gz', arrays[name][1])
+    return tmp_path, arrays
+
+
+def test_idx_files(idx):
+    folder, arrays = idx
+    for split, name, part in (('train', 'train', slice(9)), ('validation', 'train', slice(9, 12)),
+                              ('test', 't10k', slice(4))):
+        inputs, targets = read(folder, split)
+        assert inputs.dtype == np.uint8 and targets.dtype == np.int32
+        np.testing.assert_array_equal(inputs[..., 0], arrays[name][0][part])
+        np.testing.assert_array_equal(targets, arrays[name][1][part])
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda whole: whole[:-1], r'train-images-idx3-ubyte is cut off or damaged: its header announces 12 x 5 x 4, which '
+                               r'is 256 bytes in all, but it holds 255\. Fetch it again'),
+    (lambda whole: whole + b'x', 'is cut off or damaged: .* is 256 bytes in all, but it holds 257'),
+    (lambda whole: whole[:10], 'is cut off or damaged: '),
+    (lambda whole: b'', 'no IDX file of unsigned bytes with 3 axes: it begins with nothing instead of 00000803'),
+    (lambda whole: b'\0\0\x0d\3' + whole[4:], 'it begins with 00000d03 instead of 00000803'),
+    (lambda whole: b'<html>', 'it begins with 3c68746d instead of 00000803'),
+])
+def test_damaged_idx_files_are_named(idx, damage, message):
+    path = idx[0] / 'train-images-idx3-ubyte'
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=message):
+        read(idx[0])
+
+
+def test_damaged_gz(idx):
+    path = idx[0] / 'train-labels-idx1-ubyte.gz'
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r'train-labels-idx1-ubyte\.gz cannot be read: '):
+        read(idx[0])
+
+
+def test_idx_files_that_do_not_belong_together(idx):
+    (idx[0] / 't10k-labels-idx1-ubyte.gz').rename(idx[0] / 'train-labels-idx1-ubyte.gz')
+    with pytest.raises(UserError, match='train-images-idx3-ubyte holds 12 images, but .*labels-idx1-ubyte.gz 4 labels'):
+        read(idx[0])
+    with pytest.raises(UserError, match=r't10k-labels-idx1-ubyte \(or t10k-labels-idx1-ubyte\.gz\) does not exist'):
+        read(idx[0], 'test')
+
+
+# NPZ
+
+INPUTS = np.random.default_rng(0).normal(3, 2, (10, 7, 2))
+CLASSES = np.arange(10) % 4
+
+
+def write_npz(folder, **arrays):
+    for split in SPLITS:
+        np.savez(folder / f'{split}.npz', **arrays)
+
+
+@pytest.mark.parametrize('targets, expected, outputs, classes', [
+    (CLASSES, CLASSES, 4, list('0123')),
+    (CLASSES.astype(np.uint8), CLASSES, 4, list('0123')),
+    (CLASSES / 2, CLASSES[:, None] / 2, 1, None),
+    (INPUTS[:, 0], INPUTS[:, 0], 2, None),
+])
+def test_npz_files(tmp_path, targets, expected, outputs, classes):
+    write_npz(tmp_path, inputs=INPUTS, targets=targets)
+    data = open_arrays(options(dir=str(tmp_path)))
+    assert data.inputs('test').dtype == np.float32
+    assert data.targets('test').dtype == (np.int32 if classes else np.float32)
+    np.testing.assert_allclose(data.inputs('test'), INPUTS, rtol=1e-6)
+    np.testing.assert_allclose(data.targets('test'), expected, rtol=1e-6)
+    assert data.sizes == {'outputs': outputs, 'shape': [7, 2]} and data.classes == classes
+
+
+@pytest.mark.parametrize('arrays, message', [
+    ({'inputs': INPUTS}, r"train\.npz has no array 'targets', only inputs: write it with numpy\.savez"),
+    ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
+    ({'inputs': INPUTS, 'targets': CLASSES.astype(str)}, r'train\.npz: targets must be finite numbers \(.*U'),
+    ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
+    ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz: 10 inputs, but targets of shape \(10, 7, 2\)'),
+    ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes are 0, 1'),
+    ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\): they must be'),
+    ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz holds no examples'),
+    ({'inputs': np.where(INPUTS > 6, np.nan, INPUTS), 'targets': CLASSES}, r'train\.npz: inputs must be finite'),
+])
+def test_npz_mistakes(tmp_path, arrays, message):
+    write_npz(tmp_path, **arrays)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path)
+
+
+def test_damaged_npz(tmp_path):
+    write_npz(tmp_path, inputs=INPUTS, targets=CLASSES)
+    path = tmp_path / 'train.npz'
+    whole = path.read_bytes()
+    for content in (whole[:200], b'', whole[:150] + bytes(40) + whole[190:]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r'train\.npz '):
+            read(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match='holds no data set'):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize('test, message', [
+    ((INPUTS[:, :6], CLASSES), r'file of test: inputs are float32 \(6, 2\), but .* training split float32 \(7, 2\)'),
+    ((INPUTS, CLASSES + 1), 'file of test: class 4 of example 3, but the training split has 4 classes, from 0'),
+    ((INPUTS, CLASSES / 2), r'file of test: targets of shape \(10, 1\), but the training split has \(10,\): both must'),
+])
+def test_splits_must_fit_the_training_split(test, message):
+    with pytest.raises(UserError, match=message):
+        in_memory(INPUTS, CLASSES, test=test).targets('test')
+
+
+def test_values_that_happen_to_be_whole_are_values():
+    assert in_memory(INPUTS, CLASSES / 2, test=(INPUTS, CLASSES)).targets('test').dtype == np.float32
+
+
+# CSV
+
+HEADER = 'series,time,x,y,target'
+ROWS = ['a,0,1.5,-2,1', 'a,1,2.5,-3,1', 'b,0,1e3,0,0', 'b,1,4,5,0']
+
+
+def write_csv(folder, *lines, split=None, suffix=''):
+    for name in [split] if split else SPLITS:
+        content = ''.join(f'{line}\n' for line in lines).encode()
+        (folder / f'{name}.csv{suffix}').write_bytes(gzip.compress(content) if suffix else content)
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz'])
+def test_csv_files(tmp_path, suffix):
+    write_csv(tmp_path, HEADER, *ROWS[:2], '', *ROWS[2:], suffix=suffix)
+    inputs, targets = read(tmp_path)
+    np.testing.assert_array_equal(inputs, [[[1.5, -2], [2.5, -3]], [[1000, 0], [4, 5]]])
+    np.testing.assert_array_equal(targets, [1, 0])
+    assert inputs.dtype == np.float32 and targets.dtype == np.int32
+
+
+def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
+    write_csv(tmp_path, HEADER, *ROWS)
+    write_csv(tmp_path, '\ufefftarget,y,series,x', '0.5,1,s,2', split='test')
+    with pytest.raises(UserError, match=r'test\.csv: inputs are float32 \(1, 2\), but .* \(2, 2\)'):
+        read(tmp_path, 'test')
+    write_csv(tmp_path, '\ufefftarget,y,series,x', '0,1,s,2', '0,3,s,4', split='test')
+    np.testing.assert_array_equal(read(tmp_path, 'test')[0], [[[2, 1], [4, 3]]])
+
+
+def test_csv_targets_with_a_decimal_point_are_values(tmp_path):
+    write_csv(tmp_path, 'series,x,target', 'a,1,3.0', 'b,2,4')
+    np.testing.assert_array_equal(read(tmp_path)[1], [[3], [4]])
+
+
+@pytest.mark.parametrize('lines, message', [
+    ([], r'train\.csv is empty: it must begin with a header'),
+    ([HEADER], r'train\.csv has a header but no rows'),
+    (['series,x', 'a,1'], r"train\.csv:1: no column 'target', only series, x"),
+    (['id,x,target', 'a,1,1'], r"train\.csv:1: no column 'series', only id, x, target"),
+    (['series,time,target', 'a,1,1'], r'train\.csv:1: no column is a channel'),
+    ([HEADER, ROWS[0], 'a,1,2.5,,1'], r"train\.csv:3: y is '', not a number"),
+    ([HEADER, 'a,0,nan,1,1'], r"train\.csv:2: x is 'nan', not a number"),
+    ([HEADER, 'a,0,1,1,cat'], r"train\.csv:2: target is 'cat', not a number"),
+    ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
+    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but 'a', the first, has 2: all must be equally long"),
+    ([HEADER, *ROWS[:3], 'c,0,1,1,1', 'c,1,1,1,1'], r"train\.csv:4: series 'b' has 1 rows"),
+    ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: series 'a' goes on here, but it began at line 2"),
+    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2: a series has one target"),
+    ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
+])
+def test_csv_mistakes_are_located(tmp_path, lines, message):
+    write_csv(tmp_path, *lines)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path)
+
+
+def test_csv_split_with_other_columns(tmp_path):
+    write_csv(tmp_path, HEADER, *ROWS)
+    write_csv(tmp_path, 'series,x,target', 'a,1,1', split='test')
+    with pytest.raises(UserError, match=r"test\.csv:1: no column 'y', only series, x, target"):
+        read(tmp_path, 'test')
+    write_csv(tmp_path, 'series,x,y,z,target', 'a,1,1,1,1', split='test')
+    with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):
+        read(tmp_path, 'test')
+    (tmp_path / 'test.csv').unlink()
+    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist: see config\.data\.dir'):
+        read(tmp_path, 'test')
+
+
+# TFDS. The dataset is built by a process of its own, as in test_sources.py; PNG bytes, which need no TensorFlow.
+
+BUILD = """
+import io, sys
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+class TinyImages(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({
+            'image': tfds.features.Image(shape=(4, 4, 3)), 'label': tfds.features.ClassLabel(names=['cat', 'dog'])}))
+
+    def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples(10), 'test': self._generate_examples(4)}
+
+    def _generate_examples(self, count):
+        for number in range(count):
+            file = io.BytesIO()
+            Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(file, 'png')
+            file.seek(0)
+            yield number, {'image': file, 'label': number % 2}
+
+class NoLabels(TinyImages):
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({
+            'image': tfds.features.Image(shape=(None, None, 3)), 'label': tfds.features.Scalar(np.int64)}))
+
+class NoImages(TinyImages):
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({
+            'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(names=['cat', 'dog'])}))
+
+    def _generate_examples(self, count):
+        yield 0, {'text': 'meow', 'label': 0}
+
+for builder in TinyImages, NoLabels, NoImages:
+    builder(data_dir=sys.argv[1], file_format='array_record').download_and_prepare()
+"""
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('tfds')
+    subprocess.run([sys.executable, '-c', BUILD, folder], check=True, capture_output=True)
+    return folder
+
+
+def open_tiny(folder, name='tiny_images', **splits):
+    names = {'train': 'train[:80%]', 'validation': 'train[80%:]', 'test': 'test'} | splits
+    return open_arrays(options(source='tfds', name=name, dir=str(folder), splits=names))
+
+
+def test_tfds_images(prepared):
+    data = open_tiny(prepared)
+    assert data.classes == ['cat', 'dog'] and data.sizes == {'outputs': 2, 'shape': [4, 4, 3]}
+    assert [len(data.inputs(split)) for split in SPLITS] == [8, 2, 4]
+    numbers = np.concatenate([data.inputs(split)[:, 0, 0, 0] for split in ('train', 'validation')])
+    assert data.inputs('train').dtype == np.uint8 and sorted(numbers) == list(range(10))
+    np.testing.assert_array_equal(data.targets('train'), data.inputs('train')[:, 1, 2, 2] % 2)
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'name': 'no_such'}, r"data\.name='no_such' cannot be opened in .*: Dataset no_such not found"),
+    ({'name': 'no_labels'}, r'dataset no_labels has images of shape \(None, None, 3\) and the label .*: needed are'),
+    ({'name': 'no_images'}, r'dataset no_images has label, text, but images with classes need image and label'),
+    ({'train': 'training'}, r"splits\.train='training' cannot be read from .*Unknown split"),
+    ({'name': 'mnist'}, r'mnist is not in .* TensorFlow, .*tfds build mnist --file_format=array_record'),
+])
+def test_tfds_mistakes_are_explained(prepared, monkeypatch, changes, message):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)  # no TensorFlow
+    with pytest.raises(UserError, match=message):
+        open_tiny(prepared, **changes).inputs('train')
+
+
+# Preprocessing
+
+def test_images_become_minus_one_to_one():
+    preprocessing = in_memory(np.zeros((2, 4, 4, 3), np.uint8), CLASSES[:2]).preprocessing
+    raw = np.array([0, 51, 255] * 4, np.uint8).reshape(1, 2, 2, 3)
+    np.testing.assert_allclose(preprocessing.inputs(raw)[0, 0, 0], [-1, -0.6, 1], atol=1e-6)
+
+
+def test_channels_and_values_are_standardised_by_the_training_split():
+    constant = np.concatenate([INPUTS, np.full((10, 7, 1), 5.0)], axis=-1)
+    data = in_memory(constant, INPUTS[:, 0], test=(constant + 1, INPUTS[:, 1]))
+    preprocessing = Preprocessing(**json.loads(json.dumps(dataclasses.asdict(data.preprocessing))))
+    inputs = preprocessing.inputs(data.inputs('train'))
+    np.testing.assert_allclose(inputs.mean(axis=(0, 1)), 0, atol=1e-5)
+    np.testing.assert_allclose(inputs.std(axis=(0, 1)), [1, 1, 0], atol=1e-5)
+    np.testing.assert_allclose(preprocessing.inputs(data.inputs('test')), inputs + 1 / constant.std(axis=(0, 1)).clip(
+        1e-9) * [1, 1, 0] + [0, 0, 1], atol=1e-5)
+    targets = preprocessing.targets(data.targets('train'))
+    np.testing.assert_allclose([targets.mean(axis=0), targets.std(axis=0)], [[0, 0], [1, 1]], atol=1e-5)
+    np.testing.assert_allclose(preprocessing.values(preprocessing.targets(data.targets('test'))), INPUTS[:, 1],
+                               atol=1e-5)
+
+
+# The plan
+
+def epoch_of(plan, epoch):
+    return [plan.batch(step) for step in range(epoch * len(plan), (epoch + 1) * len(plan))]
+
+
+def equal(first, second):
+    return all(np.array_equal(one, other) for one, other in zip(
+        (first['inputs']['inputs'], first['targets'], first['weights']),
+        (second['inputs']['inputs'], second['targets'], second['weights']), strict=True))
+
+
+@pytest.mark.parametrize('seed', [None, 3])
+@pytest.mark.parametrize('count', [1, 8, 21])
+def test_every_example_is_in_an_epoch_once(count, seed):
+    data = image_data(count)
+    plan = ArrayPlan(data, 'train', rows=8, seed=seed)
+    assert plan.rows == [8] and len(plan) == -(-count // 8)
+    orders = []
+    for epoch in range(2):
+        batches = epoch_of(plan, epoch)
+        assert {batch['inputs']['inputs'].shape for batch in batches} == {(8, 6, 6, 1)}
+        inputs, targets, weights = (np.concatenate([part(batch) for batch in batches]) for part in (
+            lambda batch: batch['inputs']['inputs'], lambda batch: batch['targets'], lambda batch: batch['weights']))
+        assert inputs.dtype == weights.dtype == np.float32 and targets.dtype == np.int32
+        assert np.array_equal(weights, np.arange(len(weights)) < count)
+        assert not inputs[count:].any() and not targets[count:].any()
+        numbers = np.round(inputs[:count, 0, 0, 0] * 127.5 + 127.5).astype(int) - 1
+        assert sorted(numbers) == list(range(count))
+        np.testing.assert_array_equal(targets[:count], numbers % 3)
+        orders.append(numbers.tolist())
+    assert (orders[0] == list(range(count))) == (seed is None or count == 1)
+    assert (orders[0] == orders[1]) == (seed is None or count == 1)
+
+
+@pytest.mark.parametrize('augmentation', [{}, {'crop': 1}, {'flip': True}, {'crop': 2, 'flip': True}])
+def test_a_batch_is_a_function_of_seed_and_step(augmentation):
+    def plan(seed):
+        return ArrayPlan(image_data(), 'train', rows=8, seed=seed, **augmentation)
+
+    forwards = [plan(1).batch(step) for step in range(8)]
+    one = plan(1)
+    backwards = [one.batch(step) for step in reversed(range(8))][::-1]
+    assert all(map(equal, forwards, backwards))
+    assert not equal(plan(2).batch(0), forwards[0])
+
+
+def test_crop_moves_an_image_by_up_to_its_pixels():
+    whole = np.random.default_rng(0).integers(1, 256, (16, 6, 5, 2), np.uint8)
+    plan = ArrayPlan(in_memory(whole, CLASSES[:1].repeat(16)), 'train', rows=16, seed=0, crop=2)
+    padded = np.pad(whole, ((0, 0), (2, 2), (2, 2), (0, 0))) / 127.5 - 1
+    places = set()
+    for step in range(20):
+        members = plan(step)
+        for image, member in zip(plan.batch(step)['inputs']['inputs'], members, strict=True):
+            found = [(top, left) for top in range(5) for left in range(5)
+                     if np.allclose(padded[member, top:top + 6, left:left + 5], image, atol=1e-5)]
+            assert len(found) == 1
+            places.update(found)
+    assert len(places) == 25
+
+
+def test_flip_mirrors_half_of_the_images():
+    data = image_data(16)
+    plan = ArrayPlan(data, 'train', rows=16, seed=0, flip=True)
+    mirrored = 0
+    for step in range(20):
+        images = plan.batch(step)['inputs']['inputs']
+        left, right = images[:, 0, 0, 0] > -1, images[:, 0, -1, 0] > -1
+        assert np.array_equal(left, ~right) and (images[:, 1:] == -1).all()
+        mirrored += right.sum()
+    assert 120 < mirrored < 200
+
+
+def test_values_are_standardised_in_batches():
+    plan = ArrayPlan(in_memory(INPUTS, INPUTS[:, 0]), 'train', rows=16, seed=0)
+    targets = plan.batch(0)['targets']
+    assert targets.dtype == np.float32 and targets.shape == (16, 2)
+    np.testing.assert_allclose(targets[:10].std(axis=0), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize('rows', [0, 4, 12])
+def test_rows_must_suit_devices(rows):
+    with pytest.raises(UserError, match=rf'config\.batch\.rows={rows} must be a multiple of 8'):
+        ArrayPlan(image_data(), 'train', rows=rows, seed=0)
+
+
+@pytest.mark.parametrize('augmentation', [{'crop': 1}, {'flip': True}])
+def test_series_are_not_cropped(augmentation):
+    with pytest.raises(UserError, match=r'data\.crop=\d and flip=\w+ are for images, but the inputs are series'):
+        ArrayPlan(in_memory(INPUTS, CLASSES), 'train', rows=8, seed=0, **augmentation)
+
+
+def test_description():
+    assert ArrayPlan(image_data(), 'train', rows=8, seed=0).describe() == (
+        'train: 21 examples of 6 x 6 x 1; 3 batches of 8 an epoch; 12.5 % of the rows are padding')

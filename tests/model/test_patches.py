@@ -1,0 +1,164 @@
+"""Patches, their positions, and the Transformer on them: against plain NumPy, what sees what, errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.blocks import NORMS, BlockConfig
+from model.patches import POOLINGS, POSITIONS, PatchTransformer, grid_sinusoids, patches
+from model.positional import sinusoids
+from tests.model import reference
+from tests.model.helpers import close, float64, normal, random_params
+
+IMAGES = normal(1, 2, 4, 6, 3)
+SERIES = normal(2, 2, 12, 2)
+INPUTS = {'images': (IMAGES, (2, 3)), 'series': (SERIES, (4,))}
+
+
+def tiny(**options):
+    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0, norm='pre') | options)
+
+
+def build(inputs, patch, config=None, **options):
+    """A small model of 5 outputs, and random variables for it."""
+    model = PatchTransformer(config or tiny(), num_layers=2, patch=patch, outputs=5, **options)
+    return model, {'params': random_params(model, inputs)}
+
+
+# Patches
+
+def test_patches_of_an_image_are_its_squares_in_reading_order():
+    cut = patches(IMAGES, (2, 3))
+    assert cut.shape == (2, 4, 18)
+    for index, (top, left) in enumerate([(0, 0), (0, 3), (2, 0), (2, 3)]):
+        close(cut[:, index], IMAGES[:, top:top + 2, left:left + 3].reshape(2, 18), atol=0)
+
+
+def test_patches_of_a_series_are_its_windows():
+    close(patches(SERIES, 4), SERIES.reshape(2, 3, 8), atol=0)
+
+
+def test_one_number_stands_for_all_axes():
+    close(patches(IMAGES, 2), patches(IMAGES, (2, 2)), atol=0)
+
+
+@pytest.mark.parametrize('inputs, patch, message', [
+    (IMAGES, 4, r'patch=\(4, 4\) does not divide inputs of 4 x 6: choose sizes that do, or pad'),
+    (IMAGES, (3, 3), r'patch=\(3, 3\) does not divide inputs of 4 x 6'),
+    (IMAGES, 0, r'patch=\(0, 0\) does not divide'),
+    (IMAGES, (2,), r'patch=\(2,\) has 1 sizes, but the inputs have 2 axes besides the batch and the channels'),
+    (SERIES, 5, r'patch=\(5,\) does not divide inputs of 12'),
+    (SERIES, (4, 4), r'patch=\(4, 4\) has 2 sizes, but the inputs have 1 axes'),
+])
+def test_patches_that_do_not_fit(inputs, patch, message):
+    with pytest.raises(ValueError, match=message):
+        patches(inputs, patch)
+
+
+# Positions
+
+def test_sinusoids_of_a_series_are_those_of_text():
+    close(grid_sinusoids((7,), 8), sinusoids(jnp.arange(7), 8), atol=0)
+
+
+def test_sinusoids_of_a_grid_are_half_row_half_column():
+    grid = grid_sinusoids((2, 3), 8).reshape(2, 3, 8)
+    for row in range(2):
+        for column in range(3):
+            close(grid[row, column, :4], sinusoids(jnp.array(row), 4), atol=0)
+            close(grid[row, column, 4:], sinusoids(jnp.array(column), 4), atol=0)
+
+
+def test_sinusoids_need_pairs_on_each_axis():
+    with pytest.raises(ValueError, match='along 2 axes need a d_model that is a multiple of 4, not 6'):
+        grid_sinusoids((2, 3), 6)
+
+
+# The model
+
+def plain_forward(params, inputs, patch, norm, position, pooling):
+    """Float64 NumPy, one example and one patch at a time."""
+    outputs = []
+    for example in np.asarray(inputs, np.float64):
+        counts = [length // size for length, size in zip(example.shape, patch, strict=False)]
+        tokens = []
+        for place in np.ndindex(*counts):
+            window = tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, patch, strict=True))
+            tokens.append(example[window].reshape(-1) @ params['embedding']['kernel'] + params['embedding']['bias'])
+            if position == 'sinusoidal':
+                width = len(tokens[-1]) // len(place)
+                tokens[-1] += np.concatenate([reference.sinusoids(i + 1, width)[i] for i in place])
+        if pooling == 'class_token':
+            tokens.insert(0, params['class_token'][0, 0])
+        x = np.stack(tokens)
+        x = x + params['positions'] if position == 'learned' else x
+        x = reference.stack(params['encoder'], reference.encoder_block, x, norm=norm)
+        pooled = x[0] if pooling == 'class_token' else x.mean(axis=0)
+        outputs.append(pooled @ params['head']['kernel'] + params['head']['bias'])
+    return np.stack(outputs)
+
+
+@pytest.mark.parametrize('kind', INPUTS)
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('pooling', POOLINGS)
+def test_forward_pass_is_the_equations(kind, norm, position, pooling):
+    inputs, patch = INPUTS[kind]
+    model, variables = build(inputs, patch, tiny(norm=norm), position=position, pooling=pooling)
+    outputs = model.apply(variables, inputs)
+    assert outputs.dtype == jnp.float32 and outputs.shape == (2, 5)
+    close(outputs, plain_forward(float64(variables['params']), inputs, patch, norm, position, pooling))
+
+
+@pytest.mark.parametrize('position', POSITIONS)
+def test_without_positions_the_order_of_windows_is_invisible(position):
+    model, variables = build(SERIES, 4, position=position, pooling='mean')
+    outputs = model.apply(variables, SERIES)
+    turned = model.apply(variables, jnp.roll(SERIES, 4, axis=1))  # whole windows change places
+    shifted = model.apply(variables, jnp.roll(SERIES, 1, axis=1))  # other windows
+    assert np.allclose(outputs, turned, atol=1e-5) == (position == 'none')
+    assert not np.allclose(outputs, shifted, atol=1e-2)
+
+
+def test_sizes_other_than_those_of_the_training_need_no_learned_table():
+    model, variables = build(SERIES, 4, position='sinusoidal')
+    assert model.apply(variables, normal(3, 2, 20, 2)).shape == (2, 5)
+
+
+def test_attention_can_be_watched():
+    model, variables = build(IMAGES, (2, 3))
+    _, watched = model.apply(variables, IMAGES, mutable='attention')
+    weights, = watched['attention']['encoder']['layers_0']['self_attention']['weights']
+    assert weights.shape == (2, 2, 5, 5)  # batch, heads, and the class token with the four patches twice
+
+
+def test_rematerialisation_changes_no_gradient():
+    def gradient(remat):
+        model, variables = build(IMAGES, 2, remat=remat)
+        return jax.grad(lambda params: jnp.sum(model.apply({'params': params}, IMAGES) ** 2))(variables['params'])
+
+    jax.tree.map(close, gradient(True), gradient(False))
+
+
+def test_dropout_is_drawn_in_training_only():
+    model, variables = build(IMAGES, 2, tiny(dropout=0.5))
+    one, other = (model.apply(variables, IMAGES, deterministic=False, rngs={'dropout': jax.random.key(seed)})
+                  for seed in (0, 1))
+    assert not np.allclose(one, other)
+    close(model.apply(variables, IMAGES), model.apply(variables, IMAGES), atol=0)
+
+
+def test_bfloat16_computation_gives_float32_outputs():
+    model, variables = build(IMAGES, 2, tiny(dtype=jnp.bfloat16))
+    assert model.apply(variables, IMAGES).dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'position': 'rotary'}, "position='rotary' is not one of learned, sinusoidal, none"),
+    ({'pooling': 'max'}, "pooling='max' is not one of class_token, mean"),
+])
+def test_unknown_choices(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(IMAGES, 2, **options)
