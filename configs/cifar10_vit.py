@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.task = 'classification'
     config.model.update(kind='patches', num_layers=8, d_model=256, d_ff=512, num_heads=8, norm='pre',
                         activation='gelu', position='learned', dropout=0.1, dtype='bfloat16')
-    config.model.update(patches={'patch': (4, 4), 'pooling': 'mean'})  # 64 patches
+    config.model.update(patches={'patch': 4, 'pooling': 'mean'})  # 64 patches
     config.data.update(source='tfds', name='cifar10', crop=4, flip=True)
     config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')
     config.batch.rows = 256

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.task = 'classification'
     config.model.update(kind='patches', num_layers=6, d_model=128, d_ff=256, num_heads=4, norm='pre',
                         activation='gelu', position='learned', dropout=0.1)
-    config.model.update(patches={'patch': (4, 4), 'pooling': 'mean'})  # 49 patches
+    config.model.update(patches={'patch': 4, 'pooling': 'mean'})  # 49 patches
     config.data.update(source='files', name='fashion_mnist', validation_share=0.1, crop=2, flip=True)
     config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # of source=tfds
     config.batch.rows = 128

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config.task = 'regression'
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
                         position='sinusoidal', dropout=0.0)  # its noise would be the values' noise
-    config.model.update(patches={'patch': (8,), 'pooling': 'mean'})  # 16 windows
+    config.model.update(patches={'patch': 8, 'pooling': 'mean'})  # 16 windows
     config.data.update(source='builtin', name='pendulum')
     config.batch.rows = 64
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
