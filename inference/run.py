@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from inference.translate import SearchOptions, Translation, Translator
-from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer import Tokenizer, load_tokenizer
 from model.build import build_model
 from training.checkpoints import open_checkpoints
 
@@ -66,7 +66,7 @@ def read_config(workdir: Path) -> ConfigDict:
 
 def load_tokenizers(workdir: Path) -> dict[str, Tokenizer]:
     """{'source': ..., 'target': ...} of a run."""
-    return {side: Tokenizer.load(workdir / TOKENIZERS / f'{side}.model') for side in ('source', 'target')}
+    return {side: load_tokenizer(workdir / TOKENIZERS / f'{side}.model') for side in ('source', 'target')}
 
 
 def save_tokenizers(workdir: Path, tokenizers: dict[str, Tokenizer]) -> None:
