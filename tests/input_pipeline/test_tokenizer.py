@@ -135,7 +135,8 @@ def test_error_of_the_text_is_raised_as_it_is(error):
 
 # Documents: line breaks inside, of any length.
 
-DOCUMENT = '\n'.join(f'{" " * (number % 9)}{line}\t{"x" * (number % 50)}' for number, line in enumerate(TEXT)) + '\r\n\n'
+LINES = [f'{" " * (number % 9)}{line}\t{"x" * (number % 50)}' for number, line in enumerate(TEXT)]
+DOCUMENT = '\n'.join([*LINES, '\r\n\n'])
 
 
 def test_a_part_at_a_time_gives_the_subwords_of_the_whole(tokenizer, monkeypatch):
