@@ -6,7 +6,7 @@ and on however many devices.
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -20,6 +20,15 @@ ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a b
 LENGTHS = 4  # padded lengths are multiples of this
 
 Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}: see DESIGN, "Batch"
+
+
+@runtime_checkable
+class Plan(Protocol):
+    """The batches of a task, as a pure function of the step; `len` is the number of them in an epoch."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, step: int) -> Batch: ...
 
 
 def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:
@@ -116,7 +125,7 @@ class BatchPlan:
 class _Steps:
     """A plan as grain's random-access data source."""
 
-    def __init__(self, plan: BatchPlan, first: int, last: int):
+    def __init__(self, plan: Plan, first: int, last: int):
         self._plan, self._first, self._last = plan, first, last
 
     def __len__(self) -> int:
@@ -126,7 +135,7 @@ class _Steps:
         return self._plan.batch(self._first + index)
 
 
-def prefetch(plan: BatchPlan, first: int, last: int) -> Iterator[Batch]:
+def prefetch(plan: Plan, first: int, last: int) -> Iterator[Batch]:
     """Batches first, first + 1, ... last - 1, made ahead of time in a thread."""
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(grain.MapDataset.source(_Steps(plan, first, last)).to_iter_dataset(options))

@@ -9,7 +9,7 @@ import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
@@ -96,7 +96,7 @@ class TextCorpus:
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
-        return {'source': 'text', 'files': [[file.name, _sha256(file)] for file in self._files(split)]}
+        return {'source': 'text', 'files': [[file.name, sha256(file)] for file in self._files(split)]}
 
     def _files(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
@@ -129,15 +129,14 @@ class TfdsCorpus:
     def pairs(self, split: str) -> Iterator[Pair]:
         with self._reading(split):
             for record in self._builder.as_data_source(self._names[split]):
-                source, target = (_text(record[language]) for language in self._languages)
+                # A line break inside a record would break line counts.
+                source, target = (' '.join(tfds_text(record[language]).splitlines()) for language in self._languages)
                 yield source, target
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         with self._reading(split):
-            parts = self._builder.info.splits[self._names[split]].file_instructions
-            files = [Path(part.filename) for part in parts]
             return {'source': 'tfds', 'languages': self._languages, 'split': self._names[split],
-                    'files': [[file.name, _sha256(file)] for file in files]}
+                    'files': tfds_files(self._builder, self._names[split])}
 
     def _reading(self, split: str) -> contextlib.AbstractContextManager:
         return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
@@ -188,16 +187,36 @@ def tfds_errors(what: str) -> Iterator[None]:
         raise UserError(f'{what}: {reason}') from error
 
 
+def tfds_files(builder: Any, name: str) -> list[list[str]]:
+    """Name and digest of each file that a split of a prepared dataset lies in."""
+    files = [Path(part.filename) for part in builder.info.splits[name].file_instructions]
+    return [[file.name, sha256(file)] for file in files]
+
+
+def tfds_text(value: Any) -> str:
+    """The text of a feature: TFDS gives bytes, and its mocks str."""
+    if not isinstance(value, bytes | str):
+        raise ValueError(f'a record has {type(value).__name__} instead of text')
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
 
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
     """
+    with open_binary(path) as file:
+        yield from decode_lines(file, str(path))
+
+
+@contextlib.contextmanager
+def open_binary(path: Path | str) -> Iterator[BinaryIO]:
+    """A file, plain or .gz, to be read; that it cannot be becomes a UserError."""
     opened = gzip.open if str(path).endswith('.gz') else open
     try:
         with opened(path, 'rb') as file:
-            yield from decode_lines(file, str(path))
+            yield file
     except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
         raise UserError(f'{path} cannot be read: {error}') from None
 
@@ -212,14 +231,7 @@ def decode_lines(file, name: str) -> Iterator[str]:
                             f'{error.start + 1}): convert the file, for example with iconv -t UTF-8') from None
 
 
-def _text(value: Any) -> str:
-    """TFDS gives text as bytes, and its mocks as str. A line break inside a record would break line counts."""
-    if not isinstance(value, bytes | str):
-        raise ValueError(f'a record has {type(value).__name__} instead of text')
-    text = value.decode() if isinstance(value, bytes) else value
-    return ' '.join(text.splitlines())
-
-
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The digest of a file's content."""
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -5,6 +5,8 @@ settings. It is built beside its final place and moved there whole, so a build t
 nothing that is taken for good, and two builds at once both succeed.
 """
 
+import array
+import contextlib
 import hashlib
 import itertools
 import json
@@ -21,13 +23,14 @@ from jaxtyping import Int, UInt32
 from ml_collections import ConfigDict
 
 from errors import UserError
+from input_pipeline.documents import Documents
 from input_pipeline.sources import Corpus, Pair
-from input_pipeline.tokenizer import Tokenizer, train_tokenizer
+from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 log = logging.getLogger('allyouneed.data')
 
-SIDES = ('source', 'target')
-CHUNK = 10_000  # pairs that are tokenised before they are written
+SIDES = ('source', 'target')  # of a pair
+TEXT = 'text'  # the only side of a document
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -38,26 +41,34 @@ def cache_folder(cache_dir: str) -> Path:
 class TokenStore:
     """A split as token numbers, without start and end tokens. Opened in no time, read by random access.
 
+    A row has a side for each tokenizer: 'source' and 'target' of a sentence pair, or 'text' of a document.
+
     Attributes:
-      stats: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens'.
+      stats: of pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens';
+        of documents: 'documents', 'dropped_empty', 'text_tokens', 'characters', 'bytes' (the text's, in UTF-8).
     """
 
     def __init__(self, folder: Path):
         self.stats = json.loads((folder / 'stats.json').read_text())
-        self._offsets = {side: np.load(folder / f'{side}.offsets.npy', mmap_mode='r') for side in SIDES}
-        self._tokens = {side: np.memmap(folder / f'{side}.tokens', np.uint32, 'r') for side in SIDES}
+        sides = [path.stem for path in folder.glob('*.tokens')]
+        self._offsets = {side: np.load(folder / f'{side}.offsets.npy', mmap_mode='r') for side in sides}
+        self._tokens = {side: np.memmap(folder / f'{side}.tokens', np.uint32, 'r') for side in sides}
 
     def __len__(self) -> int:
-        return self.stats['pairs']
+        return len(next(iter(self._offsets.values()))) - 1
 
-    def lengths(self, side: str) -> Int[np.ndarray, ' pairs']:
-        """Tokens in each sentence of a side, 'source' or 'target'."""
+    def lengths(self, side: str) -> Int[np.ndarray, ' rows']:
+        """Tokens of a side in each row."""
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
-        """The tokens of sentence `row` of a side."""
+        """The tokens of a side of one row."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
+
+    def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
+        """Tokens of a side by their places in all the rows, one row after another."""
+        return self._tokens[side][places]
 
 
 def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
@@ -65,30 +76,42 @@ def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[st
 
     With settings['joint'] both are the same one, learned from both languages.
     """
-    options = {name: settings[name] for name in ('kind', 'vocab_size', 'split_digits', 'normalization')}
-
-    def learn(side: str | None, path: Path):
-        pairs = corpus.pairs('train')
-        lines = itertools.chain.from_iterable(pairs) if side is None else (pair[SIDES.index(side)] for pair in pairs)
-        nonempty = (line for line in lines if line.strip())
-        first = next(nonempty, None)
-        if first is None:
-            raise UserError(f'the training split has no text: {corpus.fingerprint("train")}')
-        train_tokenizer(itertools.chain([first], nonempty), **options).save(path / 'tokenizer.model')
-
     def tokenizer(side: str | None) -> Tokenizer:
-        key = _digest({'corpus': corpus.fingerprint('train'), 'side': side, **options})
-        folder = _build_once(cache / 'tokenizers' / key, lambda path: learn(side, path))
-        return Tokenizer.load(folder / 'tokenizer.model')
+        def sentences() -> Iterator[str]:
+            pairs = corpus.pairs('train')
+            return itertools.chain.from_iterable(pairs) if side is None else (pair[SIDES.index(side)] for pair in pairs)
+
+        return _tokenizer({'corpus': corpus.fingerprint('train'), 'side': side}, sentences, settings, cache)
 
     if settings['joint']:
         return dict.fromkeys(SIDES, tokenizer(None))
     return {side: tokenizer(side) for side in SIDES}
 
 
+def document_tokenizers(documents: Documents, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
+    """{'text': ...}, learned from the training split unless the cache has it."""
+    origin = {'documents': documents.fingerprint('train')}
+    return {TEXT: _tokenizer(origin, lambda: documents.documents('train'), settings, cache, indentation=True)}
+
+
+def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], settings: ConfigDict, cache: Path,
+               **more: bool) -> Tokenizer:
+    """Learned from texts(), whose fingerprint is `origin`, unless the cache has it."""
+    options = {name: settings[name] for name in ('kind', 'vocab_size', 'split_digits', 'normalization')} | more
+
+    def learn(folder: Path):
+        nonempty = (text for text in texts() if text.strip())
+        first = next(nonempty, None)
+        if first is None:
+            raise UserError(f'the training split has no text: {origin}')
+        train_tokenizer(itertools.chain([first], nonempty), **options).save(folder / 'tokenizer.model')
+
+    return load_tokenizer(_build_once(cache / 'tokenizers' / _digest(origin | options), learn) / 'tokenizer.model')
+
+
 def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], max_length: int,
                cache: Path) -> TokenStore:
-    """The split's store, built first if the cache does not have it.
+    """The split's store of sentence pairs, built first if the cache does not have it.
 
     Pairs with an empty side, or with more than `max_length` tokens on one (end token included), are
     dropped, counted and logged.
@@ -98,13 +121,12 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     """
     key = _digest({'corpus': corpus.fingerprint(split), 'max_length': max_length,
                    'tokenizers': [hashlib.sha256(tokenizers[side].model).hexdigest() for side in SIDES]})
-    folder = _build_once(cache / 'tokens' / key,
-                         lambda path: _write(corpus.pairs(split), tokenizers, max_length, path))
-    store = TokenStore(folder)
+    store = TokenStore(_build_once(cache / 'tokens' / key,
+                                   lambda folder: _write_pairs(corpus.pairs(split), tokenizers, max_length, folder)))
     stats = store.stats
     log.info('%s: %d pairs, %d source and %d target tokens; dropped %d with an empty side, %d longer than %d',
-                 split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
-                 stats['dropped_long'], max_length)
+             split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
+             stats['dropped_long'], max_length)
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} pairs with an empty side and '
                         f'{stats["dropped_long"]} longer than config.data.max_length={max_length} were dropped. '
@@ -112,36 +134,85 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     return store
 
 
-def _write(pairs: Iterable[Pair], tokenizers: Mapping[str, Tokenizer], max_length: int, folder: Path) -> None:
-    stats = {'pairs': 0, 'dropped_empty': 0, 'dropped_long': 0, 'source_tokens': 0, 'target_tokens': 0}
-    lengths = {side: [np.zeros(1, np.int64)] for side in SIDES}
-    with open(folder / 'source.tokens', 'wb') as source, open(folder / 'target.tokens', 'wb') as target:
-        for chunk in _chunks(pairs):
-            kept = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
-            stats['dropped_empty'] += len(chunk) - len(kept)
-            rows = [tuple(tokenizers[side].encode(text) for side, text in zip(SIDES, pair, strict=True))
-                    for pair in kept]
-            fitting = [row for row in rows if max(map(len, row)) < max_length]
-            stats['dropped_long'] += len(rows) - len(fitting)
-            stats['pairs'] += len(fitting)
-            if not fitting:
+def open_document_store(documents: Documents, split: str, tokenizers: Mapping[str, Tokenizer],
+                        cache: Path) -> TokenStore:
+    """The split's store of documents, built first if the cache does not have it.
+
+    Documents without text are dropped, counted and logged; none is dropped for its length.
+
+    Raises:
+      UserError: if nothing is left.
+    """
+    key = _digest({'documents': documents.fingerprint(split),
+                   'tokenizer': hashlib.sha256(tokenizers[TEXT].model).hexdigest()})
+    store = TokenStore(_build_once(cache / 'tokens' / key, lambda folder: _write_documents(
+        documents.documents(split), tokenizers[TEXT], folder)))
+    stats = store.stats
+    log.info('%s: %d documents, %d characters in %d tokens; dropped %d without text',
+             split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
+    if not len(store):
+        raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
+                        f'Looked at: {documents.fingerprint(split)}')
+    return store
+
+
+def _write_pairs(pairs: Iterable[Pair], tokenizers: Mapping[str, Tokenizer], max_length: int, folder: Path) -> None:
+    stats = {'dropped_empty': 0, 'dropped_long': 0}
+    with _SideWriter(folder, 'source') as source, _SideWriter(folder, 'target') as target:
+        for pair in pairs:
+            if not all(text.strip() for text in pair):
+                stats['dropped_empty'] += 1
                 continue
-            for side, file, sentences in zip(SIDES, (source, target), zip(*fitting, strict=True)):
-                lengths[side].append(np.array([len(sentence) for sentence in sentences], np.int64))
-                stats[f'{side}_tokens'] += int(lengths[side][-1].sum())
-                np.concatenate([np.array(sentence, np.uint32) for sentence in sentences]).tofile(file)
-        for file in (source, target):
-            if not file.tell():
-                file.write(bytes(4))  # an empty file cannot be memory-mapped
-    for side in SIDES:
-        np.save(folder / f'{side}.offsets.npy', np.cumsum(np.concatenate(lengths[side])))
+            row = [np.array(tokenizers[side].encode(text), np.uint32) for side, text in zip(SIDES, pair, strict=True)]
+            if max(map(len, row)) >= max_length:
+                stats['dropped_long'] += 1
+                continue
+            source.append(row[:1])
+            target.append(row[1:])
+    stats |= {'pairs': source.rows, 'source_tokens': source.tokens, 'target_tokens': target.tokens}
     (folder / 'stats.json').write_text(json.dumps(stats))
 
 
-def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    pairs = iter(pairs)
-    while chunk := list(itertools.islice(pairs, CHUNK)):
-        yield chunk
+def _write_documents(documents: Iterable[str], tokenizer: Tokenizer, folder: Path) -> None:
+    stats = {'dropped_empty': 0, 'characters': 0, 'bytes': 0}
+    with _SideWriter(folder, TEXT) as side:
+        for text in documents:
+            if not text.strip():
+                stats['dropped_empty'] += 1
+                continue
+            side.append(tokenizer.encode_parts(text))
+            stats['characters'] += len(text)
+            stats['bytes'] += len(text.encode())
+    stats |= {'documents': side.rows, 'text_tokens': side.tokens}
+    (folder / 'stats.json').write_text(json.dumps(stats))
+
+
+class _SideWriter(contextlib.AbstractContextManager):
+    """Writes the tokens of a side, row after row, and at the end where each row begins."""
+
+    def __init__(self, folder: Path, side: str):
+        self._file = open(folder / f'{side}.tokens', 'wb')
+        self._offsets_file = folder / f'{side}.offsets.npy'
+        self._offsets = array.array('q', [0])
+
+    def append(self, parts: Iterable[UInt32[np.ndarray, ' _']]) -> None:
+        """Adds a row, which comes a part at a time."""
+        written = sum(map(self._file.write, parts))
+        self._offsets.append(self.tokens + written // np.uint32().itemsize)
+
+    @property
+    def rows(self) -> int:
+        return len(self._offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        return self._offsets[-1]
+
+    def __exit__(self, *exception) -> None:
+        if not self.tokens:
+            self._file.write(bytes(4))  # an empty file cannot be memory-mapped
+        self._file.close()
+        np.save(self._offsets_file, np.frombuffer(self._offsets, np.int64))
 
 
 def _digest(value: Any) -> str:

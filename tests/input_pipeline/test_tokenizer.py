@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from input_pipeline.tokenizer import BOS, EOS, KINDS, PAD, UNK, Tokenizer, train_tokenizer
+from input_pipeline import tokenizer as tokenizer_module
+from input_pipeline.tokenizer import (
+    BOS, EOS, KINDS, PAD, SUBWORDS, UNK, ByteTokenizer, load_tokenizer, train_tokenizer)
 
 ROOT = pathlib.Path(__file__).parents[2]
 RANDOM = random.Random(0)
@@ -33,7 +35,7 @@ def learn(lines=TEXT, **options):
                                      'normalization': 'identity', **options})
 
 
-@pytest.fixture(scope='module', params=KINDS)
+@pytest.fixture(scope='module', params=SUBWORDS)
 def tokenizer(request):
     return learn(kind=request.param)
 
@@ -49,7 +51,7 @@ def test_lossless_on_every_string(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', SUBWORDS)
 def test_lossless_after_learning_from_nasty_strings(kind):
     tokenizer = learn(NASTY * 10 + TEXT, kind=kind, vocab_size=400)
     assert [tokenizer.decode(tokenizer.encode(text)) for text in NASTY] == NASTY
@@ -73,7 +75,7 @@ def test_frequent_words_are_short(tokenizer):
     assert len(tokenizer.encode('1999 euros')) < len('1999 euros') / 2
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', SUBWORDS)
 def test_split_digits(kind):
     def longest_number(**options):
         pieces = learn(kind=kind, **options)
@@ -99,14 +101,19 @@ def test_reproducible_across_processes():
     assert done.stdout.strip() == hashlib.sha256(learn(kind='unigram').model).hexdigest()
 
 
-def test_pickled_and_saved(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / 'tokenizer.model')
-    for copy in (pickle.loads(pickle.dumps(tokenizer)), Tokenizer.load(tmp_path / 'tokenizer.model')):
-        assert copy.model == tokenizer.model
-        assert copy.encode(TEXT[0]) == tokenizer.encode(TEXT[0])
-
-
 @pytest.mark.parametrize('kind', KINDS)
+def test_pickled_and_saved(kind, tmp_path):
+    tokenizer = learn(kind=kind)
+    tokenizer.save(tmp_path / 'tokenizer.model')
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / 'tokenizer.model')):
+        assert type(copy) is type(tokenizer)
+        assert copy.model == tokenizer.model
+        assert len(copy) == len(tokenizer)
+        assert copy.encode(TEXT[0]) == tokenizer.encode(TEXT[0])
+        assert copy.decode(copy.encode(TEXT[0])) == TEXT[0]
+
+
+@pytest.mark.parametrize('kind', SUBWORDS)
 @pytest.mark.parametrize('vocab_size, bound', [(100_000, 'at most'), (261, 'at least')])
 def test_unsuitable_vocab_size_names_one_that_works(kind, vocab_size, bound):
     with pytest.raises(UserError, match=rf'vocab_size={vocab_size} does not suit .* it must be {bound} \d+') as raised:
@@ -124,3 +131,89 @@ def test_error_of_the_text_is_raised_as_it_is(error):
     with pytest.raises(type(error)) as raised:
         learn(lines())
     assert raised.value is error
+
+
+# Documents: line breaks inside, of any length.
+
+LINES = [f'{" " * (number % 9)}{line}\t{"x" * (number % 50)}' for number, line in enumerate(TEXT)]
+DOCUMENT = '\n'.join([*LINES, '\r\n\n'])
+
+
+def test_a_part_at_a_time_gives_the_subwords_of_the_whole(tokenizer, monkeypatch):
+    whole = tokenizer.encode(DOCUMENT)  # shorter than a part
+    assert len(list(tokenizer.encode_parts(DOCUMENT))) == 1
+    assert tokenizer.decode(whole) == DOCUMENT
+    for size in (1, 5, 64):
+        monkeypatch.setattr(tokenizer_module, 'PART', re.compile(f'.{{1,{size}}} *[^ \\n]*', re.DOTALL))
+        parts = list(tokenizer.encode_parts(DOCUMENT))
+        assert len(parts) > len(DOCUMENT) / (size + 80)
+        assert [token for part in parts for token in part.tolist()] == whole
+
+
+def test_a_word_without_end_is_lossless(tokenizer):
+    text = 'kalemo\n' * 3 + 'kalemo' * 30_000
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_indentation_is_learned_where_it_is_asked_for():
+    code = [f'def {word}():\n        return {word}\n' for word in WORDS]
+    plain, indented = (learn(code, vocab_size=300, indentation=indentation) for indentation in (False, True))
+    text = code[0]
+    assert plain.decode(plain.encode(text)) == indented.decode(indented.encode(text)) == text
+    spaces = [sum(piece.count('\u2581') > 1 for piece in each.pieces(each.encode(text))) for each in (plain, indented)]
+    assert spaces == [0, 1]
+
+
+def test_long_lines_are_learned_from():
+    assert len(learn([' '.join(TEXT)])) == 350  # SentencePiece alone would leave this line out, and have no text
+
+
+# Characters and bytes.
+
+@settings(deadline=None)
+@given(st.text() | st.lists(st.sampled_from(NASTY)).map(''.join))
+def test_bytes_are_lossless(text):
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode(text) == [4 + byte for byte in text.encode()]
+    assert tokenizer.decode([BOS, *tokenizer.encode(text), EOS, PAD]) == text
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1), st.data())
+def test_characters_are_lossless_for_those_of_the_training_text(text, data):
+    tokenizer = learn([text[:3], text[3:]], kind='char')
+    assert len(tokenizer) == 4 + len(set(text))
+    other = data.draw(st.text(st.sampled_from(text)))
+    assert tokenizer.encode(other) == [4 + sorted(set(text)).index(character) for character in other]
+    assert tokenizer.decode([BOS, *tokenizer.encode(other), EOS, PAD]) == other
+    strange = data.draw(st.text())
+    assert tokenizer.decode(tokenizer.encode(strange)) == ''.join(
+        character if character in text else '\ufffd' for character in strange)
+
+
+def test_size_of_characters_and_bytes():
+    assert len(learn(['abba\n'], kind='char')) == 4 + 3
+    assert len(learn(kind='byte')) == 260
+    assert learn(['\x80z'], kind='char').encode('a') == [UNK]
+
+
+@pytest.mark.parametrize('kind', ['char', 'byte'])
+def test_characters_and_bytes_a_part_at_a_time(kind, monkeypatch):
+    tokenizer = learn([DOCUMENT], kind=kind)
+    whole = tokenizer.encode(DOCUMENT)
+    monkeypatch.setattr(tokenizer_module, 'PART_CHARACTERS', 7)
+    assert tokenizer.encode(DOCUMENT) == whole
+    assert len(list(tokenizer.encode_parts(DOCUMENT))) > 100
+
+
+def test_bytes_that_are_no_text():
+    assert ByteTokenizer().decode([4 + 0xc3, 4 + 0x28]) == '\ufffd('
+
+
+def test_pieces_of_characters_and_bytes_are_visible():
+    special = ['<pad>', '<s>', '</s>', '<unk>']
+    text = 'a \n\u00a0é'
+    chars, in_bytes = (learn([text], kind=kind) for kind in ('char', 'byte'))
+    assert chars.pieces(range(4)) == in_bytes.pieces(range(4)) == special
+    assert chars.pieces(chars.encode(text)) == ['a', '\u2581', '<U+000A>', '<U+00A0>', 'é']
+    assert in_bytes.pieces(in_bytes.encode(text)) == ['a', '\u2581', '<0x0A>', '<0xC2>', '<0xA0>', '<0xC3>', '<0xA9>']

@@ -1,0 +1,29 @@
+"""Tiny Shakespeare by characters on a CPU: nanoGPT's small setting.
+
+    python train.py --config=configs/shakespeare_char.py --config.data.file=input.txt --workdir=runs/shakespeare_char
+
+input.txt is the 1,115,394 characters of karpathy/char-rnn's data/tinyshakespeare; the last 10 % are for validation.
+nanoGPT reports a validation loss of 1.88 nats a character after these 2000 steps (its README, "I only have a
+macbook"). There it is an estimate from random windows; here every character of the validation part counts once.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.task = 'language_model'
+    config.model.update(kind='language_model', num_layers=4, d_model=128, d_ff=512, num_heads=4, norm='pre',
+                        activation='gelu', position='learned', max_length=64, dropout=0.0)
+    config.data.update(source='files', context=64, packing='contiguous')
+    config.data.tokenizer.kind = 'char'
+    config.batch.rows = 12
+    # nanoGPT's config/train_shakespeare_char.py: 'with baby networks can afford to go a bit higher'
+    config.optimizer.update(schedule='cosine', peak=1e-3, final=1e-4, warmup=100, beta2=0.99, eps=1e-8,
+                            weight_decay=0.1, clip=1.0)
+    config.train.update(steps=2000, label_smoothing=0.0)
+    config.eval.update(every=250, metric='loss')
+    config.checkpoint.update(every=250, keep_last=2)
+    return config

@@ -1,0 +1,202 @@
+"""Where documents come from, for language models: text files, a TFDS dataset, or Python's standard library."""
+
+import hashlib
+import io
+import itertools
+import logging
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ml_collections import ConfigDict
+
+from errors import UserError
+from input_pipeline.sources import (
+    decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
+
+DOCUMENT_SOURCES = ('builtin', 'files', 'tfds')
+DOCUMENT_KINDS = ('file', 'line', 'blank_line')
+
+log = logging.getLogger('allyouneed.data')
+
+
+@runtime_checkable
+class Documents(Protocol):
+    """Splits of documents. `split` is a role: 'train', 'validation' or 'test'."""
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of a split, in order; one at a time is in memory."""
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, as JSON: equal fingerprints mean equal documents."""
+
+
+def open_documents(data: ConfigDict) -> Documents:
+    """The documents that `config.data` describes.
+
+    Raises:
+      UserError: if there is no such source, file or dataset.
+    """
+    names = dict(data['splits'])
+    if data['source'] == 'builtin':
+        return LibraryDocuments(Path(sysconfig.get_paths()['stdlib']))
+    if data['source'] == 'files':
+        if bool(data['file']) == bool(data['dir']):
+            raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
+        if data['file']:
+            return OneFile(Path(data['file']).expanduser(), data['documents'], data['validation_share'])
+        return FileDocuments(Path(data['dir']).expanduser(), data['documents'], names)
+    if data['source'] == 'tfds':
+        return TfdsDocuments(data['name'], data['dir'], data['feature'], names)
+    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(DOCUMENT_SOURCES)}, '
+                    'where documents come from')
+
+
+class FileDocuments:
+    """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
+
+    `kind` says what a document is: the whole 'file', a 'line', or what stands between two blank lines.
+    """
+
+    def __init__(self, folder: Path, kind: str, names: Mapping[str, str]):
+        if not folder.is_dir():
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
+        self._folder, self._kind, self._names = folder, kind, names
+
+    def documents(self, split: str) -> Iterator[str]:
+        for path in self._files(split):
+            if self._kind == 'file':
+                yield read_text(path)
+            else:
+                yield from cut(read_lines(path), self._kind)
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return {'source': 'files', 'documents': self._kind, 'split': self._names[split],
+                'files': [[str(file.relative_to(self._folder)), sha256(file)] for file in self._files(split)]}
+
+    def _files(self, split: str) -> list[Path]:
+        base = self._folder / self._names[split]
+        if base.is_dir():
+            files = sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
+        else:
+            files = [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
+        if not files:
+            raise UserError(f'For the {split} split, {self._folder} must hold {base.name}.txt, {base.name}.txt.gz or a '
+                            f'folder {base.name} of text files; see config.data.dir and splits.{split}')
+        return files
+
+
+class OneFile:
+    """One file, cut in two: its last characters, `validation_share` of them, are for validation.
+
+    With 0.1 this is how nanoGPT splits tiny Shakespeare, whose figures are those of the validation part:
+    here the test split is the same as the validation split.
+    """
+
+    def __init__(self, path: Path, kind: str, validation_share: float):
+        if not path.is_file():
+            raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
+        self._path, self._kind, self._validation_share = path, kind, validation_share
+
+    def documents(self, split: str) -> Iterator[str]:
+        text = read_text(self._path)
+        border = int(len(text) * (1 - self._validation_share))
+        part = text[:border] if split == 'train' else text[border:]
+        if self._kind == 'file':
+            yield part
+        else:
+            lines = (line.removesuffix('\n').removesuffix('\r') for line in io.StringIO(part, newline='\n'))
+            yield from cut(lines, self._kind)
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return {'source': 'file', 'documents': self._kind, 'file': [self._path.name, sha256(self._path)],
+                'validation_share': self._validation_share, 'part': 'train' if split == 'train' else 'validation'}
+
+
+class TfdsDocuments:
+    """A TensorFlow Datasets dataset: the text of one feature of each record is a document."""
+
+    def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
+        self._feature, self._names = feature, names
+        self._builder = open_tfds(name, folder, [feature], f'config.data.feature={feature} is asked for')
+
+    def documents(self, split: str) -> Iterator[str]:
+        with self._reading(split):
+            for record in self._builder.as_data_source(self._names[split]):
+                yield tfds_text(record[self._feature])
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        with self._reading(split):
+            return {'source': 'tfds', 'feature': self._feature, 'split': self._names[split],
+                    'files': tfds_files(self._builder, self._names[split])}
+
+    def _reading(self, split: str):
+        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+                           f'{self._builder.data_dir}')
+
+
+class LibraryDocuments:
+    """The modules of Python's own standard library: 9 MB of source code that every reader has already.
+
+    A module's path decides its split (90, 5 and 5 %), so another version of Python has other text but moves no
+    module from one split to another.
+    """
+
+    # Tests, tables made by programs, files of this machine, and what is no part of the library.
+    LEFT_OUT = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3', 'encodings', 'pydoc_data'}
+    SHARES = {'train': range(90), 'validation': range(90, 95), 'test': range(95, 100)}
+
+    def __init__(self, folder: Path):
+        self._modules = {split: [] for split in self.SHARES}
+        undecodable = 0
+        for path in self._paths(folder):
+            name = path.relative_to(folder).as_posix()
+            hundredth = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100
+            split = next(split for split, share in self.SHARES.items() if hundredth in share)
+            try:
+                self._modules[split].append((name, path.read_bytes().decode()))
+            except UnicodeDecodeError:
+                undecodable += 1
+        if undecodable:
+            log.info('%s: %d modules that are not UTF-8 are left out', folder, undecodable)
+
+    def _paths(self, folder: Path) -> Iterator[Path]:
+        for parent, folders, files in os.walk(folder):
+            folders[:] = sorted(set(folders) - self.LEFT_OUT)  # site-packages may be large: do not look into it
+            yield from (Path(parent, file) for file in sorted(files)
+                        if file.endswith('.py') and not file.startswith('_sysconfigdata'))
+
+    def documents(self, split: str) -> Iterator[str]:
+        return (text for _, text in self._modules[split])
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        digest = hashlib.sha256(repr(self._modules[split]).encode()).hexdigest()
+        return {'source': 'standard library', 'split': split, 'sha256': digest}
+
+
+def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
+    """The documents in `lines`: each 'line', or the lines between two that are blank ('blank_line')."""
+    if kind == 'line':
+        yield from lines
+        return
+    for blank, together in itertools.groupby(lines, lambda line: not line.strip()):
+        if not blank:
+            yield '\n'.join(together)
+
+
+def read_text(path: Path) -> str:
+    """All of a UTF-8 file, plain or .gz, with its line ends as they are.
+
+    Raises:
+      UserError: if the file cannot be read, or with file:line where it is not UTF-8.
+    """
+    with open_binary(path) as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        for _ in decode_lines(io.BytesIO(content), str(path)):  # raises at the line
+            continue
+        raise

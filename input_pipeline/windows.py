@@ -1,0 +1,207 @@
+"""Windows of a fixed number of tokens on documents, for language models: a pure function of (store, settings, step).
+
+The stream is what is cut: each document as [start, its tokens, end], one document after another. A batch is an
+array of places in the stream, -1 where there is nothing; tokens, targets and segments all follow from the places.
+"""
+
+import bisect
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt32
+
+from input_pipeline.batches import Batch
+from input_pipeline.token_store import TEXT, TokenStore
+from input_pipeline.tokenizer import BOS, EOS, PAD
+
+PACKINGS = ('contiguous', 'packed')
+
+Places = Int[np.ndarray, 'rows context']
+Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # the places of some windows of an epoch
+
+
+class WindowPlan:
+    """Which windows are in batch `step`, for every step from 0 on. `len` is the number of batches in an epoch.
+
+    Every epoch has every token of every document, and its end, as a target exactly once, in windows of `context`
+    inputs and as many targets. Two ways to cut them:
+
+    'contiguous': The stream is cut wherever `context` tokens are over, at another phase in each epoch. A window may
+      begin in the middle of a document, and hold the end of one and the beginning of the next. In each epoch one
+      window joins the stream's end to its beginning, two segments.
+    'packed': Documents stay whole, those longer than `context` cut into pieces, and share windows as they fit.
+
+    Attributes:
+      rows: windows in a batch, as a sequence of the one number.
+      context: tokens in a window.
+      padding_share: of the targets.
+      characters, bytes: of the documents' text. The loss summed over an evaluation, divided by ln 2 and by one of
+        these, is bits per character or per byte.
+    """
+
+    def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
+        """`seed` None keeps the order, at phase 0 (evaluation)."""
+        self.rows, self.context = (rows,), context
+        self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
+        self._store, self._seed = store, seed
+        lengths = store.lengths(TEXT)
+        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of each document in the stream, and the end
+        self._windows = {'contiguous': _Contiguous, 'packed': _Packed}[packing](self._begins, context)
+        self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+        self.padding_share = 1 - float(lengths.sum() + len(lengths)) / (len(self) * rows * context)
+
+    def __len__(self) -> int:
+        return -(-len(self._windows) // self.rows[0])
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return (f'{len(self)} batches an epoch, of {self.rows[0]} windows x {self.context} tokens; '
+                f'{100 * self.padding_share:.1f} % of the targets are padding')
+
+    def batch(self, step: int) -> Batch:
+        """Batch `step`, always of the same shape; missing windows are padding.
+
+        `segments` numbers the documents of a window from 1, and is 0 on padding; `positions` counts from 0 in each
+        segment. No target is in another document than its input.
+        """
+        places = self.places(step)
+        real = places >= 0
+        here = np.maximum(places, 0)
+        ahead = here + real  # the target is the next token of the stream
+        document, target_document = self._documents(here), self._documents(ahead)
+        weights = real & (document == target_document)
+        begins = _segment_begins(places, document)
+        column = np.broadcast_to(np.arange(self.context), places.shape)
+        position = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
+        return {'inputs': {'tokens': np.where(real, self._tokens(here, document), PAD).astype(np.int32),
+                           'segments': np.where(real, np.cumsum(begins, axis=1), 0).astype(np.int32),
+                           'positions': np.where(real, position, 0).astype(np.int32)},
+                'targets': np.where(weights, self._tokens(ahead, target_document), PAD).astype(np.int32),
+                'weights': weights.astype(np.float32)}
+
+    def places(self, step: int) -> Places:
+        """Where in the stream the inputs of batch `step` are."""
+        epoch, index = divmod(step, len(self))
+        order, cut = self._epoch(epoch)
+        windows = cut(order[index * self.rows[0]:(index + 1) * self.rows[0]])
+        return np.pad(windows, ((0, self.rows[0] - len(windows)), (0, 0)), constant_values=-1)
+
+    def _plan_epoch(self, epoch: int) -> tuple[Int[np.ndarray, ' windows'], Cut]:
+        rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
+        cut = self._windows.cut(rng)
+        count = len(self._windows)
+        return np.arange(count) if rng is None else rng.permutation(count), cut
+
+    def _documents(self, places: Places) -> Places:
+        """The document that each place of the stream is in."""
+        return np.searchsorted(self._begins, places, side='right') - 1
+
+    def _tokens(self, places: Places, document: Places) -> UInt32[np.ndarray, 'rows context']:
+        first, last = places == self._begins[document], places == self._begins[document + 1] - 1
+        text = ~first & ~last
+        tokens = np.where(first, BOS, EOS).astype(np.uint32)
+        # The store has no start and no end tokens: two for each document before, and this one's start.
+        tokens[text] = self._store.at(TEXT, places[text] - 2 * document[text] - 1)
+        return tokens
+
+
+def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows context']:
+    """Where a document begins in its row, or goes on behind a gap in the stream."""
+    begins = places >= 0
+    begins[:, 1:] &= (np.diff(places, axis=1) != 1) | (np.diff(document, axis=1) != 0)
+    return begins
+
+
+class _Contiguous:
+    """The stream from the phase on, around to the phase again; `len` is the number of windows."""
+
+    def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
+        self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is a target alone
+
+    def __len__(self) -> int:
+        return -(-self._inputs // self._context)
+
+    def cut(self, rng: np.random.Generator | None) -> Cut:
+        phase = 0 if rng is None else int(rng.integers(self._context))
+
+        def places(windows: Int[np.ndarray, ' windows']) -> Places:
+            inputs = windows[:, None] * self._context + np.arange(self._context)
+            return np.where(inputs < self._inputs, (phase + inputs) % self._inputs, -1)
+
+        return places
+
+
+class _Packed:
+    """Pieces of documents in rows; `len` is the number of rows.
+
+    Which lengths share a row is settled once, so that epochs are equally long; which pieces of these lengths, in
+    each epoch anew.
+    """
+
+    def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
+        inputs = np.diff(begins) - 1  # of each document: its end is a target alone
+        pieces = -(-inputs // context)
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
+        self._begins = np.repeat(begins[:-1], pieces) + number * context
+        self._lengths = np.minimum(context, np.repeat(inputs, pieces) - number * context)
+        self._context = context
+        # Room for each piece: a row, the first column there, the length. Sorted by row.
+        self._row, self._column, self._room = _lay_out(pack(np.bincount(self._lengths), context))
+        self._by_room = np.argsort(self._room, kind='stable')
+
+    def __len__(self) -> int:
+        return int(self._row[-1]) + 1
+
+    def cut(self, rng: np.random.Generator | None) -> Cut:
+        order = np.arange(len(self._lengths)) if rng is None else rng.permutation(len(self._lengths))
+        by_length = order[np.argsort(self._lengths[order], kind='stable')]
+        begins = np.empty_like(self._begins)
+        begins[self._by_room] = self._begins[by_length]
+
+        def places(windows: Int[np.ndarray, ' windows']) -> Places:
+            found = np.full((len(windows), self._context), -1)
+            for row, window in zip(found, windows, strict=True):
+                for piece in range(*np.searchsorted(self._row, [window, window + 1])):
+                    column, length = self._column[piece], self._room[piece]
+                    row[column:column + length] = begins[piece] + np.arange(length)
+            return found
+
+        return places
+
+
+def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Best-fit decreasing: pieces, counts[n] of length n, in rows of at most `context`.
+
+    Works on the histogram (Krell et al. 2021, arXiv:2107.02027), so the time does not depend on how many pieces
+    there are.
+
+    Returns:
+      (number of rows, lengths of the pieces in each of them), for each way to fill a row.
+    """
+    rows = []  # (space left, number of such rows, lengths of their pieces), sorted
+    for length in range(len(counts) - 1, 0, -1):
+        left = int(counts[length])
+        while left and (fit := bisect.bisect_left(rows, (length,))) < len(rows):
+            space, number, lengths = rows.pop(fit)
+            filled = min(number, left)
+            bisect.insort(rows, (space - length, filled, (*lengths, length)))
+            if number > filled:
+                bisect.insort(rows, (space, number - filled, lengths))
+            left -= filled
+        each = context // length
+        for number, pieces in ((left // each, each), (1, left % each)):
+            if number and pieces:
+                bisect.insort(rows, (context - pieces * length, number, (length,) * pieces))
+    return [(number, lengths) for _, number, lengths in rows]
+
+
+def _lay_out(ways: list[tuple[int, tuple[int, ...]]]) -> tuple[Int[np.ndarray, ' pieces'], ...]:
+    """Row, first column and length of each piece, row after row."""
+    rows, columns, lengths, first_row = [], [], [], 0
+    for number, pieces in ways:
+        rows.append(np.repeat(np.arange(first_row, first_row + number), len(pieces)))
+        columns.append(np.tile(np.cumsum([0, *pieces[:-1]]), number))
+        lengths.append(np.tile(pieces, number))
+        first_row += number
+    return np.concatenate(rows), np.concatenate(columns), np.concatenate(lengths)

@@ -1,0 +1,228 @@
+"""Documents from files, TFDS and the standard library: what a document is, what a user is told, what splits hold."""
+
+import gzip
+import json
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from errors import UserError
+from input_pipeline.documents import LibraryDocuments, open_documents
+
+SPLITS = ('train', 'validation', 'test')
+CONTENT = 'one\r\ntwo\n\n  \nthree é\u2028\nfour\n'
+CUT = {'file': [CONTENT], 'line': ['one', 'two', '', '  ', 'three é\u2028', 'four'],
+       'blank_line': ['one\ntwo', 'three é\u2028\nfour']}
+
+
+def opened(**options):
+    data = ConfigDict({'source': 'files', 'file': '', 'dir': '', 'name': '', 'feature': 'text', 'documents': 'file',
+                       'validation_share': 0.1, 'splits': {split: split for split in SPLITS}})
+    data.update({name: str(value) if isinstance(value, Path) else value for name, value in options.items()})
+    return open_documents(data)
+
+
+def read(split='train', **options):
+    return list(opened(**options).documents(split))
+
+
+def fingerprint(split='train', **options):
+    return json.dumps(opened(**options).fingerprint(split), sort_keys=True)
+
+
+@pytest.mark.parametrize('kind', CUT)
+@pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
+def test_file_of_a_split(tmp_path, kind, suffix):
+    content = CONTENT.encode()
+    (tmp_path / f'val{suffix}').write_bytes(gzip.compress(content) if suffix == '.txt.gz' else content)
+    splits = {'train': 'train', 'validation': 'val', 'test': 'test'}
+    assert read('validation', dir=tmp_path, documents=kind, splits=splits) == CUT[kind]
+
+
+@pytest.mark.parametrize('kind', CUT)
+def test_folder_of_a_split(tmp_path, kind):
+    (tmp_path / 'train/b').mkdir(parents=True)
+    (tmp_path / 'train/c.md').write_bytes(CONTENT.encode())
+    (tmp_path / 'train/b/x').write_text('nested')
+    (tmp_path / 'train/a.gz').write_bytes(gzip.compress(b'first'))
+    (tmp_path / 'train/.hidden').write_text('hidden')
+    assert read(dir=tmp_path, documents=kind) == ['first', 'nested', *CUT[kind]]
+
+
+@pytest.mark.parametrize('kind', CUT)
+@pytest.mark.parametrize('name', ['all.txt', 'all.txt.gz'])
+def test_one_file_is_cut_by_characters(tmp_path, kind, name):
+    content = ('é' * 9 + '\r\n') * 100
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith('gz') else content.encode())
+    parts = [read(split, file=tmp_path / name, documents=kind, validation_share=0.1) for split in SPLITS]
+    assert parts[1] == parts[2]
+    if kind == 'file':
+        assert [len(part) for part in parts] == [1, 1, 1]
+        assert len(parts[0][0]) == 990 and parts[0][0] + parts[1][0] == content
+    else:
+        assert '\n'.join(parts[0]) == '\n'.join(['é' * 9] * 90)
+        assert '\n'.join(parts[1]) == '\n'.join(['é' * 9] * 10)
+
+
+def test_nanogpts_split_of_tiny_shakespeare(tmp_path):
+    (tmp_path / 'input.txt').write_text('x' * 1_115_394)
+    assert [len(read(split, file=tmp_path / 'input.txt')[0]) for split in SPLITS] == [1_003_854, 111_540, 111_540]
+
+
+def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'train.txt').write_text('text')
+    assert read(dir='~') == read(file='~/train.txt', validation_share=0.0) == ['text']
+
+
+@pytest.mark.parametrize('options, message', [
+    ({}, r'config\.data: give either file, which is split here, or dir, the folder of the splits'),
+    ({'dir': 'a', 'file': 'b'}, r'config\.data: give either file'),
+    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder: give the one that holds"),
+    ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is no file"),
+    ({'source': 'text'}, r"config\.data\.source='text' is not one of builtin, files, tfds"),
+])
+def test_what_is_not_there(options, message):
+    with pytest.raises(UserError, match=message):
+        opened(**options)
+
+
+def test_missing_split(tmp_path):
+    (tmp_path / 'val').mkdir()
+    for split, name in (('train', 'train'), ('validation', 'val')):
+        with pytest.raises(UserError, match=rf'For the {split} split, .* must hold {name}\.txt, {name}\.txt\.gz or a '
+                                            rf'folder {name} of text files; see config\.data\.dir and splits\.{split}'):
+            read(split, dir=tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'test'})
+
+
+@pytest.mark.parametrize('kind', CUT)
+@pytest.mark.parametrize('where', ['dir', 'file'])
+def test_invalid_utf8_is_located(tmp_path, kind, where):
+    (tmp_path / 'train.txt').write_bytes('eins\nzwei\nd'.encode() + 'é'.encode('latin-1') + b'j\n')
+    with pytest.raises(UserError, match=r'train\.txt:3: not UTF-8 \(byte 0xe9 at column 2\): .*iconv'):
+        read(documents=kind, **{where: tmp_path / ('train.txt' if where == 'file' else '')})
+
+
+def test_damaged_gz(tmp_path):
+    (tmp_path / 'train.txt.gz').write_bytes(gzip.compress(b'text' * 1000)[:-4])
+    with pytest.raises(UserError, match=r'train\.txt\.gz cannot be read: '):
+        read(dir=tmp_path)
+
+
+def test_fingerprint_follows_content_and_options_not_time(tmp_path):
+    path = tmp_path / 'train.txt'
+    path.write_text('one\n\ntwo')
+    for where in ({'dir': tmp_path}, {'file': path}):
+        before = fingerprint(**where)
+        os.utime(path, (1, 1))
+        assert fingerprint(**where) == before
+        assert fingerprint(**where, documents='line') != before
+    whole = {'file': path}
+    assert fingerprint('validation', **whole) == fingerprint('test', **whole) != fingerprint(**whole)
+    assert fingerprint(**whole, validation_share=0.5) != fingerprint(**whole)
+    before = [fingerprint(dir=tmp_path), fingerprint(**whole)]
+    path.write_text('one\n\ntwo!')
+    assert not set(before) & {fingerprint(dir=tmp_path), fingerprint(**whole)}
+
+
+# The standard library.
+
+def test_standard_library_is_split_without_overlap_and_the_same_each_time():
+    documents, again = opened(source='builtin'), opened(source='builtin')
+    splits = [list(documents.documents(split)) for split in SPLITS]
+    modules = [text for split in splits for text in split if text]
+    characters = [sum(map(len, split)) for split in splits]
+    assert 0.8 < characters[0] / sum(characters) < 0.97 and min(characters) > 20_000
+    assert len(set(modules)) > 0.99 * len(modules)  # some packages have the same line of __init__
+    assert (Path(sysconfig.get_paths()['stdlib']) / 'random.py').read_bytes().decode() in modules
+    for split, texts in zip(SPLITS, splits, strict=True):
+        assert list(again.documents(split)) == texts
+        assert again.fingerprint(split) == documents.fingerprint(split)
+    assert len({json.dumps(documents.fingerprint(split)) for split in SPLITS}) == 3
+
+
+def test_a_module_stays_in_its_split_and_only_the_library_counts(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    caplog.set_level(logging.INFO, 'allyouneed')
+
+    def splits(folder):
+        documents = LibraryDocuments(folder)
+        return [list(documents.documents(split)) for split in SPLITS]
+
+    for number in range(200):
+        (tmp_path / f'module{number}.py').write_text(f'{number}')
+    before = splits(tmp_path)
+    assert sorted(int(text) for split in before for text in split) == list(range(200))
+    fingerprints = [LibraryDocuments(tmp_path).fingerprint(split) for split in SPLITS]
+    (tmp_path / 'json').mkdir()
+    for number in range(200):
+        (tmp_path / f'json/{number}.py').write_text(f'{1000 + number}')
+    for folder in ('test', 'json/tests', 'site-packages/package'):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / 'left.py').write_text('out')
+    (tmp_path / '_sysconfigdata__linux.py').write_text('out')
+    (tmp_path / 'latin.py').write_bytes(b'# -*- coding: latin-1 -*- \xe9')
+    after = splits(tmp_path)
+    assert [[text for text in split if len(text) < 4] for split in after] == before
+    assert sum(map(len, after)) == 400
+    assert '1 modules that are not UTF-8 are left out' in caplog.text
+    assert all(LibraryDocuments(tmp_path).fingerprint(split) != old
+               for split, old in zip(SPLITS, fingerprints, strict=True))
+
+
+# TFDS: a dataset that a process of its own has built, as in test_sources.py.
+
+BUILD = """
+import sys
+import numpy as np
+import tensorflow_datasets as tfds
+
+class TinyText(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(
+            {'text': tfds.features.Text(), 'title': tfds.features.Text(), 'label': tfds.features.Scalar(np.int64)}))
+
+    def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples(10), 'test': self._generate_examples(4)}
+
+    def _generate_examples(self, count):
+        for number in range(count):
+            yield number, {'text': f'two\\nlines é {number}\\n', 'title': f'title {number}', 'label': number}
+
+TinyText(data_dir=sys.argv[1], file_format='array_record').download_and_prepare()
+"""
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('tfds')
+    subprocess.run([sys.executable, '-c', BUILD, folder], check=True, capture_output=True)
+    return {'source': 'tfds', 'name': 'tiny_text', 'dir': folder}
+
+
+def test_tfds_dataset_on_disk(prepared):
+    assert sorted(read(**prepared)) == [f'two\nlines é {number}\n' for number in range(10)]
+    assert sorted(read('test', **prepared, feature='title')) == [f'title {number}' for number in range(4)]
+    parts = {'train': 'train[:80%]', 'validation': 'train[80%:]', 'test': 'test'}
+    assert read(**prepared, splits=parts) + read('validation', **prepared, splits=parts) == read(**prepared)
+    assert len({fingerprint(**prepared), fingerprint('test', **prepared), fingerprint(**prepared, feature='title'),
+                fingerprint(**prepared, splits=parts)}) == 4
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'name': 'no_such'}, r"config\.data\.name='no_such' cannot be opened in "),
+    ({'feature': 'body'}, r'dataset tiny_text has label, text, title, but config\.data\.feature=body is asked for'),
+    ({'feature': 'label'}, r"splits\.train='train' cannot be read from .*: a record has int instead of text"),
+    ({'splits': {'train': 'tarin'}}, r"splits\.train='tarin' cannot be read from .*Unknown split 'tarin'"),
+])
+def test_tfds_mistakes_are_explained(prepared, options, message):
+    with pytest.raises(UserError, match=message):
+        read(**prepared | options)
