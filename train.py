@@ -23,10 +23,10 @@ from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from configs.checks import config_from
+from configs.checks import config_from, flatten
 from inference.run import CONFIG, answering, read_config
-from input_pipeline.batches import prefetch
-from input_pipeline.data import KEPT, Data, Plan, open_data
+from input_pipeline.batches import Plan, prefetch
+from input_pipeline.data import KEPT, Data, open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import LOWER_IS_BETTER, Checkpoints, open_checkpoints
@@ -175,14 +175,6 @@ def claim_workdir(workdir: Path, config: ConfigDict, data: Data) -> None:
     temporary.write_text(config.to_json(indent=2) + '\n')
     data.keep(workdir / KEPT)
     os.replace(temporary, workdir / CONFIG)
-
-
-def flatten(config: ConfigDict, prefix: str = '') -> dict:
-    """{'model.d_model': 512, ...}"""
-    flat = {}
-    for key, value in config.items():
-        flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
-    return flat
 
 
 if __name__ == '__main__':

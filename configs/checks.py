@@ -10,9 +10,9 @@ from configs import base
 from errors import UserError
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
-from input_pipeline.documents import DELIMITERS
+from input_pipeline.documents import DOCUMENT_KINDS
 from input_pipeline.sources import SOURCES
-from input_pipeline.tokenizer import KINDS, NORMALIZATIONS
+from input_pipeline.tokenizer import KINDS, NORMALIZATIONS, SUBWORDS
 from input_pipeline.windows import PACKINGS
 from model.attention import KERNELS, SCORES
 from model.blocks import ACTIVATIONS, NORMS
@@ -32,7 +32,7 @@ METRICS = {
 }
 CHOICES = {
     'task': tuple(TASKS), 'model.kind': tuple(MODELS), 'model.score': SCORES, 'model.attention_kernel': KERNELS,
-    'model.recurrent.readout': READOUTS, 'model.patches.pooling': POOLINGS, 'data.documents': DELIMITERS,
+    'model.recurrent.readout': READOUTS, 'model.patches.pooling': POOLINGS, 'data.documents': DOCUMENT_KINDS,
     'data.packing': PACKINGS,
     'model.norm': NORMS, 'model.activation': tuple(ACTIVATIONS), 'model.position': SCHEMES,
     'model.share_embeddings': SHARING, 'model.dtype': ('float32', 'bfloat16'),
@@ -86,9 +86,9 @@ def check_config(config: ConfigDict) -> None:
             f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
-    require(config.data.tokenizer.kind in ('char', 'byte') or config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
+    require(config.data.tokenizer.kind not in SUBWORDS or config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
             'must be above 260, the special pieces and the bytes')
-    require(config.task == 'language_model' or config.data.tokenizer.kind not in ('char', 'byte'), 'data.tokenizer.kind',
+    require(config.task == 'language_model' or config.data.tokenizer.kind in SUBWORDS, 'data.tokenizer.kind',
             'must be bpe or unigram for a translation')
     require(config.data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
@@ -112,15 +112,22 @@ def check_config(config: ConfigDict) -> None:
 
 
 def check_all_used(config: ConfigDict) -> None:
-    """Raises UserError for an option of config.model, data or batch that was set, but means nothing to this model or task."""
+    """Raises UserError for an option that was set, but means nothing to this model or task."""
     used = {'model': MODELS[config.model.kind].options(), **TASKS[config.task].options}
-    default = base.get_config()
-    for section, names in used.items():
-        for name, value in config[section].items():
-            if name not in names and value != default[section][name]:
-                which = f'model.kind={config.model.kind}' if section == 'model' else f'task={config.task}'
-                written = ', '.join(f'{key}={value[key]!r}' for key in value) if isinstance(value, ConfigDict) else repr(value)
-                raise UserError(f'config.{section}.{name}={written}: means nothing to {which}: leave it out')
+    default = flatten(base.get_config())
+    for key, value in flatten(config).items():
+        section, name, *_ = *key.split('.'), ''
+        if section in used and name not in used[section] and value != default[key]:
+            what = f'model.kind={config.model.kind}' if section == 'model' else f'task={config.task}'
+            raise UserError(f'config.{key}={value!r}: means nothing to {what}: leave it out')
+
+
+def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
+    """{'model.d_model': 512, ...}"""
+    flat = {}
+    for key, value in config.items():
+        flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}
+    return flat
 
 
 def config_from(flag: flags.FlagHolder) -> ConfigDict:

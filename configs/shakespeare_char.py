@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.data.tokenizer.kind = 'char'
     config.batch.rows = 12
     # nanoGPT's config/train_shakespeare_char.py: 'with baby networks can afford to go a bit higher'
-    config.optimizer.update(schedule='cosine', peak=1e-3, final=1e-4, warmup=100, beta2=0.99, eps=1e-8,
+    config.optimizer.update(schedule='cosine', peak=1e-3, final=0.1, warmup=100, beta2=0.99, eps=1e-8,
                             weight_decay=0.1, clip=1.0)
     config.train.update(steps=2000, label_smoothing=0.0)
     config.eval.update(every=250, metric='loss')

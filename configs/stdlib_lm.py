@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.data.update(source='builtin', context=256, packing='packed')
     config.data.tokenizer.update(kind='bpe', vocab_size=4000)
     config.batch.rows = 16
-    config.optimizer.update(schedule='cosine', peak=1e-3, final=1e-4, warmup=200, beta2=0.99, eps=1e-8,
+    config.optimizer.update(schedule='cosine', peak=1e-3, final=0.1, warmup=200, beta2=0.99, eps=1e-8,
                             weight_decay=0.1, clip=1.0)
     config.train.update(steps=3000, label_smoothing=0.0)
     config.eval.update(every=500, metric='loss')

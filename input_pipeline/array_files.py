@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Num, UInt8
 
 from errors import UserError
 from input_pipeline.sources import read_lines
@@ -91,16 +91,31 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
 def load_npz(folder: Path, split: str) -> Examples:
     """The arrays `inputs` [n, *space, channels] and `targets` of DIR/SPLIT.npz, as numpy.savez writes them."""
     path = needed(folder / f'{split}.npz')
+    return Examples(*_arrays(path, ('inputs', 'targets')), str(path))
+
+
+def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     if not zipfile.is_zipfile(path):
         raise UserError(f'{path} is no NPZ archive, or was cut off: write it with numpy.savez')
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run anything
-            if missing := [name for name in ('inputs', 'targets') if name not in archive]:
+            if missing := [name for name in names if name not in archive]:
                 raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}: '
-                                'write it with numpy.savez(file, inputs=..., targets=...)')
-            return Examples(archive['inputs'], archive['targets'], str(path))
+                                f'write it with numpy.savez(file, {", ".join(f"{each}=..." for each in names)})')
+            return [archive[name] for name in names]
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f'{path} cannot be read: {error}') from None
+
+
+def read_inputs(path: str) -> Num[np.ndarray, 'examples *space channels']:
+    """The array `inputs` of an NPZ file, to predict from.
+
+    Raises:
+      UserError: if there is none.
+    """
+    if not Path(path).is_file():
+        raise UserError(f'{path} does not exist: give an .npz file with an array inputs, [n, *space, channels]')
+    return _arrays(Path(path), ('inputs',))[0]
 
 
 def load_csv(folder: Path, split: str) -> Examples:

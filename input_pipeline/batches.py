@@ -24,11 +24,15 @@ Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}
 
 @runtime_checkable
 class Plan(Protocol):
-    """The batches of a task, as a pure function of the step; `len` is the number of them in an epoch."""
+    """The batches of a split, each a pure function of its number; `len` is how many an epoch has."""
+    rows: Any  # the row counts of its batches
 
     def __len__(self) -> int: ...
 
     def batch(self, step: int) -> Batch: ...
+
+    def describe(self) -> str:
+        """A line for the log."""
 
 
 def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:

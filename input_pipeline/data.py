@@ -4,15 +4,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
 from input_pipeline.arrays import ArrayPlan, open_arrays
-from input_pipeline.batches import Batch, BatchPlan
+from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import Pair, open_corpus
-from input_pipeline.token_store import TokenStore, cache_folder, open_store, tokenizers_for
+from input_pipeline.token_store import (TokenStore, cache_folder, document_tokenizers, open_document_store, open_store,
+                                        tokenizers_for)
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
 
@@ -20,20 +21,7 @@ KEPT = 'data'  # the folder of a run directory for what decoding needs to know o
 SIZES = 'sizes.json'
 
 
-class Plan(Protocol):
-    """The batches of a split, each a pure function of its number."""
-    rows: Any  # how many rows the batches have
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-
-    def batch(self, step: int) -> Batch:
-        """Batch `step`, as arrays."""
-
-    def describe(self) -> str:
-        """A line for the log."""
-
-
+@runtime_checkable
 class Data(Protocol):
     """What a task is trained on."""
     sizes: dict[str, Any]  # what a model must know of the data, as JSON
@@ -97,12 +85,12 @@ class DocumentData:
 
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
-        self.tokenizers = load_tokenizers(kept) if kept else tokenizers_for(
+        self.tokenizers = load_tokenizers(kept) if kept else document_tokenizers(
             self._documents, config.data.tokenizer, self._cache)
         self.sizes = {'vocab_size': len(self.tokenizers['text'])}
 
     def store(self, split: str) -> TokenStore:
-        return open_store(self._documents, split, self.tokenizers, None, self._cache)
+        return open_document_store(self._documents, split, self.tokenizers, self._cache)
 
     def characters(self, split: str) -> int:
         """Characters of the split's documents."""

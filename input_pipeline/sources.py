@@ -17,7 +17,7 @@ from errors import UserError
 from input_pipeline import builtin
 
 Pair = tuple[str, str]
-SOURCES = ('builtin', 'text', 'tfds')
+SOURCES = ('builtin', 'files', 'tfds')
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     languages = data['source_lang'], data['target_lang']
     if data['source'] == 'builtin':
         return BuiltinCorpus(*languages, seed=data['seed'])
-    if data['source'] == 'text':
+    if data['source'] == 'files':
         return TextCorpus(Path(data['dir']).expanduser(), *languages, names)
     if data['source'] == 'tfds':
         return TfdsCorpus(data['name'], data['dir'], *languages, names)

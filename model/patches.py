@@ -21,7 +21,6 @@ from model.blocks import BlockConfig
 from model.positional import sinusoids
 from model.transformer import Encoder
 
-POSITIONS = ('learned', 'sinusoidal', 'none')
 POOLINGS = ('class_token', 'mean')
 
 Patches = Float[Array, 'batch patches features']
@@ -81,12 +80,12 @@ class PatchTransformer(nn.Module):
     """Patches -> linear embedding (and a class token) -> + positions -> encoder -> pooling -> classes or values.
 
     Attributes:
-      config: of the blocks.
+      config: of the blocks. Its position 'learned' is one table, the class token's place included: it fixes the
+        inputs' size; 'sinusoidal' gives the class token none; with 'none' and mean pooling the order of the patches
+        is invisible; the relative schemes go by the patches' order, in an image too.
       num_layers: encoder blocks.
       patch: the patch's size along each axis of the inputs; an int stands for all axes.
       outputs: classes, or values to predict.
-      position: 'learned' (one table, the class token's place included: it fixes the inputs' size), 'sinusoidal'
-        (the class token has none) or 'none' (with mean pooling, the order of the patches is then invisible).
       pooling: 'class_token', what the encoder makes of a learned extra token; or 'mean' over the patches.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
     """
@@ -94,7 +93,6 @@ class PatchTransformer(nn.Module):
     num_layers: int
     patch: int | tuple[int, ...]
     outputs: int
-    position: str = 'learned'
     pooling: str = 'class_token'
     remat: bool = False
 
@@ -124,10 +122,9 @@ class PatchTransformer(nn.Module):
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
         """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""
         d_model = self.config.d_model
-        if self.position == 'learned':
+        position = self.config.position
+        if position == 'learned':
             return self.param('positions', nn.initializers.normal(d_model ** -0.5), (tokens, d_model))
-        if self.position == 'sinusoidal':
+        if position == 'sinusoidal':
             return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
-        if self.position == 'none':
-            return jnp.zeros((tokens, d_model))
-        raise ValueError(f'position={self.position!r} is not one of {", ".join(POSITIONS)}')
+        return jnp.zeros((tokens, d_model))

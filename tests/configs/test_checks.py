@@ -75,6 +75,15 @@ def test_base_is_possible():
     ({'optimizer.schedule': 'linear'}, 'optimizer.schedule'),
     ({'optimizer.schedule': 'cosine', 'optimizer.warmup': 500, 'train.steps': 500}, 'optimizer.warmup'),
     ({'train.steps': 0}, 'train.steps'),
+    ({'task': 'parsing'}, 'task'),
+    ({'task': 'language_model'}, 'task'),
+    ({'model.kind': 'lstm'}, 'model.kind'),
+    ({'model.score': 'cosine'}, 'model.score'),
+    ({'model.d_k': 5, 'model.position': 'rotary'}, 'model.position'),
+    ({'model.attention_kernel': 'fused', 'model.attention_dropout': 0.1}, 'model.attention_kernel'),
+    ({'decode.temperature': 0.0}, 'decode.temperature'),
+    ({'decode.top_p': 0.0}, 'decode.top_p'),
+    ({'data.tokenizer.kind': 'char'}, 'data.tokenizer.kind'),
     ({'eval.metric': 'rouge'}, 'eval.metric'),
     ({'eval.method': 'best'}, 'eval.method'),
     ({'decode.method': 'best'}, 'decode.method'),
@@ -97,6 +106,17 @@ def test_unusual_value_is_possible(values):
     checks.check_config(changed(values))
 
 
+@pytest.mark.parametrize('values, message', [
+    ({'data.context': 9}, 'config.data.context=9: means nothing to task=translation: leave it out'),
+    ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: means nothing to model.kind=transformer'),
+    ({'batch.rows': 9}, 'config.batch.rows=9: means nothing to task=translation'),
+    ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "config.model.norm='pre': means nothing to model.kind=rnnsearch"),
+])
+def test_an_option_without_a_meaning_is_refused(values, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        checks.check_config(changed(values))
+
+
 @pytest.mark.parametrize('key, value', [
     *((key, 0) for key in checks.AT_LEAST_ONE), *((key, -1) for key in checks.NOT_NEGATIVE),
     *((key, 1.0) for key in checks.FRACTIONS), *((key, '?') for key in checks.CHOICES)])
@@ -107,8 +127,10 @@ def test_every_bound_holds(key, value):
 
 def test_every_number_has_a_bound_and_every_word_its_choices():
     checked = {*checks.AT_LEAST_ONE, *checks.NOT_NEGATIVE, *checks.FRACTIONS, *checks.CHOICES,
-               'data.tokenizer.vocab_size'}  # checked by itself
+               # Checked by themselves.
+               'data.tokenizer.vocab_size', 'eval.metric', 'decode.temperature', 'decode.top_p'}
     free = {'decode.alpha', 'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
+            'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test'}
     assert {key for key, value in leaves(base.get_config()) if not isinstance(value, bool)} - checked == free
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from model.blocks import NORMS, BlockConfig
-from model.patches import POOLINGS, POSITIONS, PatchTransformer, grid_sinusoids, patches
-from model.positional import sinusoids
+from model.patches import POOLINGS, PatchTransformer, grid_sinusoids, patches
+from model.positional import ADDED, SCHEMES, sinusoids
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 
@@ -17,7 +17,8 @@ INPUTS = {'images': (IMAGES, (2, 3)), 'series': (SERIES, (4,))}
 
 
 def tiny(**options):
-    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0, norm='pre') | options)
+    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=6, d_v=5, dropout=0.0, norm='pre',
+                              position='learned') | options)
 
 
 def build(inputs, patch, config=None, **options):
@@ -101,19 +102,19 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
 
 @pytest.mark.parametrize('kind', INPUTS)
 @pytest.mark.parametrize('norm', NORMS)
-@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('position', [*ADDED, 'none'])
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_forward_pass_is_the_equations(kind, norm, position, pooling):
     inputs, patch = INPUTS[kind]
-    model, variables = build(inputs, patch, tiny(norm=norm), position=position, pooling=pooling)
+    model, variables = build(inputs, patch, tiny(norm=norm, position=position), pooling=pooling)
     outputs = model.apply(variables, inputs)
     assert outputs.dtype == jnp.float32 and outputs.shape == (2, 5)
     close(outputs, plain_forward(float64(variables['params']), inputs, patch, norm, position, pooling))
 
 
-@pytest.mark.parametrize('position', POSITIONS)
+@pytest.mark.parametrize('position', SCHEMES)
 def test_without_positions_the_order_of_windows_is_invisible(position):
-    model, variables = build(SERIES, 4, position=position, pooling='mean')
+    model, variables = build(SERIES, 4, tiny(position=position), pooling='mean')
     outputs = model.apply(variables, SERIES)
     turned = model.apply(variables, jnp.roll(SERIES, 4, axis=1))  # whole windows change places
     shifted = model.apply(variables, jnp.roll(SERIES, 1, axis=1))  # other windows
@@ -122,7 +123,7 @@ def test_without_positions_the_order_of_windows_is_invisible(position):
 
 
 def test_sizes_other_than_those_of_the_training_need_no_learned_table():
-    model, variables = build(SERIES, 4, position='sinusoidal')
+    model, variables = build(SERIES, 4, tiny(position='sinusoidal'))
     assert model.apply(variables, normal(3, 2, 20, 2)).shape == (2, 5)
 
 
@@ -156,7 +157,6 @@ def test_bfloat16_computation_gives_float32_outputs():
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'position': 'rotary'}, "position='rotary' is not one of learned, sinusoidal, none"),
     ({'pooling': 'max'}, "pooling='max' is not one of class_token, mean"),
 ])
 def test_unknown_choices(options, message):
