@@ -26,4 +26,5 @@ def get_config() -> ConfigDict:
     config.train.update(steps=2000, label_smoothing=0.0)
     config.eval.update(every=250, metric='loss')
     config.checkpoint.update(every=250, keep_last=2)
+    config.decode.update(method='sample', temperature=0.8, extra_length=300)
     return config

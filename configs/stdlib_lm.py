@@ -24,4 +24,5 @@ def get_config() -> ConfigDict:
     config.train.update(steps=3000, label_smoothing=0.0)
     config.eval.update(every=500, metric='loss')
     config.checkpoint.update(every=500, keep_last=2)
+    config.decode.update(method='sample', temperature=0.8, extra_length=300)
     return config

@@ -99,7 +99,7 @@ def test_images_are_classified(tmp_path, cache):
     table = (tmp_path / 'run' / 'results' / 'test.tsv').read_text().splitlines()[1:4]
     assert done.stdout.decode().splitlines() == [row.partition('\t')[2] for row in table]
     done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "nothing.npz"}')
-    assert done.returncode == 1 and b'nothing.npz' in done.stderr and b'Traceback' not in done.stderr
+    assert done.returncode == 2 and b'nothing.npz' in done.stderr and b'Traceback' not in done.stderr
 
 
 @pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
@@ -141,5 +141,5 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
 ])
 def test_an_option_without_a_meaning_is_refused(tmp_path, cache, changes, message):
     done = train('shakespeare_char', tmp_path / 'run', cache, **{'data.file': 'x.txt'} | changes)
-    assert done.returncode == 1 and message in done.stderr.decode() and 'Traceback' not in done.stderr.decode()
+    assert done.returncode == 2 and message in done.stderr.decode() and 'Traceback' not in done.stderr.decode()
     assert not (tmp_path / 'run').exists()
