@@ -15,16 +15,16 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config()
-    config.model.update(kind='rnnsearch', d_model=256, dropout=0.3)
+    config.model.update(kind='rnnsearch', d_model=256, dropout=0.2)
     config.model.recurrent.update(d_hidden=256, d_align=256, readout='maxout', attention=True)
     config.data.update(source='files', source_lang='en', target_lang='de', max_length=64)
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
-    config.data.tokenizer.vocab_size = 8000
-    config.batch.tokens = 2048
+    config.data.tokenizer.vocab_size = 4000
+    config.batch.update(tokens=2048, buckets=10)
     # Gradients through many steps can explode: clipped at the paper's norm (appendix B.2). Adam, not its Adadelta.
-    config.optimizer.update(schedule='cosine', peak=1e-3, warmup=500, clip=1.0)
-    config.train.steps = 4100  # 15 epochs
-    config.eval.every = 820
+    config.optimizer.update(schedule='cosine', peak=2e-3, warmup=300, clip=1.0)
+    config.train.steps = 2400  # 8 epochs
+    config.eval.every = 800
     config.checkpoint.update(every=200, keep_last=5)
     config.decode.beam = 5
     return config

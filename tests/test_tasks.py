@@ -82,7 +82,8 @@ def test_generating_in_a_notebook(language_run):
 
 def test_images_are_classified(tmp_path, cache):
     done = train('digits_vit', tmp_path / 'run', cache, **TINY | {
-        'train.steps': 150, 'eval.every': 75, 'checkpoint.every': 75, 'optimizer.warmup': 20})
+        'model.d_model': 32, 'train.steps': 300, 'eval.every': 150, 'checkpoint.every': 150, 'optimizer.warmup': 20,
+        'optimizer.peak': 1e-2})
     assert done.returncode == 0, done.stderr.decode()
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test', f'--pictures={tmp_path / "pictures"}',
                   '--picture_count=2')
@@ -116,24 +117,30 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
 
 @pytest.mark.parametrize('attention', [True, False])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
+    words = 'one two three four five six seven'.split()
+    for split in ('train', 'validation', 'test'):
+        lines = [' '.join(np.random.default_rng(row).choice(words, 1 + row % 5)) for row in range(200)]
+        (tmp_path / f'{split}.tsv').write_text(''.join(f'{line}\t{line.upper()}\n' for line in lines))
     done = train('rnnsearch_demo', tmp_path / 'run', cache, **{
+        'data.source': 'files', 'data.dir': tmp_path, 'data.max_length': 16, 'data.tokenizer.vocab_size': 290,
+        'batch.tokens': 256, 'batch.buckets': 1,
         'model.d_model': 8, 'model.recurrent.d_hidden': 8, 'model.recurrent.d_align': 8,
         'model.recurrent.attention': attention, 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4,
         'checkpoint.every': 4, 'optimizer.warmup': 2, 'eval.bleu_sentences': 8})
     assert done.returncode == 0, done.stderr.decode()
     run = inference.load(tmp_path / 'run')
-    output, = run.translate(['3 hours ago'], SearchOptions(beam=2, extra_length=2))
+    output, = run.translate(['one two'], SearchOptions(beam=2, extra_length=2))
     weights = run.model.attention(output)
     assert set(weights) == ({'cross'} if attention else set())
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--input=-', f'--pictures={tmp_path / "pictures"}',
-                  '--extra_length=2', stdin=b'3 hours ago\n')
+                  '--extra_length=2', stdin=b'one two\n')
     assert (done.returncode == 0) == attention, done.stderr.decode()
     if not attention:
         assert b'this model has no attention to look at' in done.stderr
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent=d_hidden=5'),
+    ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent.d_hidden=5: means nothing to'),
     ({'data.source_lang': 'de'}, "config.data.source_lang='de': means nothing to task=language_model"),
     ({'eval.metric': 'bleu'}, "config.eval.metric='bleu': must be one of loss, perplexity"),
     ({'model.kind': 'transformer'}, "config.task='language_model': must be translation for model.kind=transformer"),

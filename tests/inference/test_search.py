@@ -123,8 +123,8 @@ def test_the_search_stops_when_no_hypothesis_can_win():
         return jnp.full((*tokens.shape, SIZE), -20.0).at[..., EOS].set(20.0), cache
 
     with jax.disable_jit():  # the loop runs in Python, so that its steps can be counted
-        found = beam_search(certain_end, empty_cache(3), jnp.full(BATCH, 50), vocabulary=VOCABULARY, max_length=50,
-                            beam=3)
+        found = beam_search(certain_end, empty_cache(3), START, jnp.full(BATCH, 50), vocabulary=VOCABULARY,
+                            max_length=50, beam=3)
     assert tokens_of(found.tokens[0, 0]) == (EOS,)
     assert len(calls) == 1
 

@@ -5,7 +5,8 @@ import pytest
 
 from training.optimizer import make_optimizer, make_schedule
 
-SETTINGS = {'factor': 1.0, 'peak': 3e-3, 'warmup': 4000, 'beta1': 0.9, 'beta2': 0.98, 'eps': 1e-9, 'clip': 0.0}
+SETTINGS = {'factor': 1.0, 'peak': 3e-3, 'warmup': 4000, 'beta1': 0.9, 'beta2': 0.98, 'eps': 1e-9, 'clip': 0.0, 'final': 0.0,
+            'weight_decay': 0.0}
 
 
 def schedule(name, **changes):
@@ -39,3 +40,16 @@ def test_clipping_bounds_the_gradient_that_adam_sees():
     free = make_optimizer(SETTINGS, optax.constant_schedule(1.0))
     state = free.update(huge, free.init(params), params)[1]
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, 'mu')['w'], 1e5, rtol=1e-5)
+
+
+def test_cosine_can_end_above_zero():
+    assert float(schedule('cosine', final=0.1)(10_000)) == pytest.approx(3e-4, rel=1e-4)
+
+
+def test_weight_decay_shrinks_matrices_and_not_vectors():
+    params = {'matrix': jnp.ones((2, 2)), 'vector': jnp.ones(2)}
+    still = {'matrix': jnp.zeros((2, 2)), 'vector': jnp.zeros(2)}
+    optimizer = make_optimizer(SETTINGS | {'weight_decay': 0.1}, optax.constant_schedule(0.5))
+    updates, _ = optimizer.update(still, optimizer.init(params), params)
+    np.testing.assert_allclose(updates['matrix'], -0.05, rtol=1e-6)
+    np.testing.assert_array_equal(updates['vector'], 0)
