@@ -17,5 +17,6 @@ def get_config() -> ConfigDict:
                         attention_dropout=0.2)
     config.data.context = 256
     config.batch.rows = 64
+    config.optimizer.peak = 1e-3
     config.train.steps = 5000
     return config
