@@ -201,7 +201,8 @@ def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, pos
     if position == 'none':
         close(permuted, states)
     else:
-        assert (jnp.abs(permuted - states).max(axis=(1, 2)) > 0.1).all()
+        # ALiBi tells neighbours apart by little; rounding is below 1e-5.
+        assert (jnp.abs(permuted - states).max(axis=(1, 2)) > 1e-3).all()
 
 
 def test_adding_positions_to_its_inputs_ends_the_encoders_equivariance():
