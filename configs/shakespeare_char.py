@@ -4,7 +4,8 @@
 
 input.txt is the 1,115,394 characters of karpathy/char-rnn's data/tinyshakespeare; the last 10 % are for validation.
 nanoGPT reports a validation loss of 1.88 nats a character after these 2000 steps (its README, "I only have a
-macbook"). There it is an estimate from random windows; here every character of the validation part counts once.
+macbook"). There it is an estimate from random windows; here every character of the validation part counts once, and
+our run of two and a half minutes on 2 cores, seed 0, ends at 1.812.
 """
 
 from ml_collections import ConfigDict
