@@ -243,10 +243,12 @@ def in_order(beam):
     return jnp.tile(jnp.arange(beam), (TARGET.shape[1], 1))
 
 
-@pytest.mark.parametrize('norm, position, beam', [
-    ('post', 'sinusoidal', 3), ('pre', 'learned', 3), ('post', 'learned', 1), ('pre', 'sinusoidal', 1)])
-def test_decoding_step_by_step_is_teacher_forcing(norm, position, beam):
-    model, variables = transformer(norm=norm, position=position)
+@pytest.mark.parametrize('norm, position, score, beam', [
+    ('post', 'sinusoidal', 'scaled_dot', 3), ('pre', 'learned', 'dot', 3), ('post', 'learned', 'general', 1),
+    ('pre', 'sinusoidal', 'additive', 1), ('post', 'rotary', 'scaled_dot', 3), ('pre', 'relative', 'additive', 3),
+    ('post', 'alibi', 'scaled_dot', 3), ('pre', 'none', 'general', 1)])
+def test_decoding_step_by_step_is_teacher_forcing(norm, position, score, beam):
+    model, variables = transformer(norm=norm, position=position, score=score)
     logits = decode(model, variables, SOURCE, HYPOTHESES[:, :beam], in_order(beam))
     for hypothesis in range(beam):
         close(logits[:, hypothesis], model.apply(variables, SOURCE, HYPOTHESES[:, hypothesis]))
