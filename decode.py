@@ -48,7 +48,7 @@ METHOD = flags.DEFINE_enum('method', None, ['beam', 'greedy', 'sample'], 'How to
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
 ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + length) / 6)^alpha; default as configured.')
 N_BEST = flags.DEFINE_integer('n_best', None, 'Hypotheses a sentence, or draws with --method=sample (jsonl only).')
-EXTRA_LENGTH = flags.DEFINE_integer('extra_length', None, 'Tokens that an output has at most more than its source, or that are added to a prompt.')
+EXTRA_LENGTH = flags.DEFINE_integer('extra_length', None, 'Tokens at most beyond those of the source, or of a prompt.')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; default as configured.')
 TEMPERATURE = flags.DEFINE_float('temperature', None, 'sample: below 1 is bolder, above 1 more varied.')
 TOP_K = flags.DEFINE_integer('top_k', None, 'sample: draw from the k most probable tokens; 0 is all.')

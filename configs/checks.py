@@ -86,17 +86,18 @@ def check_config(config: ConfigDict) -> None:
             f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
-    require(config.data.tokenizer.kind not in SUBWORDS or config.data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
-            'must be above 260, the special pieces and the bytes')
-    require(config.task == 'language_model' or config.data.tokenizer.kind in SUBWORDS, 'data.tokenizer.kind',
-            'must be bpe or unigram for a translation')
+    require(config.data.tokenizer.kind not in SUBWORDS or config.data.tokenizer.vocab_size > 260,
+            'data.tokenizer.vocab_size', 'must be above 260, the special pieces and the bytes')
+    require(config.task == 'language_model' or config.data.tokenizer.kind in SUBWORDS,
+            'data.tokenizer.kind', 'must be bpe or unigram for a translation')
     require(config.data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
     longest = {'translation': 'data.max_length', 'language_model': 'data.context'}.get(config.task)
     require(model.position != 'learned' or not longest or value(longest) <= model.max_length, longest or '',
             f'must not exceed the learned positions of model.max_length={model.max_length}')
     require(model.attention_kernel != 'fused' or not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
-            'model.attention_kernel', 'must not be fused with attention_dropout, or with scores other than scaled_dot and dot')
+            'model.attention_kernel',
+            'must not be fused with attention_dropout, or with scores other than scaled_dot and dot')
     d_k = model.d_k or model.d_model // model.num_heads
     require(model.position != 'rotary' or d_k % 2 == 0, 'model.position',
             f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}')

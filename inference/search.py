@@ -55,7 +55,8 @@ def _allowed(logits, step, limits, vocabulary):
 
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0, keys: Key[Array, ' batch'] | None = None,
+           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0,
+           keys: Key[Array, ' batch'] | None = None,
            temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Hypotheses:
     """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 

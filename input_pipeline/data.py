@@ -148,7 +148,8 @@ TASKS = {
         'data': frozenset({*_COMMON, 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
         'batch': frozenset({'tokens', 'buckets'})}),
     'language_model': Task(DocumentData, {
-        'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share', 'tokenizer'}),
+        'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',
+                           'tokenizer'}),
         'batch': frozenset({'rows'})}),
     'classification': Task(ExampleData, _ARRAYS),
     'regression': Task(ExampleData, _ARRAYS),

@@ -23,7 +23,8 @@ class Sums:
     def means(self, prefix: str = '') -> dict[str, float]:
         """Each measure per target; for the cross-entropy 'nll', perplexity, its exp."""
         tokens = float(self.tokens)
-        means = {'loss': float(self.loss) / tokens, **{name: float(total) / tokens for name, total in self.others.items()}}
+        totals = {'loss': self.loss, **self.others}
+        means = {name: float(total) / tokens for name, total in totals.items()}
         if 'nll' in means:
             means['perplexity'] = float(jnp.exp(means.pop('nll')))
         return {f'{prefix}{name}': value for name, value in means.items()}

@@ -40,7 +40,8 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
     rate * weight_decay a step; biases and layer norms, which are vectors, do not.
     """
     adam = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
-                       weight_decay=config['weight_decay'], mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
+                       weight_decay=config['weight_decay'],
+                       mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     if not config['weight_decay']:
         adam = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
     return optax.chain(optax.clip_by_global_norm(config['clip']), adam) if config['clip'] else adam

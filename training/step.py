@@ -38,7 +38,8 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 
 def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer: optax.GradientTransformation,
-               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1, axis_name: str | None = None) -> tuple[TrainState, Sums]:
+               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1,
+               axis_name: str | None = None) -> tuple[TrainState, Sums]:
     """One update on the mean loss over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
