@@ -3,7 +3,8 @@
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN --split=test
 
-stdout carries one line for each line of the input, in order; an empty line stays empty. A model of images or series
+stdout carries one line for each line of the input, in order. An empty sentence stays empty; an empty prompt begins
+a text. A model of images or series
 takes an .npz file with an array `inputs` and gives a line for each example.
 """
 
@@ -28,7 +29,7 @@ import numpy as np
 from absl import flags
 
 import inference
-from inference.pictures import attention_figure, chosen, example_figure, positions_figure, save_figure
+from inference.pictures import attention_figure, chosen, chosen_kind, example_figure, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
 from inference.text import Output, SearchOptions, search_options
@@ -115,8 +116,7 @@ def written(run: Run, answer: Output, number: int) -> str:
         return ' '.join(answer.text.splitlines())
     line = as_json(run, answer)
     if ATTENTION.value and weights is not None:
-        kind = LOOK.value.partition(':')[0] or ('cross' if 'cross' in weights else 'encoder')
-        line['attention'] = weights[kind].tolist()
+        line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False)
 
 

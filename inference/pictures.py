@@ -16,7 +16,7 @@ from model.positional import sinusoids
 MOST_TOKENS = 128  # on an axis, with their names readable
 
 
-def chosen(weights: dict[str, Float[np.ndarray, 'layer head t s']],
+def chosen(weights: dict[str, Float[np.ndarray, '_ _ _ _']],
            look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
     """What `look`, KIND[:LAYER[:HEAD]], picks of the attention that a model offers: kind, matrices and their titles.
 
@@ -29,11 +29,7 @@ def chosen(weights: dict[str, Float[np.ndarray, 'layer head t s']],
     kind, layer, head, *rest = [*look.split(':'), '', ''] if look.count(':') < 2 else look.split(':')
     if any(rest):
         raise UserError(f'look={look!r} must be KIND[:LAYER[:HEAD]]')
-    if not weights:
-        raise UserError('this model has no attention to look at')
-    kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
-    if kind not in weights:
-        raise UserError(f'look={look!r}: this model has attention of kind {", ".join(weights)}, not {kind!r}')
+    kind = chosen_kind(weights, kind)
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
     if head not in ('', 'all', 'mean'):
@@ -44,6 +40,20 @@ def chosen(weights: dict[str, Float[np.ndarray, 'layer head t s']],
     if head == 'mean' or heads == 1:
         return kind, mean, [f'layer {number}, mean of the heads' if heads > 1 else f'layer {number}']
     return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
+
+
+def chosen_kind(weights: dict[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
+    """`kind`, or without one 'cross' where there is one.
+
+    Raises:
+      UserError: naming what there is.
+    """
+    if not weights:
+        raise UserError('this model has no attention to look at')
+    kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
+    if kind not in weights:
+        raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
+    return kind
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],

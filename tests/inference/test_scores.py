@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from inference.pictures import attention_figure, save_figure
+from errors import UserError
+from inference.pictures import attention_figure, chosen, save_figure
 from inference.scores import corpus_scores
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
@@ -42,3 +43,25 @@ def test_a_picture_has_the_tokens_on_its_axes_whatever_they_are(tmp_path):
     assert len(axes.get_yticklabels()) == 2
     save_figure(figure, tmp_path / 'new' / 'a.png')
     assert (tmp_path / 'new' / 'a.png').stat().st_size > 1000
+
+
+WEIGHTS = {'encoder': np.full((2, 3, 4, 4), 0.25), 'cross': np.arange(2 * 3 * 5 * 4).reshape(2, 3, 5, 4) / 120}
+
+
+@pytest.mark.parametrize('look, kind, panels', [
+    ('', 'cross', [WEIGHTS['cross'][1].mean(axis=0), *WEIGHTS['cross'][1]]), ('encoder', 'encoder', np.full((4, 4, 4), 0.25)),
+    ('cross:1', 'cross', [WEIGHTS['cross'][0].mean(axis=0), *WEIGHTS['cross'][0]]),
+    ('cross:1:2', 'cross', [WEIGHTS['cross'][0, 1]]), ('cross:last:mean', 'cross', [WEIGHTS['cross'][1].mean(axis=0)])])
+def test_a_layer_and_a_head_are_chosen(look, kind, panels):
+    found_kind, found, titles = chosen(WEIGHTS, look)
+    assert found_kind == kind and len(titles) == len(panels)
+    np.testing.assert_allclose(found, panels)
+
+
+@pytest.mark.parametrize('weights, look, message', [
+    (WEIGHTS, 'decoder', "attention of kind encoder, cross, not 'decoder'"), (WEIGHTS, 'cross:3', "no layer '3'"),
+    (WEIGHTS, 'cross:1:4', "no head '4', they go from 1 to 3"), (WEIGHTS, 'cross:x', "no layer 'x'"),
+    (WEIGHTS, 'cross:1:1:1', r'must be KIND\[:LAYER\[:HEAD\]\]'), ({}, '', 'no attention to look at')])
+def test_what_is_not_there_cannot_be_chosen(weights, look, message):
+    with pytest.raises(UserError, match=message):
+        chosen(weights, look)
