@@ -17,10 +17,10 @@ from input_pipeline.windows import PACKINGS
 from model.attention import KERNELS, SCORES
 from model.blocks import ACTIVATIONS, NORMS
 from model.build import KINDS as MODELS
+from model.embedding import SHARING
 from model.patches import POOLINGS
 from model.positional import SCHEMES
 from model.recurrent import READOUTS
-from model.transformer import SHARING
 from training.optimizer import SCHEDULES
 
 METHODS = ('beam', 'greedy', 'sample')

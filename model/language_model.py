@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from model.blocks import BlockConfig
 from model.cache import Cache
+from model.embedding import embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding
 from model.relation import Relation
 from model.transformer import PAD, Encoder
@@ -45,10 +46,9 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         config = self.config
-        init = nn.initializers.normal(config.d_model ** -0.5)
-        self.embedding = nn.Embed(self.vocab_size, config.d_model, embedding_init=init, dtype=config.dtype)
+        self.embedding = embedding(self.vocab_size, config.d_model, config.dtype)
         if not self.tie_embeddings:
-            self.output = nn.Dense(self.vocab_size, use_bias=False, dtype=config.dtype)
+            self.output = output_projection(self.vocab_size, config.dtype)
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.encoder = Encoder(config, self.num_layers, self.remat)
@@ -116,5 +116,4 @@ class LanguageModel(nn.Module):
     def _logits(self, x):
         if not self.tie_embeddings:
             return self.output(x).astype(jnp.float32)
-        table = self.embedding.embedding.astype(self.config.dtype)
-        return jnp.einsum('btd,vd->btv', x, table, preferred_element_type=jnp.float32)
+        return tied_logits(x, self.embedding)

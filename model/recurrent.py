@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache
+from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.relation import Mask, padding_mask
-from model.transformer import PAD, SHARING, Memory
+from model.transformer import PAD, Memory
 
 READOUTS = ('maxout', 'linear')
 State = Float[Array, 'batch beam d_hidden']
@@ -218,22 +219,14 @@ class RNNSearch(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     def setup(self):
-        for name, choices in ('readout', READOUTS), ('share_embeddings', SHARING):
-            if getattr(self, name) not in choices:
-                raise ValueError(f'{name}={getattr(self, name)!r} is not one of {", ".join(choices)}')
-        if self.share_embeddings == 'all' and self.source_vocab_size != self.target_vocab_size:
-            raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
-                             f'{self.source_vocab_size} pieces and the target {self.target_vocab_size}')
-
-        def embedding(size):
-            init = nn.initializers.normal(self.d_model ** -0.5)
-            return nn.Embed(size, self.d_model, embedding_init=init, dtype=self.dtype)
-
-        self.target_embedding = embedding(self.target_vocab_size)
+        if self.readout not in READOUTS:
+            raise ValueError(f'readout={self.readout!r} is not one of {", ".join(READOUTS)}')
+        check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
+        self.target_embedding = embedding(self.target_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings != 'all':
-            self.source_embedding = embedding(self.source_vocab_size)
+            self.source_embedding = embedding(self.source_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings == 'none':
-            self.output = nn.Dense(self.target_vocab_size, use_bias=False, dtype=self.dtype)
+            self.output = output_projection(self.target_vocab_size, self.dtype)
         self.drop = nn.Dropout(self.dropout)
         self.encoder = Encoder(self.d_hidden, self.dtype)
         self.decoder = Decoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
@@ -279,5 +272,4 @@ class RNNSearch(nn.Module):
         t = self.drop(t, deterministic=deterministic)
         if self.share_embeddings == 'none':
             return self.output(t).astype(jnp.float32)
-        table = self.target_embedding.embedding.astype(self.dtype)
-        return jnp.einsum('btd,vd->btv', t, table, preferred_element_type=jnp.float32)
+        return tied_logits(t, self.target_embedding)

@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Int
 
 from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Past, Sequence, layer_norm
 from model.cache import Cache
+from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import Relation
 
 PAD = 0  # the token that fills up a batch: masked as a key, weightless as a target
-SHARING = ('all', 'target', 'none')
 
 
 @flax.struct.dataclass
@@ -143,21 +143,12 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
-        if self.share_embeddings == 'all' and self.source_vocab_size != self.target_vocab_size:
-            raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
-                             f'{self.source_vocab_size} pieces and the target {self.target_vocab_size}')
-
-        def embedding(size):
-            # Variance 1/d_model: after the multiplication by sqrt(d_model), the input has variance 1; as the
-            # output projection it turns a normalised state into logits of variance 1.
-            init = nn.initializers.normal(config.d_model ** -0.5)
-            return nn.Embed(size, config.d_model, embedding_init=init, dtype=config.dtype)
-
-        self.target_embedding = embedding(self.target_vocab_size)
+        check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
+        self.target_embedding = embedding(self.target_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings != 'all':
-            self.source_embedding = embedding(self.source_vocab_size)
+            self.source_embedding = embedding(self.source_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings == 'none':
-            self.output = nn.Dense(self.target_vocab_size, use_bias=False, dtype=config.dtype)
+            self.output = output_projection(self.target_vocab_size, config.dtype)
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = nn.Dropout(config.dropout)
@@ -210,5 +201,4 @@ class Transformer(nn.Module):
     def _logits(self, x):
         if self.share_embeddings == 'none':
             return self.output(x).astype(jnp.float32)
-        table = self.target_embedding.embedding.astype(self.config.dtype)
-        return jnp.einsum('btd,vd->btv', x, table, preferred_element_type=jnp.float32)
+        return tied_logits(x, self.target_embedding)

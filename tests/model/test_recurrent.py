@@ -9,7 +9,8 @@ import pytest
 
 from inference.search import IMPOSSIBLE, Vocabulary, beam_search, sample
 from model.recurrent import READOUTS, GRUCell, RNNSearch, orthogonal_blocks
-from model.transformer import PAD, SHARING, Memory
+from model.embedding import SHARING
+from model.transformer import PAD, Memory
 from tests.model.helpers import close, float64, normal, random_params
 
 VOCAB, BOS, EOS = 12, 1, 2
