@@ -1,5 +1,6 @@
 """Where sentence pairs come from: text files, a TFDS dataset, or the built-in corpus; one interface."""
 
+import codecs
 import contextlib
 import gzip
 import hashlib
@@ -203,6 +204,8 @@ def tfds_text(value: Any) -> str:
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
 
+    A byte order mark at the beginning, as Windows writes, is no part of the text.
+
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
     """
@@ -224,6 +227,8 @@ def open_binary(path: Path | str) -> Iterator[BinaryIO]:
 def decode_lines(file, name: str) -> Iterator[str]:
     """The lines of an open binary file; `name` is for the error message."""
     for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         try:
             yield line.removesuffix(b'\n').removesuffix(b'\r').decode()
         except UnicodeDecodeError as error:
@@ -232,6 +237,13 @@ def decode_lines(file, name: str) -> Iterator[str]:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's content."""
-    with open(path, 'rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+    """The digest of a file's content.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
+    try:
+        with open(path, 'rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error}') from None
