@@ -158,6 +158,9 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
     Raises:
       UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
     """
+    if ':' in name:
+        raise UserError(f'config.data.name={name!r}: TFDS would fetch the code of a dataset from elsewhere and run it. '
+                        'Prepare the dataset by itself, and name it without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
     folder = folder or tfds.core.constants.DATA_DIR
     with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
@@ -204,20 +207,25 @@ def tfds_text(value: Any) -> str:
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
 
-    A byte order mark at the beginning, as Windows writes, is no part of the text.
+    A byte order mark at the beginning, as Windows writes, is no part of the text. The path - is stdin.
 
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
     """
     with open_binary(path) as file:
-        yield from decode_lines(file, str(path))
+        yield from decode_lines(file, 'stdin' if path == '-' else str(path))
 
 
 @contextlib.contextmanager
 def open_binary(path: Path | str) -> Iterator[BinaryIO]:
-    """A file, plain or .gz, to be read; that it cannot be becomes a UserError."""
-    opened = gzip.open if str(path).endswith('.gz') else open
+    """A file, plain or .gz, or stdin (-), to be read; that it cannot be becomes a UserError."""
     try:
+        if path == '-':
+            if sys.stdin is None:
+                raise UserError('stdin is closed: give --input=FILE')
+            yield sys.stdin.buffer
+            return
+        opened = gzip.open if str(path).endswith('.gz') else open
         with opened(path, 'rb') as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
