@@ -212,10 +212,10 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
             return [Output(line, list(range(1000, 1200)), [Hypothesis(line, [], 0.0, 0.0)]) for line in lines]
 
     path = tmp_path / 'lines.txt'
-    path.write_text(('word ' * 40 + '\n') * 40_000)
+    path.write_text(('word ' * 40 + '\n') * 15_000)
     memory, count = [], 0
     for part in Quick().respond_all(read_lines(path), SearchOptions(batch_size=16)):
         memory.append(resident())
         count += len(part)
-    assert count == 40_000
-    assert max(memory) - memory[0] < 30  # all answers at once would be about 300
+    assert count == 15_000
+    assert max(memory) - memory[0] < 30  # all answers at once would be above 100
