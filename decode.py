@@ -92,9 +92,10 @@ def answer_file(run: Run, path: str, options: SearchOptions) -> None:
     count, began = 0, time.perf_counter()
     with open_output(OUTPUT.value) as output:
         for answers in run.model.respond_all(read_lines(path), options):
-            for count, answer in enumerate(answers, count + 1):
-                output.write(written(run, answer, count) + '\n')
+            for number, answer in enumerate(answers, count + 1):
+                output.write(written(run, answer, number) + '\n')
             output.flush()
+            count += len(answers)
     seconds = time.perf_counter() - began
     log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
 

@@ -55,7 +55,7 @@ FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dro
              'data.validation_share', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
-# What an option means something to, beyond the tables MODELS and TASKS: {option: {the option that decides: its values}}.
+# Which options mean something only beside certain others, beyond MODELS and TASKS: {option: {other option: its values}}.
 TEXT_TASKS = ('translation', 'language_model')
 ONLY_FOR = {
     'data.dir': {'data.source': ('files', 'tfds')},

@@ -43,8 +43,8 @@ class Generator(TextModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is the number of the first prompt in its file: with the seed, it
-        decides what is drawn.
+        The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is
+        the number of the first prompt in its file: with the seed, it decides what is drawn.
 
         Raises:
           UserError: if more is asked for than fits a window, of a search that cannot go on in another one.

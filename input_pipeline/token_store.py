@@ -55,7 +55,7 @@ class TokenStore:
         """Raises UserError if a file is missing or damaged."""
         try:
             self.stats = json.loads((folder / 'stats.json').read_text())
-            sides = [path.stem for path in folder.glob('*.tokens')]
+            sides = sorted({path.name.partition('.')[0] for path in folder.iterdir()} - {'stats'})
             self._offsets = {side: np.load(folder / f'{side}.offsets.npy', mmap_mode='r', allow_pickle=False)
                              for side in sides}
             self._tokens = {side: np.memmap(folder / f'{side}.tokens', np.uint32, 'r') for side in sides}

@@ -198,7 +198,8 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
         for text in texts:
             characters.update(text)
         return CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(sorted(characters))}).encode())
-    return _train_subwords(_sample(_training_lines(texts), SAMPLE), kind, vocab_size, split_digits, normalization, indentation)
+    lines = _sample(_training_lines(texts), SAMPLE)
+    return _train_subwords(lines, kind, vocab_size, split_digits, normalization, indentation)
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:

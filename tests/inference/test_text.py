@@ -21,9 +21,9 @@ from inference.translate import Translator
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer
 
-NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\u202eright to left',
-         '\u05e2\u05d1\u05e8\u05d9\u05ea \u0627\u0644', 'e\u0301', '\U0001f469\u200d\U0001f469', '\u2581', '\ufeff', '\uffff',
-         '\u6f22\u5b57 mixed \u041a\u0438\u0440', '\t', '\ue000', 'long ' * 40]
+NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\t',
+         '\u202eright to left', '\u05e2\u05d1\u05e8\u05d9\u05ea \u0627\u0644', '\u6f22\u5b57 mixed \u041a\u0438', 'e\u0301',
+         '\U0001f469\u200d\U0001f469', '\u2581', '\ufeff', '\uffff', '\ue000', 'long ' * 40]
 legal = st.text(st.characters(exclude_characters='\n', exclude_categories=['Cs'])) | st.sampled_from(NASTY)
 OPTIONS = SearchOptions(method='greedy', batch_size=2, extra_length=6)
 
@@ -61,7 +61,8 @@ def warned(caplog, monkeypatch):
 
 
 @settings(deadline=None)
-@given(st.lists(legal, max_size=12), st.sampled_from([1, 30, 2 ** 23]), st.sampled_from([b'\n', b'\r\n']), st.booleans())
+@given(st.lists(legal, max_size=12), st.sampled_from([1, 30, 2 ** 23]), st.sampled_from([b'\n', b'\r\n']),
+       st.booleans())
 def test_a_translation_of_every_line_in_order(lines, characters, end, ended):
     lines = [line.rstrip('\r') for line in lines]  # in front of \n it is part of the line's end
     content = end.join(line.encode() for line in lines) + (end if ended and lines else b'')
@@ -164,7 +165,8 @@ def write(path, content):
 @pytest.mark.parametrize('content, expected', [
     (b'', []), (b'\n', ['']), (b'a', ['a']), (b'a\n\nb', ['a', '', 'b']), (b'a\r\nb\r\n', ['a', 'b']),
     (b'\xef\xbb\xbfa\n\xef\xbb\xbfb\n', ['a', '\ufeffb']), (b'\xef\xbb\xbf', ['']), (b'a\rb\n', ['a\rb']),
-    ('a\u2028b\u2029c\x85d\x0b\x0c\x1c\n'.encode(), ['a\u2028b\u2029c\x85d\x0b\x0c\x1c']), (b'\x00\n\x00', ['\x00', '\x00'])])
+    ('a\u2028b\u2029c\x85d\x0b\x0c\x1c\n'.encode(), ['a\u2028b\u2029c\x85d\x0b\x0c\x1c']),
+    (b'\x00\n\x00', ['\x00', '\x00'])])
 def test_only_line_feeds_end_lines(content, expected, tmp_path):
     assert list(read_lines(write(tmp_path / 'x.txt', content))) == expected
     assert list(read_lines(write(tmp_path / 'x.gz', gzip.compress(content)))) == expected
