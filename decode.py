@@ -15,7 +15,6 @@ if __name__ == '__main__':
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -34,7 +33,7 @@ from inference.predict import Predictor
 from inference.run import Run
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
-from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
 from training.step import use_compilation_cache
 
@@ -60,7 +59,7 @@ PICTURE_COUNT = flags.DEFINE_integer('picture_count', 100, 'Pictures of the firs
 LOOK = flags.DEFINE_string(
     'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the last), '
     'HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
-CHUNK = 32  # batches that are read, sorted by length and written at a time: memory is bounded
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -71,7 +70,8 @@ def main() -> None:
     if (INPUT.value is None) == (SPLIT.value is None):
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
-    use_compilation_cache(cache_folder(run.config.cache_dir))
+    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+    use_compilation_cache(cache_folder(''))
     names = ('method', 'beam', 'alpha', 'n_best', 'extra_length', 'batch_size', 'temperature', 'top_k', 'top_p', 'seed')
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in names})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -88,17 +88,14 @@ def main() -> None:
 
 def answer_file(run: Run, path: str, options: SearchOptions) -> None:
     """Streams the lines of `path` through the model."""
-    lines = decode_lines(sys.stdin.buffer, 'stdin') if path == '-' else read_lines(path)
-    count, seconds = 0, 0.0
+    count, began = 0, time.perf_counter()
     with open_output(OUTPUT.value) as output:
-        while chunk := list(itertools.islice(lines, CHUNK * options.batch_size)):
-            began = time.perf_counter()
-            found = run.model.respond(chunk, options, first=count)
-            seconds += time.perf_counter() - began
-            for number, answer in enumerate(found, count + 1):
+        for answers in run.model.respond_all(read_lines(path), options):
+            for number, answer in enumerate(answers, count + 1):
                 output.write(written(run, answer, number) + '\n')
             output.flush()
-            count += len(chunk)
+            count += len(answers)
+    seconds = time.perf_counter() - began
     log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
 
 
@@ -108,12 +105,12 @@ def written(run: Run, answer: Output, number: int) -> str:
     if pictured and (figure := run.model.picture(answer, LOOK.value)):
         save_figure(figure, picture_path(number))
     if FORMAT.value == 'text':
-        return ' '.join(answer.text.splitlines())
+        return answer.line
     line = as_json(run, answer)
     if ATTENTION.value and answer.hypotheses[0].tokens:
         weights = run.model.attention(answer)
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
 
 def as_json(run: Run, answer: Output) -> dict[str, Any]:
@@ -130,7 +127,7 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
 
 def predict_file(run: Run, path: str, options: SearchOptions) -> None:
     """A line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(path)
+    inputs = read_inputs(path, run.model.shape)
     outputs = run.model.predict(inputs, options.batch_size)
     with open_output(OUTPUT.value) as output:
         for each in outputs:
@@ -172,18 +169,36 @@ def picture_path(number: int) -> Path:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there."""
+    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there.
+
+    What was answered until then is in PATH.partial. A device or a pipe is written to directly.
+    """
     if path is None:
+        if sys.stdout is None:
+            raise UserError('stdout is closed: give --output=FILE')
         sys.stdout.reconfigure(encoding='utf-8')
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+            raise UserError(f'stdout cannot be written: {error}') from None
         return
-    partial = f'{path}.partial'
+    path = os.path.realpath(path)
+    whole = os.path.isfile(path) or not os.path.exists(path)
+    partial = f'{path}.partial' if whole else path
     try:
         with open(partial, 'w', encoding='utf-8') as file:
             yield file
+        if whole:
+            os.replace(partial, path)
     except OSError as error:
         raise UserError(f'--output={path} cannot be written: {error}') from None
-    os.replace(partial, path)
+    finally:
+        if whole and os.path.exists(partial):
+            log.info('not complete: what was answered until then is in %s', partial)
 
 
 if __name__ == '__main__':

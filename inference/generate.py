@@ -48,17 +48,21 @@ class Generator(TextModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The prompt is read in one pass. `first` is the number of the first prompt in its file: with the seed, it
-        decides what is drawn.
+        The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is
+        the number of the first prompt in its file: with the seed, it decides what is drawn.
 
         Raises:
           UserError: if more is asked for than fits a window, of a search that cannot go on in another one.
         """
-        tokens = [self._begin(prompt) for prompt in prompts]
         one_way = options.n_best == 1 and options.method != 'beam'
-        if not one_way and (longest := max(map(len, tokens)) + options.extra_length) > self.context:
-            raise UserError(f'prompt and continuation have {longest} tokens, but the model was trained on windows of '
-                            f'{self.context}: beam search and n_best>1 stay in one window; lower extra_length')
+        if not one_way and options.extra_length >= self.context:
+            raise UserError(f'a continuation of {options.extra_length} tokens is asked for, but the model was trained '
+                            f'on windows of {self.context}, its prompt included: beam search and n_best>1 stay in one '
+                            'window; lower extra_length')
+        # As many as can be read: of a window that is full its last half, to go on from there.
+        room, kept = (max(1, self.context - 1), max(1, self.context // 2)) if one_way else (
+            (self.context - options.extra_length,) * 2)
+        tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         draw = 0
@@ -118,9 +122,15 @@ class Generator(TextModel):
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
-    def _begin(self, prompt: str) -> list[int]:
-        tokens = list(self.tokenizers['source'].encode(prompt))
-        return tokens if tokens and not self.whole_documents else [BOS, *tokens]
+    def _begin(self, prompt: str, number: int, room: int, kept: int) -> list[int]:
+        """A prompt's tokens, the last `kept` of them if they are more than `room`."""
+        length, first, last = self._ends(prompt, room)
+        start = [BOS] if self.whole_documents or not length else []
+        if len(start) + length <= room:
+            return start + first
+        log.warning('line %d has %d tokens: only the last %d are read (config.data.context)', number + 1, length,
+                    min(kept, length))
+        return last[-kept:]
 
     def _window(self, tokens: list[int]) -> list[int]:
         return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]

@@ -29,10 +29,13 @@ class Predictor:
       params: its parameters.
       classes: their names; None where values are predicted.
       preprocessing: from raw inputs to the module's, and from its outputs to raw values.
+      shape: of one input: [*space, channels].
     """
 
-    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing):
+    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing,
+                 shape: Sequence[int]):
         self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
+        self.shape = tuple(shape)
         self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
@@ -41,7 +44,7 @@ class Predictor:
                 batch_size: int = 64) -> Float[np.ndarray, 'examples outputs']:
         """Of raw inputs: log-probabilities of the classes, or values in the units of the targets."""
         outputs = []
-        for begin in range(0, len(inputs), batch_size):
+        for begin in range(0, max(1, len(inputs)), batch_size):  # of no inputs at all, no outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(np.asarray(self._apply(self.params, padded))[:len(part)])

@@ -1,10 +1,11 @@
 """Text in, text out: what translating a sentence and continuing a prompt have in common."""
 
 import abc
+import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +23,8 @@ from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
+CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time: memory is bounded
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Output:
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+    @property
+    def line(self) -> str:
+        """The text as one line for every reader: some end a line at U+2028, U+0085 or a form feed too."""
+        return ' '.join(self.text.splitlines())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +122,13 @@ class TextModel(abc.ABC):
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """What is written for each line, in order; `first` is the number of the first one in its file."""
 
+    def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
+        """What is written for each line, in order, some at a time; no more lines are read than are answered."""
+        lines, first = iter(lines), 0
+        while chunk := _chunk(lines, CHUNK * options.batch_size):
+            yield self.respond(chunk, options, first=first)
+            first += len(chunk)
+
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Weights of every layer and head while the model reads and writes what `output` holds, by kind."""
@@ -172,6 +187,15 @@ class TextModel(abc.ABC):
                              max_length=self._max_length(batch.shape[1], options))
         return jax.tree.map(np.asarray, found)
 
+    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+        """(the number of tokens of a text, its first `count`, its last `count`); not all are in memory at a time."""
+        length, first, last = 0, [], collections.deque(maxlen=count)
+        for part in self.tokenizers['source'].encode_parts(text):
+            length += len(part)
+            first += part[:count - len(first)].tolist()
+            last.extend(part[-count:].tolist())
+        return length, first, list(last)
+
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
         tokens = tokens[:np.argmax(tokens == EOS)].tolist()
@@ -207,6 +231,15 @@ class TextModel(abc.ABC):
         for row, tokens in enumerate(rows):
             padded[row, :len(tokens)] = tokens
         return padded
+
+
+def _chunk(lines: Iterator[str], count: int) -> list[str]:
+    """The next `count` lines, or fewer if they are long."""
+    chunk, characters = [], 0
+    while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
+        chunk.append(line)
+        characters += len(line)
+    return chunk
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:

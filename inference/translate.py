@@ -41,9 +41,7 @@ class Translator(TextModel):
 
         `first` is the number of the first sentence in its file: with the seed, it decides what is drawn.
         """
-        tokenizer = self.tokenizers['source']
-        sources = [self._cut(tokenizer.encode(text), first + row) if text.strip() else []
-                   for row, text in enumerate(sentences)]
+        sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
         there = [row for row, tokens in enumerate(sources) if tokens]
         found = dict(zip(there, self.find_all([sources[row] for row in there], [first + row for row in there],
                                               options), strict=True))
@@ -130,9 +128,9 @@ class Translator(TextModel):
     def _max_length(self, width: int, options: SearchOptions) -> int:
         return width - 1 + options.extra_length
 
-    def _cut(self, tokens: list[int], number: int) -> list[int]:
-        if len(tokens) < self.max_length:
-            return tokens
-        log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
-                    number + 1, len(tokens), self.max_length - 1)
-        return tokens[:self.max_length - 1]
+    def _tokens(self, text: str, number: int) -> list[int]:
+        length, tokens, _ = self._ends(text, self.max_length - 1)
+        if length > len(tokens):
+            log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
+                        number + 1, length, len(tokens))
+        return tokens
