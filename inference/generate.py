@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from errors import UserError
 from inference.scores import bits_per_character
 from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, Tokenizer
+from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
 from training.step import eval_step, evaluate
 
@@ -94,6 +95,15 @@ class Generator(TextModel):
             'characters': data.characters(split), 'seconds': seconds,
             'tokens_per_second': float(sums.tokens) / seconds, 'samples': samples}
         return results, [(sample,) for sample in samples]
+
+    def examples(self, data: DocumentData, split: str, count: int,
+                 options: SearchOptions) -> list[tuple[Output, str]]:
+        """The first windows of a split as prompts without a continuation: what the model makes of text that it reads."""
+        plan = data.plan(split)
+        windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
+        tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
+        decode = self.tokenizers['source'].decode
+        return [(Output(decode(each), each, [Hypothesis('', [], 0.0, 0.0)]), '') for each in tokens if each]
 
     @property
     def opening(self) -> str:

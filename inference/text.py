@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from inference import search
+from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
@@ -119,6 +120,10 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """What is written for each line, in order; `first` is the number of the first one in its file."""
+
+    @abc.abstractmethod
+    def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
+        """At most `count` examples of a split, answered, each with what was expected where that is known."""
 
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:

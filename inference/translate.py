@@ -71,6 +71,11 @@ class Translator(TextModel):
             'tokens_per_second': tokens / seconds}
         return results, list(zip(sources, references, outputs, strict=True))
 
+    def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
+        """Translations of the first pairs of a split, and their references."""
+        sources, references = zip(*data.pairs(split)[:count], strict=True)
+        return list(zip(self.translate(sources, options), references, strict=True))
+
     def perplexity(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> float:
         """exp of the mean cross-entropy per target token, end tokens included, without label smoothing.
 
