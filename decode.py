@@ -92,7 +92,7 @@ def main() -> None:
         answer_file(run, INPUT.value, options, page)
     if page:
         page.write()
-        log.info('%s: %d explained', page.path, len(page))
+        log.info('%s explains %d', page.path, page.count)
 
 
 def open_page(run: Run) -> Page | None:

@@ -123,9 +123,10 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
     if model.classes is None:
         answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
     else:
-        best = np.argsort(-output, kind='stable')[:ALTERNATIVES]
-        answers = [('probability', 'class'), *((f'{np.exp(output[each]):.4f}', model.classes[each]) for each in best)]
-    texts = [('class' if model.classes is not None else 'value', ' '.join(model.named(output))),
+        likely = np.argsort(-output, kind='stable')[:ALTERNATIVES]
+        answers = [('probability', 'class'), *((f'{np.exp(output[each]):.4f}', model.classes[each]) for each in likely)]
+    best = model.named(output)
+    texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
              *([('expected', target)] if target else [])]
     return Explanation(number, texts, attention, [], answers, _picture(example), grid)
 
@@ -150,7 +151,8 @@ class Page:
         except OSError as error:
             raise UserError(f'--explain={path} cannot be written: {error}') from None
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         return len(self._items)
 
     @property
