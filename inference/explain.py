@@ -32,7 +32,7 @@ from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
 
 TEMPLATE = Path(__file__).with_name('explain.html')
-STEPS = 4095  # attention is written as multiples of 1/4095: no more than 1/8190 from the array
+STEPS = 2000  # attention is written as multiples of this fraction: no more than 1/4000 from the array
 MOST_TOKENS = 256  # of a row that are shown
 MOST_BYTES = 64_000_000  # of a page, beyond which it takes no more: a browser should not struggle
 ALTERNATIVES = 5
@@ -128,7 +128,7 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
     best = model.named(output)
     texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
              *([('expected', target)] if target else [])]
-    return Explanation(number, texts, attention, [], answers, _picture(example), grid)
+    return Explanation(number, texts, attention, [], answers, picture_of(example), grid)
 
 
 class Page:
@@ -203,7 +203,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """As JSON can hold it: weights as 16-bit multiples of 1 / STEPS, little-endian, deflated, in base 64."""
+    """As JSON can hold it."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -212,9 +212,15 @@ def _packed(explanation: Explanation) -> dict[str, Any]:
     packed['attention'] = [
         {'kind': each.kind, 'titles': each.titles, 'written': each.written, 'shape': each.weights.shape,
          'queries': _row(each.queries), 'keys': _row(each.keys),
-         'weights': _base64(zlib.compress(np.rint(each.weights.astype(np.float32) * STEPS).astype('<u2').tobytes()))}
+         'weights': _deflated(each.weights)}
         for each in explanation.attention]
     return packed
+
+
+def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
+    """Multiples of 1 / STEPS: all low bytes, then all high bytes (which are nearly all 0), deflated, in base 64."""
+    steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
+    return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 
 
 def _row(pieces: list[str]) -> dict[str, Any]:
@@ -247,7 +253,7 @@ def _html(data: str) -> str:
     return head + data + tail
 
 
-def _picture(example: Num[np.ndarray, '*space channels']) -> bytes:
+def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
     """A PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
     file = io.BytesIO()
     if example.ndim == 3:
