@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -180,16 +181,17 @@ def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
     A word begins with its space; where a script has none, every piece is a word. Start and end tokens are, too.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
-    return [(_spelled(pieces[begin:end]), begin, end)
-            for begin, end in zip(begins, [*begins[1:], len(pieces)], strict=True)]
+    return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
 
 
 def _begins_word(previous: str, piece: str) -> bool:
     if piece.startswith(SPACE) or piece in SPECIAL or previous in SPECIAL:
         return True
+    if previous == SPACE:  # it is this word's
+        return False
     if byte := ENCODED.fullmatch(piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
-    if previous != SPACE and not _spelled([previous]):  # a line break, a no-break space
+    if not _spelled([previous]):  # a line break, a no-break space
         return True
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
 
