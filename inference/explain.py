@@ -120,7 +120,7 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
     patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
                for row in range(grid[0]) for column in range(columns)]
     attention = [Attention(kind, each, *[[*['class token'] * (each.shape[-1] - len(patches)), *patches]] * 2,
-                           ('patches', 'patches')) for kind, each in weights.items()]
+                           ('patches' if rows else 'windows',) * 2) for kind, each in weights.items()]
     if model.classes is None:
         answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
     else:
