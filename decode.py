@@ -15,12 +15,13 @@ if __name__ == '__main__':
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,6 +29,7 @@ import numpy as np
 from absl import flags
 
 import inference
+from inference.explain import Page, explain_example, explain_text
 from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
@@ -59,6 +61,9 @@ PICTURE_COUNT = flags.DEFINE_integer('picture_count', 100, 'Pictures of the firs
 LOOK = flags.DEFINE_string(
     'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the last), '
     'HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
+EXPLAIN = flags.DEFINE_string(
+    'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no network.')
+EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 
 log = logging.getLogger('allyouneed.decode')
@@ -78,37 +83,60 @@ def main() -> None:
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
         save_figure(positions_figure(), Path(PICTURES.value) / 'positions.png')
+    page = open_page(run)
     if SPLIT.value:
-        score_split(run, SPLIT.value, options)
+        score_split(run, SPLIT.value, options, page)
     elif isinstance(run.model, Predictor):
-        predict_file(run, INPUT.value, options)
+        predict_file(run, INPUT.value, options, page)
     else:
-        answer_file(run, INPUT.value, options)
+        answer_file(run, INPUT.value, options, page)
+    if page:
+        page.write()
+        log.info('%s explains %d', page.path, page.count)
 
 
-def answer_file(run: Run, path: str, options: SearchOptions) -> None:
+def open_page(run: Run) -> Page | None:
+    """The page of --explain, if it is asked for."""
+    if EXPLAIN.value is None:
+        return None
+    steps = ', '.join(map(str, run.checkpoint))
+    return Page(EXPLAIN.value, f'{run.workdir.resolve().name}, step {steps}', EXPLAIN_COUNT.value)
+
+
+def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """Streams the lines of `path` through the model."""
+    search = with_all_hypotheses(options) if page else options
     count, began = 0, time.perf_counter()
     with open_output(OUTPUT.value) as output:
-        for answers in run.model.respond_all(read_lines(path), options):
+        for answers in run.model.respond_all(read_lines(path), search):
             for number, answer in enumerate(answers, count + 1):
-                output.write(written(run, answer, number) + '\n')
+                output.write(written(run, answer, number, options.n_best, page) + '\n')
             output.flush()
             count += len(answers)
     seconds = time.perf_counter() - began
     log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
 
 
-def written(run: Run, answer: Output, number: int) -> str:
-    """A line of the output; makes the line's picture where pictures are asked for."""
+def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
+    """The same search, returning every hypothesis of its beam: the page shows them."""
+    return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
+
+
+def written(run: Run, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+    """A line of the output; makes the line's picture, and explains it, where that is asked for."""
+    weights = None
     pictured = PICTURES.value and LOOK.value != 'positions' and number <= PICTURE_COUNT.value
-    if pictured and (figure := run.model.picture(answer, LOOK.value)):
-        save_figure(figure, picture_path(number))
+    explained = page is not None and not page.full
+    if (pictured or explained or ATTENTION.value) and answer.hypotheses[0].tokens:
+        weights = run.model.attention(answer)
+    if explained and weights is not None:
+        page.add(explain_text(run.model, answer, weights, number))
+    if pictured and weights is not None:
+        save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
         return answer.line
-    line = as_json(run, answer)
-    if ATTENTION.value and answer.hypotheses[0].tokens:
-        weights = run.model.attention(answer)
+    line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+    if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
@@ -125,7 +153,7 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
             **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
 
 
-def predict_file(run: Run, path: str, options: SearchOptions) -> None:
+def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """A line for each example of an .npz file: the class and its probability, or the values."""
     inputs = read_inputs(path, run.model.shape)
     outputs = run.model.predict(inputs, options.batch_size)
@@ -133,9 +161,10 @@ def predict_file(run: Run, path: str, options: SearchOptions) -> None:
         for each in outputs:
             output.write('\t'.join(run.model.named(each)) + '\n')
     draw_examples(run, inputs, outputs)
+    explain_examples(run, inputs, outputs, page)
 
 
-def score_split(run: Run, split: str, options: SearchOptions) -> None:
+def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
     """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
     data = run.data()
     results, table = run.model.score(data, split, run.config, options)
@@ -148,8 +177,15 @@ def score_split(run: Run, split: str, options: SearchOptions) -> None:
     (folder / f'{split}.tsv').write_text(''.join(
         '\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in table))
     if isinstance(run.model, Predictor):
-        inputs = data.arrays.inputs(split)[:PICTURE_COUNT.value]
-        draw_examples(run, inputs, run.model.predict(inputs, options.batch_size))
+        inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
+        outputs = run.model.predict(inputs, options.batch_size)
+        draw_examples(run, inputs, outputs)
+        explain_examples(run, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
+    elif page:
+        examples = run.model.examples(data, split, EXPLAIN_COUNT.value, with_all_hypotheses(options))
+        for number, (answer, reference) in enumerate(examples, 1):
+            if answer.source_tokens and not page.full:
+                page.add(explain_text(run.model, answer, run.model.attention(answer), number, reference))
     print(text)
 
 
@@ -159,6 +195,15 @@ def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
         save_figure(run.model.picture(example, output, LOOK.value), picture_path(number))
+
+
+def explain_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
+                     targets: Iterable[str] = itertools.repeat('')) -> None:
+    """Puts the first images or series on the page, where one is asked for."""
+    for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
+        if page is None or page.full:
+            return
+        page.add(explain_example(run.model, example, output, number, target))
 
 
 def picture_path(number: int) -> Path:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +25,11 @@ from inference.text import (
     search_options,
 )
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, Tokenizer
+from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
 from training.step import eval_step, evaluate
+
+log = logging.getLogger('allyouneed.decode')
 
 SAMPLES = 3
 
@@ -104,6 +108,15 @@ class Generator(TextModel):
             'tokens_per_second': float(sums.tokens) / seconds, 'samples': samples}
         return results, [(sample,) for sample in samples]
 
+    def examples(self, data: DocumentData, split: str, count: int,
+                 options: SearchOptions) -> list[tuple[Output, str]]:
+        """The first windows of a split as prompts without a continuation: what the model makes of text that it reads."""
+        plan = data.plan(split)
+        windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
+        tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
+        decode = self.tokenizers['source'].decode
+        return [(Output(decode(each), each, [Hypothesis('', [], 0.0, 0.0)]), '') for each in tokens if each]
+
     @property
     def opening(self) -> str:
         """A prompt that says nothing: the beginning of a document, or of a line."""
@@ -118,6 +131,10 @@ class Generator(TextModel):
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         pieces = self.tokenizers['target'].pieces(self._shown(output))
         return {'encoder': (pieces, pieces)}
+
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        tokens = self._shown(output)
+        return {'tokens': tokens[:-1]}, tokens[1:]
 
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]

@@ -81,7 +81,7 @@ class Predictor:
             rows = [tuple(f'{value:.6g}' for value in (*target, *output))
                     for target, output in zip(targets, outputs, strict=True)]
             return regression_scores(outputs, targets), [header, *rows]
-        rows = [(self.classes[target], *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
+        rows = [(self.named_target(target), *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
 
     def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
@@ -89,3 +89,7 @@ class Predictor:
         if self.classes is None:
             return tuple(f'{value:.6g}' for value in output)
         return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'
+
+    def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
+        """A target of the data as text: its class, or its values."""
+        return ' '.join(f'{value:.6g}' for value in np.ravel(target)) if self.classes is None else self.classes[target]
