@@ -219,7 +219,7 @@ def counted(progress: dict, step: int, sums: Sums, config: ConfigDict, workdir: 
     look = f'python -m input_pipeline.show --workdir={shlex.quote(str(workdir))} --step={step - 1}'
     if skipped > allowed:
         raise UserError(f'step {step}: the loss or the gradient is not finite'
-                        + (f', for the {skipped}th time' if skipped > 1 else '')
+                        + (f', after {allowed} that were left out' if allowed else '')
                         + f'. To see its batch:\n  {look}\nThe checkpoints are from before. Where the data is sound, the '
                         'learning rate is too high or the gradient needs a bound (config.optimizer), in another '
                         f'--workdir; to leave out up to K such steps, give --config.train.skip_nonfinite=K (now {allowed})')
