@@ -1,13 +1,18 @@
 """What may go wrong while a run trains, and that nothing is lost: the table of faults in the README, in this process."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
+import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -16,11 +21,13 @@ import pytest
 
 import inference
 import train
-from errors import UserError
+from configs import digits_vit
+from errors import UserError, full_disk
 from input_pipeline.arrays import ArrayPlan
 from tests.faults import outcome, start, tiny_config
 from training import workdir as run_directory
 from training.checkpoints import Checkpoints
+from training.metrics import MetricsWriter
 from training.workdir import MAY_CHANGE, read_config
 
 ROOT = Path(__file__).parent.parent
@@ -76,8 +83,15 @@ def files_of(checkpoint):
 
 def flip(path):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x10
+    middle = len(content) // 2
+    content[middle:middle + 64] = (byte ^ 0x10 for byte in content[middle:middle + 64])
     path.write_bytes(content)
+
+
+def damage_values(checkpoint):
+    """The file that holds the arrays."""
+    [path] = (checkpoint / 'state' / 'd').iterdir()
+    flip(path)
 
 
 DAMAGES = {'flipped': flip, 'truncated': lambda path: os.truncate(path, path.stat().st_size // 2), 'missing': os.remove}
@@ -105,7 +119,7 @@ def test_whatever_file_is_damaged_the_state_is_the_one_saved_or_refused(whole, t
 
 
 def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, copy, cache, monkeypatch, said):
-    flip(max(files_of(copy / 'checkpoints' / '9' / 'state'), key=lambda path: path.stat().st_size))
+    damage_values(copy / 'checkpoints' / '9')
     shutil.copytree(copy / 'checkpoints' / '9', copy / 'damaged')
     with monkeypatch.context() as patch:  # killed before it saves anything
         patch.setattr(train, 'train', lambda *_: None)
@@ -128,7 +142,7 @@ def test_no_readable_checkpoint_is_an_error_and_no_fresh_start(copy, cache):
 
 
 def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, said):
-    flip(max(files_of(copy / 'checkpoints' / '9' / 'state'), key=lambda path: path.stat().st_size))
+    damage_values(copy / 'checkpoints' / '9')
     assert inference.load(copy, 'latest').checkpoint == [8]
     assert 'checkpoints/9 is damaged' in said.text
     for choice in ('9', 'average:2'):
@@ -179,11 +193,10 @@ def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, sai
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_even_where_python_waits(number):
-    # The main thread waits in C, as it does for a compilation, where no Python handler runs.
-    code = ('import ctypes, threading, time; from training.preemption import StopSignals\n'
+    # The main thread is busy in C, as with a compilation, where no Python handler runs.
+    code = ('import hashlib; from training.preemption import StopSignals\n'
             'with StopSignals() as stop, stop.at_a_step():\n'
-            '    sleeper = threading.Thread(target=time.sleep, args=[60]); sleeper.start(); print("ready", flush=True)\n'
-            '    ctypes.CDLL(None).pthread_join(ctypes.c_ulong(sleeper.ident), None)')
+            '    print("ready", flush=True); hashlib.pbkdf2_hmac("sha256", b"", b"", 10 ** 9)')
     with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(number)
@@ -191,6 +204,65 @@ def test_a_second_signal_ends_at_once_even_where_python_waits(number):
             assert process.poll() is None
         process.send_signal(number)
         assert process.wait(30) == 128 + number
+
+
+# A full disk
+
+def on_a_small_disk(tmp_path, arguments, size):
+    """train.py in a mount namespace of its own, where RUN's folder is a tmpfs of `size` bytes; RUN is copied back."""
+    script = (f'mkdir -p {tmp_path}/small && mount -t tmpfs -o size={size} none {tmp_path}/small && '
+              f'{{ cp -r {tmp_path}/before {tmp_path}/small/run 2>/dev/null; {shlex.join(arguments)}; status=$?; '
+              f'cp -r {tmp_path}/small/run {tmp_path}/after; exit $status; }}')
+    return subprocess.run(['unshare', '-rm', 'sh', '-c', script], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def mounting_is_allowed():
+    with contextlib.suppress(OSError):
+        return not subprocess.run(['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt'], capture_output=True).returncode
+    return False
+
+
+def script_arguments(workdir, config):
+    """The command line of a config that is near digits_vit.py."""
+    default, wanted = (run_directory.flatten(each) for each in (digits_vit.get_config(), config))
+    return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
+            *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
+
+
+@pytest.mark.skipif(not mounting_is_allowed(), reason='needs a user namespace in which a tmpfs can be mounted')
+def test_a_full_disk_is_said_and_the_former_checkpoint_is_valid(tmp_path, cache):
+    arguments = script_arguments(tmp_path / 'small' / 'run', tiny_config(
+        cache, checkpoint__every=1, checkpoint__keep_last=99, eval__every=1000, train__steps=1000, train__log_every=1))
+    done = on_a_small_disk(tmp_path, arguments, 1_000_000)
+    assert done.returncode == 2, done.stderr
+    error = done.stderr[done.stderr.index('error: '):]
+    assert 'cannot be written: No space left on device' in error and 'run the same command again' in error
+    assert 'Traceback' not in error
+    if 'The checkpoint of step' in error:
+        assert f'The checkpoint of step {steps(tmp_path / "after")[-1]} is still valid' in error
+    assert inference.load(tmp_path / 'after', 'latest').checkpoint == steps(tmp_path / 'after')[-1:]
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_metrics_on_a_full_disk(tmp_path, monkeypatch, number):
+    writer = MetricsWriter(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(writer._events, 'flush', full)
+    with pytest.raises(UserError, match=f'metrics.jsonl .* cannot be written: {os.strerror(number)}. The checkpoints'):
+        writer.write(1, {'loss': 1.0})
+
+
+def test_the_words_of_a_library_around_the_system_s_error_are_understood():
+    try:
+        try:
+            raise ValueError('RESOURCE_EXHAUSTED: Error writing "/a/b": [OS error 28: ENOSPC No space left on device]')
+        except ValueError as inner:
+            raise RuntimeError('Failed to save') from inner
+    except RuntimeError as error:
+        assert full_disk(error) == 'No space left on device'
+    assert full_disk(ValueError('something else')) is None
 
 
 # Losses that are not finite
@@ -226,6 +298,39 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '12')
     with pytest.raises(UserError, match='step 11: .* after 1 that'):
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
+
+
+# SIGKILL
+
+@pytest.mark.slow
+def test_a_run_killed_at_ten_random_moments_ends_as_one_left_alone(whole, tmp_path, cache):
+    """Saves of every step, so that many kills fall into one; the moments are drawn anew each time, and printed."""
+    changes = {'checkpoint__every': 1, 'train__steps': 150, 'eval__every': 10, 'train__log_every': 7}
+    for name in ('alone', 'killed'):
+        arguments = script_arguments(tmp_path / name, tiny_config(cache, **changes))
+        kills = 10 if name == 'killed' else 0
+        while kills:
+            before = newest(tmp_path / name)
+            process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
+            # Wait until it has done something, then a moment more: up to the time of a few steps.
+            while newest(tmp_path / name) == before and process.poll() is None:
+                time.sleep(0.005)
+            moment = random.uniform(0, 0.5)
+            time.sleep(moment)
+            process.send_signal(signal.SIGKILL)
+            if process.wait() == 0:
+                break
+            kills -= 1
+            print(f'killed {moment:.3f} s after step {before} was passed; left {sorted(os.listdir(tmp_path / name))}')
+        assert kills == 0, 'the run came to its end before it was killed ten times'
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / 'killed') == outcome(tmp_path / 'alone')
+    assert not list((tmp_path / 'killed' / 'checkpoints').glob('*.damaged*'))
+
+
+def newest(workdir):
+    return steps(workdir)[-1:] if (workdir / 'checkpoints').is_dir() else []
 
 
 # Two runs, other configs, other data
