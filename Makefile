@@ -24,9 +24,12 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
+test-slow: $(VENV)/installed  ## Run the tests that take minutes each
+	$(VENV)/bin/python -m pytest -m slow
+
 test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
 	tests/browser/install_chromium.sh
 	$(VENV)/bin/python -m pytest -m browser tests/browser
 
-.PHONY: help demo test test-browser
+.PHONY: help demo test test-slow test-browser

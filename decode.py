@@ -38,6 +38,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
 from training.step import use_compilation_cache
+from training.workdir import changed_data
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -167,6 +168,8 @@ def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None)
 def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
     """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
     data = run.data()
+    for changed in changed_data(run.workdir, data, [split]):
+        log.warning('not the data that the run was trained with: %s', changed)
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
                 'decoding': dataclasses.asdict(options)}

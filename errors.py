@@ -4,6 +4,7 @@ Scripts exit with 0 when they did what was asked and with 2, after one message o
 asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
 """
 
+import errno
 import logging
 import os
 import re
@@ -16,6 +17,19 @@ from absl import logging as absl_logging
 
 class UserError(Exception):
     """Something in the input: the message says what is wrong, where, and what to do."""
+
+
+def full_disk(error: BaseException | None) -> str | None:
+    """The system's words, if `error` or what led to it is that a disk, a quota or a file can take no more.
+
+    Libraries wrap the system's error in one of their own (TensorStore in text alone), so its words are looked for too.
+    """
+    while error is not None:
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+                return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -52,6 +66,11 @@ def run_script(main: Callable[[], None]) -> None:
             main()
         except UserError as error:
             _fail(str(error))
+        except Exception as error:
+            if not (reason := full_disk(error)):
+                raise
+            _fail(f'{getattr(error, "filename", None) or "a file"} cannot be written: {reason}. Free space where the '
+                  'output and config.cache_dir lie, then run the same command again')
 
     try:
         app.run(guarded, flags_parser=parse)

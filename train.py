@@ -2,6 +2,9 @@
 
 Run the same command again after an interruption: it goes on where it stopped, and ends with the same
 parameters, bit for bit, as a run that was left alone (on the same machine).
+
+Exit status: 0, trained to the end; 2, something to mend, which the last lines on stderr explain; 75 (EX_TEMPFAIL),
+stopped by SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
 """
 
 from errors import UserError, run_script, use_huge_pages
@@ -9,52 +12,72 @@ from errors import UserError, run_script, use_huge_pages
 if __name__ == '__main__':
     use_huge_pages()
 
+import contextlib
+import dataclasses
+import functools
 import logging
-import os
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from configs.checks import config_from, flatten
-from inference.run import CONFIG, answering, read_config
+from configs.checks import config_from
+from inference.run import answering
 from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
-from input_pipeline.data import KEPT, Data, open_data
+from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
-from training.checkpoints import LOWER_IS_BETTER, Checkpoints, open_checkpoints
-from training.loss import make_loss
-from training.metrics import MetricsWriter
+from training.checkpoints import Checkpoints, goodness, open_checkpoints
+from training.loss import Sums, make_loss
+from training.metrics import EVALUATED, CompileTime, MetricsWriter, memory
 from training.optimizer import make_optimizer, make_schedule
-from training.step import (
-    Compiled,
-    TrainState,
-    evaluate,
-    init_state,
-    parameter_count,
-    use_compilation_cache,
-)
+from training.preemption import StopSignals
+from training.profiling import ProfilerWindow
+from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
+from training.workdir import RunDirectory
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
+
+PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
+
+# What the loop knows beside the state, before the first step. It is saved with every checkpoint, as it is before that
+# step's evaluation.
+FRESH = {
+    'best': None,          # the best metric of an evaluation
+    'without_better': 0,   # evaluations since then
+    'stopped': False,      # whether patience has ended
+    'skipped': 0,          # steps left out since their loss or gradient was not finite
+    'sums': None,          # of the steps since the last line of the log
+    'seconds': 0.0,        # that these took
+}
 
 log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
     config = config_from(CONFIG_FLAG)
-    workdir = check_workdir(config)
+    with StopSignals() as stop, RunDirectory(WORKDIR.value, config) as directory:
+        run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
+
+
+def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow) -> None:
+    """Data, model, state: the newest checkpoint's or a fresh one; then the loop."""
+    compile_time, workdir = CompileTime(), directory.path
     use_compilation_cache(cache_folder(config.cache_dir))
 
-    data = open_data(config)
+    data = open_data(config, workdir if directory.resumed else None)
+    directory.check_data(data)
     plan, validation = data.plan('train'), data.plan('validation')
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
@@ -68,126 +91,153 @@ def main() -> None:
     log.info('%s parameters; %s; %s', f'{parameter_count(state.params):,}', plan.describe(),
              ', '.join(map(str, jax.devices())))
 
-    claim_workdir(workdir, config, data)
-    with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last) as checkpoints:
-        state, progress = restore(checkpoints, state)
+    directory.claim(config, data)
+    with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
+                          keep_best=config.checkpoint.keep_best) as checkpoints:
+        state, progress = checkpoints.restore(state) or (state, FRESH)
+        if state.step:
+            log.info('resuming from step %d', state.step)
 
         def measure(state: TrainState) -> Evaluation:
             model.params = state.params
             sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
             found = model.validate(data, sums, config)
-            return found._replace(metrics={
-                f'validation_{name}': value for name, value in (sums.means() | found.metrics).items()})
+            measured = sums.means() | found.metrics
+            return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 
-        train(config, state, progress, compiled, plan, schedule, measure, checkpoints,
-              MetricsWriter(workdir, int(state.step)))
+        train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints,
+              MetricsWriter(workdir, int(state.step)), stop, profiler, compile_time)
 
 
-def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
+def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
           schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
-          checkpoints: Checkpoints, metrics: MetricsWriter) -> None:
-    """The loop: step, log, evaluate, save, until the last step or until patience ends."""
+          checkpoints: Checkpoints, metrics: MetricsWriter, stop: StopSignals, profiler: ProfilerWindow,
+          compile_time: CompileTime) -> None:
+    """The loop: step, log, save, evaluate, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
-    if first >= last or progress['stopped']:
-        log.info('this run is finished, at step %d', first)
-        return
-    shapes, pending, began, seconds = set(), [], time.perf_counter(), 0.0
-    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
-               mininterval=0.2 if sys.stderr.isatty() else 30)
-    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
-        for step, batch in enumerate(prefetch(plan, first, last), first + 1):
-            if (shape := batch['targets'].shape) not in shapes:
-                shapes.add(shape)
-                log.info('compilation %d: batches of %d x %d', len(shapes), *shape)
-            state, sums = compiled.train(state, batch)
-            pending.append(sums)
-            jax.block_until_ready(pending[-2:][0])  # stay one step ahead of the device, not a thousand
-            bar.update()
 
-            if step % config.train.log_every == 0 or step == last:
-                total = jax.tree.map(lambda *parts: sum(parts), *jax.device_get(pending))
-                seconds += time.perf_counter() - began
-                speed = float(total.tokens) / seconds
-                metrics.write(step, total.means('train_') | {
-                    'learning_rate': float(schedule(step - 1)), 'tokens_per_second': speed, 'epoch': step / len(plan)})
-                bar.set_postfix(loss=f'{float(total.loss / total.tokens):.3f}', tokens_per_s=f'{speed:,.0f}')
-                pending, began, seconds = [], time.perf_counter(), 0.0
+    def is_evaluated(step: int) -> bool:
+        return step % config.eval.every == 0 or step == last
 
-            evaluating = step % config.eval.every == 0 or step == last
-            if evaluating or step % config.checkpoint.every == 0:
-                seconds += time.perf_counter() - began
-                measured = None
-                if evaluating:
-                    evaluation = measure(state)
-                    measured = evaluation.metrics
-                    metrics.write(step, measured)
-                    metrics.show(step, evaluation.samples, evaluation.picture)
-                    log.info('step %d: %s%s', step,
-                             ', '.join(f'{name} {value:.4g}' for name, value in measured.items()),
-                             evaluation.samples and '\n' + evaluation.samples)
-                    progress = judged(progress, measured[f'validation_{config.eval.metric}'], config.eval)
-                checkpoints.save(step, state, progress, measured)
-                began = time.perf_counter()
+    def evaluated(step: int, progress: dict) -> dict:
+        """The progress after an evaluation. The step is saved by then, so this may be left and done again."""
+        try:
+            with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
+                evaluation = measure(state)
+        except SystemExit:
+            checkpoints.wait()
+            raise
+        measured = evaluation.metrics
+        metrics.write(step, measured | memory() | {'compile_seconds': compile_time.seconds})
+        metrics.show(step, evaluation.samples, evaluation.picture)
+        if evaluation.samples:
+            log.info('%s', evaluation.samples)
+        log.info('step %d: %s; memory %s; compiled for %.1f s in all', step,
+                 ', '.join(f'{name} {value:.4g}' for name, value in measured.items()),
+                 ', '.join(f'{name} {value:.2f}' for name, value in memory().items()), compile_time.seconds)
+        checkpoints.values[step] = measured[EVALUATED + config.eval.metric]
+        return judged(progress, checkpoints.values[step], config.eval)
+
+    with stop.at_a_step(), contextlib.closing(metrics), contextlib.closing(profiler):
+        if first in checkpoints.values:
+            progress = judged(progress, checkpoints.values[first], config.eval)
+        elif first and is_evaluated(first):
+            progress = evaluated(first, progress)
+        if first >= last or progress['stopped']:
+            log.info('this run is finished, at step %d', first)
+            return
+
+        shapes, pending = set(), []
+        total = Sums(**jax.tree.map(np.float32, progress['sums'])) if progress['sums'] else None
+        seconds, began = progress['seconds'], time.perf_counter()
+        saved = time.monotonic()
+        bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
+                   mininterval=0.2 if sys.stderr.isatty() else 30)
+        with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
+            for step, batch in enumerate(prefetch(plan, first, last), first + 1):
+                profiler.before(step)
+                compiled_before = compile_time.seconds
+                state, sums = compiled.train(state, batch)
+                if (shape := batch['targets'].shape) not in shapes:
+                    shapes.add(shape)
+                    log.info('compilation %d: batches of %s, %.1f s', len(shapes), ' x '.join(map(str, shape)),
+                             compile_time.seconds - compiled_before)
+                pending.append(sums)
+                if len(pending) > 1:  # waits for that step: stay one ahead of the device, not a thousand
+                    progress = counted(progress, step - 1, pending[-2], config, workdir)
+                profiler.after(step, sums)
+                bar.update()
+
+                logging_now, evaluating = step % config.train.log_every == 0 or step == last, is_evaluated(step)
+                minutes = (time.monotonic() - saved) / 60
+                stopping = stop.should_stop(step)
+                saving = (evaluating or stopping or step % config.checkpoint.every == 0
+                          or 0 < config.checkpoint.every_minutes <= minutes)
+                if logging_now or saving:
+                    progress = counted(progress, step, sums, config, workdir)
+                    total, pending = added(total, pending), []
+                    seconds, began = seconds + time.perf_counter() - began, time.perf_counter()
+                if logging_now:
+                    means = total.means('train_') if total.tokens else {}  # nothing: every step was left out
+                    metrics.write(step, means | {
+                        'learning_rate': float(schedule(step - 1)), 'tokens_per_second': float(total.tokens) / seconds,
+                        'epoch': step / len(plan), 'skipped_steps': progress['skipped']})
+                    bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}',
+                                    tokens_per_s=f'{float(total.tokens) / seconds:,.0f}')
+                    total, seconds = None, 0.0
+                    checkpoints.check()
+                if saving:
+                    sums_so_far = dataclasses.asdict(jax.tree.map(float, total)) if total else None
+                    checkpoints.save(step, state, progress | {'sums': sums_so_far, 'seconds': seconds})
+                    saved = time.monotonic()
+                    if stopping:
+                        checkpoints.wait()
+                        stop.leave(f'at step {step}, which is saved')
+                    if evaluating:
+                        progress = evaluated(step, progress)
+                    began = time.perf_counter()
                 if progress['stopped']:
                     log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
                              step, config.eval.metric, config.eval.patience)
                     break
-    metrics.close()
-    log.info('%d compilations of the train step; peak memory %.2f GB', len(shapes),
-             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20)
+    log.info('%d compilations of the train step; %.1f s of compiling in all; peak memory %.2f GB', len(shapes),
+             compile_time.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20)
 
 
 def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:
     """The loop's progress after an evaluation that gave `value`: the best so far, and whether patience has ended."""
-    lower_is_better = evaluation.metric in LOWER_IS_BETTER
     best = progress['best']
-    better = best is None or (value < best if lower_is_better else value > best)
+    better = best is None or goodness(evaluation.metric, value) > goodness(evaluation.metric, best)
     without_better = 0 if better else progress['without_better'] + 1
-    return {'best': value if better else best, 'without_better': without_better,
-            'stopped': 0 < evaluation.patience <= without_better}
+    return progress | {'best': value if better else best, 'without_better': without_better,
+                       'stopped': 0 < evaluation.patience <= without_better}
 
 
-def restore(checkpoints: Checkpoints, state: TrainState) -> tuple[TrainState, dict]:
-    """The newest checkpoint, or the fresh state where there is none, and the loop's own progress."""
-    steps = checkpoints.steps()
-    if not steps:
-        return state, {'best': None, 'without_better': 0, 'stopped': False}
-    log.info('resuming from step %d', steps[-1])
-    return checkpoints.restore(steps[-1], state)
-
-
-def check_workdir(config: ConfigDict) -> Path:
-    """The run directory, if it is free or holds a run of this very config.
+def counted(progress: dict, step: int, sums: Sums, config: ConfigDict, workdir: Path) -> dict:
+    """The progress after `step`, whose update was left out if its loss or gradient was not finite.
 
     Raises:
-      UserError: naming the keys that differ.
+      UserError: if there are more such steps than config.train.skip_nonfinite.
     """
-    if not WORKDIR.value:
-        raise UserError('--workdir is missing: give the directory that the run is to be kept in')
-    workdir = Path(WORKDIR.value).expanduser()
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f'--workdir={workdir} is a file: give a directory')
-    if (workdir / CONFIG).exists():
-        there, here = flatten(read_config(workdir)), flatten(config)
-        changed = [f'  {key}: {there.get(key)!r} there, {here.get(key)!r} asked for'
-                   for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
-        if changed:
-            raise UserError(f'{workdir} holds a run of another config. These keys differ:\n' + '\n'.join(changed)
-                            + '\nGive another --workdir, or the config of that run to resume it')
-    elif workdir.exists() and any(workdir.iterdir()):
-        raise UserError(f'--workdir={workdir} holds files but no run ({CONFIG}): give a new or an empty directory')
-    return workdir
+    if not int(sums.skipped):
+        return progress
+    skipped, allowed = progress['skipped'] + 1, config.train.skip_nonfinite
+    look = f'python -m input_pipeline.show --workdir={shlex.quote(str(workdir))} --step={step - 1}'
+    if skipped > allowed:
+        raise UserError(f'step {step}: the loss or the gradient is not finite'
+                        + (f', after {allowed} that were left out' if allowed else '')
+                        + f'. To see its batch:\n  {look}\nThe checkpoints are from before. Where the data is sound, the '
+                        'learning rate is too high or the gradient needs a bound (config.optimizer), in another '
+                        f'--workdir; to leave out up to K such steps, give --config.train.skip_nonfinite=K (now {allowed})')
+    log.warning('step %d is left out (%d of at most %d): the loss or the gradient is not finite. Its batch: %s',
+                step, skipped, allowed, look)
+    return progress | {'skipped': skipped}
 
 
-def claim_workdir(workdir: Path, config: ConfigDict, data: Data) -> None:
-    """Makes the run directory self-contained: decode.py needs nothing else."""
-    if (workdir / CONFIG).exists():
-        return
-    workdir.mkdir(parents=True, exist_ok=True)
-    temporary = workdir / f'{CONFIG}.tmp'
-    temporary.write_text(config.to_json(indent=2) + '\n')
-    data.keep(workdir / KEPT)
-    os.replace(temporary, workdir / CONFIG)
+def added(total: Sums | None, new: list[Sums]) -> Sums:
+    """The sums so far and those of further steps, one after the other: in the same order after a resume, too."""
+    parts = [sums.replace(skipped=None) for sums in jax.device_get(new)]
+    return functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), [total, *parts] if total else parts)
 
 
 if __name__ == '__main__':

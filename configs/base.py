@@ -91,6 +91,7 @@ def get_config() -> ConfigDict:
     train.label_smoothing = 0.1     # of the classes or tokens; none in a regression
     train.accumulate = 1            # parts that a batch is computed in, one after the other: less memory
     train.log_every = 100           # steps
+    train.skip_nonfinite = 0        # steps in the whole run that may be left out since loss or gradient is not finite
 
     config.eval = evaluation = ConfigDict()
     evaluation.every = 1000         # steps; the last step is always evaluated
@@ -102,7 +103,9 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.every = 1000         # steps; evaluations save too
-    checkpoint.keep_last = 5        # the best one is kept besides
+    checkpoint.every_minutes = 0.0  # also at the first step after so many minutes without a checkpoint; 0: off
+    checkpoint.keep_last = 5
+    checkpoint.keep_best = 1        # besides the last ones, so many with the best eval.metric
 
     config.decode = decode = ConfigDict()  # what decode.py and the evaluation do unless told otherwise
     decode.method = 'beam'          # 'beam', 'greedy' or 'sample'

@@ -43,13 +43,14 @@ AT_LEAST_ONE = (
     'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads', 'model.max_length', 'data.max_length',
     'model.recurrent.d_hidden', 'model.patches.patch', 'data.context', 'batch.tokens', 'batch.buckets', 'batch.rows',
     'optimizer.warmup', 'train.steps', 'train.accumulate', 'train.log_every',
-    'eval.every', 'checkpoint.every', 'checkpoint.keep_last', 'decode.beam', 'decode.batch_size',
+    'eval.every', 'checkpoint.every', 'checkpoint.keep_last', 'checkpoint.keep_best', 'decode.beam', 'decode.batch_size',
 )
 NOT_NEGATIVE = (
     'seed', 'data.seed', 'data.crop', 'model.d_k', 'model.d_v', 'model.recurrent.d_align', 'optimizer.weight_decay',
     'decode.top_k',
     'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
     'optimizer.clip', 'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
+    'train.skip_nonfinite', 'checkpoint.every_minutes',
 )
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
              'data.validation_share', 'optimizer.final',

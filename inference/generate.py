@@ -16,14 +16,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from inference.scores import Evaluation, bits_per_character
-from inference.text import (
-    Hypothesis,
-    Output,
-    SearchOptions,
-    TextModel,
-    attention_weights,
-    search_options,
-)
+from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy

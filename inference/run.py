@@ -1,6 +1,5 @@
 """A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import KEPT, Data, load_tokenizers, open_data, read_sizes
 from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
-from training.checkpoints import open_checkpoints
+from training.checkpoints import Checkpoints
+from training.workdir import read_config
 
-CONFIG = 'config.json'
 Answering = Translator | Generator | Predictor
 
 
@@ -46,9 +45,8 @@ class Run:
 
     def __init__(self, workdir: Path, checkpoint: str):
         self.workdir, self.config = workdir, read_config(workdir)
-        with open_checkpoints(workdir, metric=self.config.eval.metric) as checkpoints:
-            self.checkpoint = checkpoints.resolve(checkpoint)
-            params = checkpoints.parameters(checkpoint)
+        checkpoints = Checkpoints(workdir, metric=self.config.eval.metric)
+        params, self.checkpoint = checkpoints.parameters(checkpoint)
         sizes = read_sizes(workdir)
         module = build_model(self.config.model, **sizes)
         self.model = answering(self.config, module, params, load_tokenizers(workdir / KEPT), sizes)
@@ -83,16 +81,3 @@ def load(workdir: str | Path, checkpoint: str = 'best') -> Run:
       UserError: if the directory is not a run's, or has no such checkpoint.
     """
     return Run(Path(workdir), checkpoint)
-
-
-def read_config(workdir: Path) -> ConfigDict:
-    """The resolved config of a run."""
-    try:
-        config = json.loads((workdir / CONFIG).read_text())
-        if not isinstance(config, dict):
-            raise ValueError('it holds no object')
-        return ConfigDict(config)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
-    except (OSError, ValueError) as error:
-        raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None

@@ -31,6 +31,9 @@ class Data(Protocol):
     def plan(self, split: str) -> Plan:
         """Batches of 'train', shuffled by config.seed; of 'validation' or 'test', each example once, in order."""
 
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, as JSON; 'files' are [name, digest] where it comes from files."""
+
     def show(self, batch: Batch) -> Iterator[str]:
         """A batch as text, a line for each row."""
 
@@ -74,6 +77,9 @@ class PairData:
         return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
                          seed=_seed(self._config, split))
 
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return self._corpus.fingerprint(split)
+
     def show(self, batch: Batch) -> Iterator[str]:
         """Source TAB target, as their pieces."""
         for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
@@ -105,6 +111,9 @@ class DocumentData:
         return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
                           packing=self._config.data.packing, seed=_seed(self._config, split))
 
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return self._documents.fingerprint(split)
+
     def show(self, batch: Batch) -> Iterator[str]:
         """A row's pieces."""
         for tokens in batch['inputs']['tokens']:
@@ -128,6 +137,9 @@ class ExampleData:
         data = self._config.data
         training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split), **training)
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
         """The target of a row, and the mean and the spread of its inputs."""

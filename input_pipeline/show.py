@@ -1,11 +1,13 @@
 """Shows one training batch as text: python -m input_pipeline.show --config=configs/NAME.py --step=1234
 
-The batch of a step depends on the config alone, so this is what any run of the config saw, or will see.
+The batch of a step depends on the config alone, so this is what any run of the config saw, or will see. With
+--workdir=RUN instead of --config, the config and the tokenizers are those of that run.
 stdout: a line for each row of the batch: a sentence pair, source TAB target, or a window, as pieces; of an image or
 a series the target. stderr: shapes.
 """
 
 import logging
+from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
@@ -13,18 +15,23 @@ from ml_collections import config_flags
 from configs.checks import config_from
 from errors import UserError, run_script
 from input_pipeline.data import open_data
+from training.workdir import read_config
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
 STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
 
 log = logging.getLogger('allyouneed.show')
 
 
 def main() -> None:
-    config = config_from(CONFIG_FLAG)
+    if CONFIG_FLAG.present and WORKDIR.value:
+        raise UserError('give either --config or --workdir')
+    run = Path(WORKDIR.value).expanduser() if WORKDIR.value else None
+    config = read_config(run) if run else config_from(CONFIG_FLAG)
     if STEP.value < 0:
         raise UserError(f'--step={STEP.value} must not be negative')
-    data = open_data(config)
+    data = open_data(config, run)
     plan = data.plan('train')
     batch = plan.batch(STEP.value)
     epoch, index = divmod(STEP.value, len(plan))

@@ -1,61 +1,150 @@
-"""Checkpoints by Orbax: the last few, the best one, and averages of them.
+"""Checkpoints by Orbax: the last few, the best ones, and averages of them.
 
 Layout: RUN/checkpoints/STEP/{state,progress}. A step that is being written has another name until it is
-complete, so a run that is killed finds only whole ones.
+complete, so a run that is killed finds only whole ones. Whether they still hold what was written is another
+matter: Orbax restores flipped bits without an error. So `progress` keeps a fingerprint of every array, which
+is compared when a checkpoint is read. What fails is called damaged and is not used.
 """
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
+from jax.experimental import multihost_utils
+from jaxtyping import Array, UInt32
 
-from errors import UserError
+from errors import UserError, full_disk
+from training.metrics import evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
+SEEDS = (0x9e3779b9, 0x7f4a7c15)
+
+log = logging.getLogger('allyouneed.checkpoints')
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be read, or holds other values than were written."""
+
+
+def goodness(metric: str, value: float) -> float:
+    """Larger is better; what is no number is worst."""
+    if math.isnan(value):
+        return -math.inf
+    return -value if metric in LOWER_IS_BETTER else value
+
+
+@jax.jit
+def fingerprint(array: Array) -> UInt32[Array, '2']:
+    """A sum mod 2^32 over hashes of (value, place), twice: the same however the array lies on devices.
+
+    The finaliser of MurmurHash3 (Appleby, public domain) mixes 32 bits one to one, so that a change of one value
+    always shows, and one of several does but for a chance of 2^-64. Values are compared by their bits.
+    """
+    array = array.astype(jnp.uint8) if array.dtype == bool else array
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    words = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+
+    def mixed(x):
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85ebca6b)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xc2b2ae35)
+        return x ^ (x >> 16)
+
+    return jnp.stack([jnp.sum(mixed(words ^ mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
+
+
+def fingerprints(tree: Any) -> dict[str, list[int]]:
+    """Of each leaf, by its path: 'params/Dense_0/kernel'."""
+    words = {jax.tree_util.keystr(path, simple=True, separator='/'): fingerprint(leaf)
+             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {path: each.tolist() for path, each in jax.device_get(words).items()}
 
 
 class Checkpoints:
-    """The checkpoints of a run directory; `metric` is the evaluation's by which one is best."""
+    """The checkpoints of a run directory; `metric` is the evaluation's by which one is best.
 
-    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1):
+    Attributes:
+      values: {step: metric} of the evaluations so far, from metrics.jsonl; the loop adds to it. The best are kept.
+    """
+
+    def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
         self._folder = Path(workdir).absolute() / 'checkpoints'
-        sign = -1 if metric in LOWER_IS_BETTER else 1
-
-        def goodness(metrics):
-            return sign * metrics[f'validation_{metric}']
-
-        # BestN keeps the end of an ascending order; only evaluated steps have metrics.
-        policy = checkpoint_managers.AnyPreservationPolicy([
-            checkpoint_managers.LatestN(keep_last),
-            checkpoint_managers.BestN(get_metric_fn=goodness, n=1,
-                                      keep_checkpoints_without_metrics=False)])
-        self._manager = ocp.CheckpointManager(
-            self._folder, options=ocp.CheckpointManagerOptions(
-                preservation_policy=policy, best_fn=goodness, best_mode='max'))
+        self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
+        self.values = evaluations(workdir, metric)
+        self._manager = None  # what writes, and deletes: made with the first save
+        self._saving = 0      # the step last given to it
+        self._damaged = []    # steps newer than the one that was restored
 
     def steps(self) -> list[int]:
         """The complete checkpoints, oldest first."""
-        return sorted(self._manager.all_steps())
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
 
-    def save(self, step: int, state: Any, progress: dict[str, Any], metrics: dict[str, float] | None) -> None:
-        """Writes `state` in the background. `progress` is JSON: what the loop knows beside the state."""
-        self._manager.save(step, metrics=metrics, args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress)))
+    def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
+        """Writes `state` in the background. `progress` is JSON: what the loop knows beside the state.
 
-    def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """(state, progress) of `step`, with the shapes, dtypes and shardings of `like`."""
-        restored = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore()))
-        return restored['state'], restored['progress']
+        Raises:
+          UserError: if the disk is full, now or since the last save.
+        """
+        self.wait()
+        if self._manager is None:
+            self._manager = self._open_manager()
+        content = {'progress': progress, 'leaves': fingerprints(state)}
+        self._saving = step
+        with self._explained():
+            saved = self._manager.save(step, args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                progress=ocp.args.JsonSave(content | {'sha256': _digest(content)})))
+        assert saved, f'Orbax did not save step {step}, and says nothing'
+
+    def check(self) -> None:
+        """Raises what went wrong in the background, if the save is over; does not wait for it."""
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until all that was saved is on disk. Raises as `save` does."""
+        if self._manager is not None:
+            with self._explained():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits until all that was saved is on disk, and frees Orbax's threads."""
-        self._manager.close()
+        """Waits, and frees Orbax's threads."""
+        if self._manager is not None:
+            with self._explained():
+                self._manager.close()
+
+    def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """(state, progress) of the newest readable checkpoint, with the shapes, dtypes and shardings of `like`.
+
+        None where there is no checkpoint. Damaged ones are named in the log and stay where they are; the next
+        `save` puts them aside, as STEP.damaged.
+
+        Raises:
+          UserError: if there are checkpoints, but all are damaged.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return self._read(step, like)
+            except Damaged as damage:
+                log.warning('%s; it is left as it is, and an older one is used', damage)
+                self._damaged.append(step)
+        if self._damaged:
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore one '
+                            'from a copy, or begin again in another --workdir')
+        return None
 
     def resolve(self, choice: str) -> list[int]:
         """The steps that 'latest', 'best', a step number or 'average:K' (the last K) stand for.
@@ -70,31 +159,118 @@ class Checkpoints:
         if choice == 'latest':
             return steps[-1:]
         if choice == 'best':
-            best = self._manager.best_step()
-            return steps[-1:] if best is None else [best]
+            return self._best_first(steps)[:1] or steps[-1:]
         if kind == 'average' and count.isdecimal() and int(count):
             if int(count) > len(steps):
                 raise UserError(f'checkpoint={choice}: only {len(steps)} checkpoints are kept, at steps '
-                                f'{", ".join(map(str, steps))}; see config.checkpoint.keep_last')
+                                f'{_listed(steps)}; see config.checkpoint.keep_last')
             return steps[-int(count):]
         if choice.isdecimal() and int(choice) in steps:
             return [int(choice)]
-        raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps '
-                        f'{", ".join(map(str, steps))}')
+        raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps {_listed(steps)}')
 
-    def parameters(self, choice: str) -> Any:
-        """The parameters of a checkpoint, or the mean of several (see `resolve`), on the default device."""
-        total, steps = None, self.resolve(choice)
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        for step in steps:
-            path = self._folder / str(step) / 'state'
-            with contextlib.closing(ocp.StandardCheckpointer()) as reader:
-                like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                                    reader.metadata(path).item_metadata.tree)
-                params = reader.restore(path, like)['params']
+    def parameters(self, choice: str) -> tuple[Any, list[int]]:
+        """The parameters of a checkpoint, or the mean of several, on the default device; and their steps.
+
+        'latest' is the newest readable one; those passed over are named in the log.
+
+        Raises:
+          UserError: if there is no such checkpoint (see `resolve`), or it is damaged.
+        """
+        chosen = self.resolve(choice)
+        if choice == 'latest':
+            for step in reversed(self.steps()):
+                try:
+                    return _on_device(self._read_parameters(step)), [step]
+                except Damaged as damage:
+                    log.warning('%s; an older one is used', damage)
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())})')
+        total = None
+        for step in chosen:
+            try:
+                params = self._read_parameters(step)
+            except Damaged as damage:
+                others = ', '.join(str(other) for other in self.steps() if other != step) or 'none'
+                raise UserError(f'{damage}. Choose another with --checkpoint: latest, or one of the steps there are '
+                                f'besides ({others})') from damage
             params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
             total = params if total is None else jax.tree.map(np.add, total, params)
-        return jax.tree.map(lambda leaf: jax.device_put((leaf / len(steps)).astype(np.float32), device), total)
+        return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
+
+    def _read(self, step: int, like: Any | None) -> tuple[Any, dict[str, Any]]:
+        """State, as `like` or (None) as plain dictionaries on one device, and progress: just what was written."""
+        folder = self._folder / str(step)
+        try:
+            content = ocp.JsonCheckpointHandler().restore(folder / 'progress')
+            expected, digest = content['leaves'], content.pop('sha256')
+            if digest != _digest(content):
+                raise Damaged('its progress does not match its checksum')
+            with contextlib.closing(ocp.StandardCheckpointer()) as reader:
+                if like is None:
+                    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+                    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+                                        reader.metadata(folder / 'state').item_metadata.tree)
+                state = reader.restore(folder / 'state', like)
+            found = fingerprints(state)
+            if changed := sorted(path for path in expected.keys() | found.keys()
+                                 if expected.get(path) != found.get(path)):
+                raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '
+                              f'{changed[0]}')
+        except (jax.errors.JaxRuntimeError, MemoryError):  # the machine's fault, not the file's
+            raise
+        except Exception as error:  # Orbax and TensorStore raise what they like
+            reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
+            raise Damaged(f'{folder} is damaged: {reason}') from error
+        return state, content['progress']
+
+    def _read_parameters(self, step: int) -> Any:
+        return self._read(step, None)[0]['params']
+
+    def _open_manager(self) -> ocp.CheckpointManager:
+        """Orbax would neither replace a step nor save one below the newest, so damaged ones go out of its way."""
+        if jax.process_index() == 0:
+            for step in self._damaged:
+                aside = (self._folder / f'{step}.damaged{again}' for again in ['', *(f'-{n}' for n in range(2, 1000))])
+                (self._folder / str(step)).rename(next(path for path in aside if not path.exists()))
+        multihost_utils.sync_global_devices('damaged checkpoints are put aside')
+        self._damaged = []
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
+            preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # of a run that was killed
+
+    def kept(self, steps: Sequence[int]) -> set[int]:
+        """Those of `steps`, ascending, that are to stay: the last and the best."""
+        return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
+
+    def _best_first(self, steps: Sequence[int]) -> list[int]:
+        """Those that were evaluated; the earlier one of two that are equally good."""
+        return sorted((step for step in steps if step in self.values),
+                      key=lambda step: (-goodness(self._metric, self.values[step]), step))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """That the disk is full, from whichever thread of Orbax, becomes a UserError."""
+        try:
+            yield
+        except Exception as error:
+            if not (reason := full_disk(error)):
+                raise
+            whole = [step for step in self.steps() if step != self._saving]
+            still = f'The checkpoint of step {whole[-1]} is still valid' if whole else 'There is no earlier checkpoint'
+            raise UserError(f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, then '
+                            'run the same command again') from error
+
+
+class _Kept:
+    """Orbax's preservation policy: asks us."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        steps = [each.step for each in checkpoints]
+        kept = self._checkpoints.kept(steps)
+        return [step in kept for step in steps]
 
 
 @contextlib.contextmanager
@@ -103,5 +279,21 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
     checkpoints = Checkpoints(workdir, **options)
     try:
         yield checkpoints
-    finally:
-        checkpoints.close()
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            checkpoints.close()
+        raise
+    checkpoints.close()
+
+
+def _on_device(params: Any) -> Any:
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(np.float32), device), params)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ', '.join(map(str, steps))

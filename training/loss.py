@@ -19,6 +19,7 @@ class Sums:
     loss: Any     # what is minimised
     tokens: Any   # targets: tokens of a text, or examples
     others: Any   # {name: sum} of further measures; 'nll' is cross-entropy without smoothing, nats
+    skipped: Any = None  # of train_step: updates left out since loss or gradient was not finite; all else is 0 then
 
     def means(self, prefix: str = '') -> dict[str, float]:
         """Each measure per target; for the cross-entropy 'nll', perplexity, its exp."""

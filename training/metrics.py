@@ -1,51 +1,124 @@
-"""Measurements over steps: metrics.jsonl for programs, TensorBoard for eyes."""
+"""Measurements over steps: metrics.jsonl for programs, TensorBoard for eyes; memory and compile time."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import resource
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-import tensorboardX
+import jax
 from matplotlib.figure import Figure
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.summary import image, scalar, text
+from tensorboardX.utils import figure_to_image
+
+from errors import UserError, full_disk
+
+METRICS = 'metrics.jsonl'
+EVALUATED = 'validation_'  # what the names of an evaluation's measures begin with
 
 
 class MetricsWriter:
     """Appends to RUN/metrics.jsonl and RUN/tensorboard.
 
     A resumed run goes on after `step`: what an interrupted one wrote beyond it is dropped, so that each step
-    is there once.
+    is there once. The events are written by tensorboardX's parts in our own thread: in its own, a full disk
+    would end that thread in silence and leave us waiting for it.
     """
 
     def __init__(self, workdir: Path, step: int):
-        path = workdir / 'metrics.jsonl'
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if _step(line) <= step]
-        temporary = path.with_suffix('.tmp')
-        temporary.write_text(''.join(f'{line}\n' for line in kept))
-        temporary.replace(path)
-        self._file = open(path, 'a')
-        self._tensorboard = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
+        self._path, folder = workdir / METRICS, workdir / 'tensorboard'
+        kept = [line for line in _lines(workdir) if line['step'] <= step]
+        with self._explained():
+            temporary = self._path.with_suffix('.tmp')
+            temporary.write_text(''.join(json.dumps(line) + '\n' for line in kept))
+            temporary.replace(self._path)
+            folder.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(folder / 'events'), f'.{os.getpid()}')
+            self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # purges
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of JSON, {'step': ..., name: value, ...}, and one scalar a name."""
-        self._file.write(json.dumps({'step': step, **metrics}) + '\n')
-        self._file.flush()
-        for name, value in metrics.items():
-            self._tensorboard.add_scalar(name, value, step)
+        """One line of JSON, {'step': ..., name: value, ...}, and one scalar a name.
 
-    def show(self, step: int, text: str, figure: Figure | None) -> None:
+        Raises:
+          UserError: if the disk is full.
+        """
+        with self._explained():
+            with open(self._path, 'a') as file:
+                file.write(json.dumps({'step': step, **metrics}) + '\n')
+            self._add(step, *(scalar(name, value) for name, value in metrics.items()))
+
+    def show(self, step: int, samples: str, figure: Figure | None) -> None:
         """What an evaluation has to look at, in TensorBoard's tabs TEXT and IMAGES."""
-        if text:
-            self._tensorboard.add_text('samples', '\n'.join(f'    {line}' for line in text.splitlines()), step)
+        shown = []
+        if samples:
+            shown.append(text('samples', '\n'.join(f'    {line}' for line in samples.splitlines())))  # as code
         if figure:
-            self._tensorboard.add_figure('attention', figure, step)
+            shown.append(image('attention', figure_to_image(figure), dataformats='CHW'))
+        with self._explained():
+            self._add(step, *shown)
+
+    def _add(self, step: int, *summaries: Summary) -> None:
+        for summary in summaries:
+            self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        self._events.flush()
 
     def close(self) -> None:
-        self._file.close()
-        self._tensorboard.close()
+        with self._explained():
+            self._events.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not (reason := full_disk(error)):
+                raise
+            raise UserError(f'{self._path} or the folder tensorboard beside it cannot be written: {reason}. The '
+                            'checkpoints are still valid: free space, then run the same command again') from error
 
 
-def _step(line: str) -> int | float:
+def evaluations(workdir: Path, metric: str) -> dict[int, float]:
+    """What the evaluations of a run found, by step."""
+    name = EVALUATED + metric
+    return {line['step']: line[name] for line in _lines(workdir) if name in line}
+
+
+def _lines(workdir: Path) -> list[dict[str, Any]]:
+    """Of metrics.jsonl; without what a run that was killed in the middle of a line left there."""
+    path, lines = Path(workdir) / METRICS, []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and isinstance(found.get('step'), int):
+                lines.append(found)
+    return lines
+
+
+def memory() -> dict[str, float]:
+    """GB: 'resident_gb' of this process, and of the first device, where it tells, 'device_gb' and 'device_peak_gb'."""
     try:
-        return json.loads(line)['step']
-    except (ValueError, KeyError):
-        return float('inf')  # the last line of a run that was killed while it wrote
+        resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+    except OSError:  # no Linux: the peak instead, in bytes as macOS counts
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    of_device = jax.local_devices()[0].memory_stats() or {}
+    found = {'resident_gb': resident, 'device_gb': of_device.get('bytes_in_use'),
+             'device_peak_gb': of_device.get('peak_bytes_in_use')}
+    return {name: value / 2 ** 30 for name, value in found.items() if value is not None}
+
+
+class CompileTime:
+    """Seconds that JAX has spent on tracing, lowering and compiling since this was made."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, seconds: float, **_) -> None:
+        if event.startswith('/jax/core/compile/'):
+            self.seconds += seconds

@@ -45,6 +45,9 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
     after the other; devices along `axis_name`) and divided once. The mean of the parts' means would weigh
     the tokens of a part with much padding more.
+
+    Where the sum of the losses or the norm of the gradient is not finite, nothing but the step changes, and the
+    sums say so: `skipped` is 1 and the others are 0.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -75,7 +78,12 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
     gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), sums
+    finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.global_norm(gradients))
+    params, opt_state, sums = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state, sums), (state.params, state.opt_state, jax.tree.map(jnp.zeros_like, sums)))
+    return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
+            sums.replace(skipped=jnp.where(finite, 0, 1)))
 
 
 def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss) -> Sums:

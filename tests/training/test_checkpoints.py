@@ -1,11 +1,13 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from errors import UserError
-from training.checkpoints import open_checkpoints
-from training.metrics import MetricsWriter
+from training.checkpoints import SEEDS, fingerprint, open_checkpoints
+from training.metrics import MetricsWriter, evaluations
 from training.step import TrainState
 
 
@@ -14,13 +16,21 @@ def state(value):
                       opt_state=(jnp.float32(value),))
 
 
+def evaluated(workdir, checkpoints, step, metric, value):
+    """What the loop does after an evaluation."""
+    with open(workdir / 'metrics.jsonl', 'a') as file:
+        file.write(json.dumps({'step': step, f'validation_{metric}': value}) + '\n')
+    checkpoints.values[step] = value
+
+
 @pytest.fixture
 def saved(tmp_path):
     """Steps 1 to 6; step 2 is the best, steps 5 and 6 the last, odd ones were not evaluated."""
     with open_checkpoints(tmp_path, metric='loss', keep_last=2) as checkpoints:
         for step in range(1, 7):
-            metrics = {'validation_loss': float(step)} if step % 2 == 0 else None
-            checkpoints.save(step, state(step), {'seen': step}, metrics)
+            checkpoints.save(step, state(step), {'seen': step})
+            if step % 2 == 0:
+                evaluated(tmp_path, checkpoints, step, 'loss', float(step))
     return tmp_path
 
 
@@ -36,7 +46,8 @@ def test_the_last_and_the_best_are_kept(saved):
 def test_a_higher_bleu_is_better(tmp_path):
     with open_checkpoints(tmp_path, metric='bleu', keep_last=1) as checkpoints:
         for step, bleu in ((1, 3.0), (2, 9.0), (3, 5.0)):
-            checkpoints.save(step, state(step), {}, {'validation_bleu': bleu})
+            checkpoints.save(step, state(step), {})
+            evaluated(tmp_path, checkpoints, step, 'bleu', bleu)
     with open_checkpoints(tmp_path, metric='bleu') as checkpoints:
         assert checkpoints.steps() == [2, 3]
         assert checkpoints.resolve('best') == [2]
@@ -44,16 +55,17 @@ def test_a_higher_bleu_is_better(tmp_path):
 
 def test_restored_state_is_the_saved_one(saved):
     with open_checkpoints(saved, metric='loss') as checkpoints:
-        restored, progress = checkpoints.restore(6, state(0))
+        restored, progress = checkpoints.restore(state(0))
     jax.tree.map(np.testing.assert_array_equal, restored, state(6))
     assert progress == {'seen': 6}
 
 
 def test_averaged_parameters_are_the_mean(saved):
     with open_checkpoints(saved, metric='loss') as checkpoints:
-        params = checkpoints.parameters('average:3')
+        params, steps = checkpoints.parameters('average:3')
+        assert steps == [2, 5, 6]
         np.testing.assert_allclose(params['w'], np.full((2, 3), (2 + 5 + 6) / 3), rtol=1e-6)
-        assert checkpoints.parameters('latest')['w'][0, 0] == 6
+        assert checkpoints.parameters('latest')[0]['w'][0, 0] == 6
 
 
 @pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset'])
@@ -65,6 +77,46 @@ def test_a_checkpoint_that_is_not_there_is_an_error(saved, choice):
 def test_no_checkpoint_is_an_error(tmp_path):
     with open_checkpoints(tmp_path, metric='loss') as checkpoints, pytest.raises(UserError, match='no checkpoint'):
         checkpoints.resolve('latest')
+
+
+def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
+    """The first of equals is the better one, and no number is worse than any."""
+    with open_checkpoints(tmp_path, metric='loss', keep_last=1, keep_best=2) as checkpoints:
+        for step, loss in enumerate((4.0, float('nan'), 3.0, 5.0, 3.0, 9.0), 1):
+            checkpoints.save(step, state(step), {})
+            evaluated(tmp_path, checkpoints, step, 'loss', loss)
+        checkpoints.save(7, state(7), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [3, 5, 7] and checkpoints.resolve('best') == [3]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])
+def test_a_fingerprint_follows_every_bit_and_place_but_not_the_layout(dtype):
+    values = (jnp.arange(48) % 5).reshape(6, 8).astype(dtype)
+    words = {tuple(fingerprint(array).tolist()) for array in (
+        values, values.at[3, 4].set(0), values.T.reshape(6, 8), values[::-1], jnp.zeros_like(values), values[:5])}
+    assert len(words) == 6
+    host = fingerprint(np.asarray(values))
+    assert host.tolist() == fingerprint(values).tolist() != fingerprint(values.reshape(-1)[:47]).tolist()
+
+
+def test_a_fingerprint_is_what_the_definition_says():
+    def mixed(x):
+        for shift, factor in ((16, 0x85ebca6b), (13, 0xc2b2ae35)):
+            x = (x ^ x >> shift) * factor % 2 ** 32
+        return x ^ x >> 16
+
+    values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    words = values.view(np.uint32).ravel().tolist()
+    assert fingerprint(values).tolist() == [
+        sum(mixed(word ^ mixed((place + seed) % 2 ** 32)) for place, word in enumerate(words)) % 2 ** 32
+        for seed in SEEDS]
+
+
+@pytest.mark.parametrize('content', ['', '{"half', '[]'])
+def test_metrics_that_were_damaged_are_left_out(tmp_path, content):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "validation_loss": 1.5}\n' + content)
+    assert evaluations(tmp_path, 'loss') == {2: 1.5}
 
 
 def test_resumed_metrics_hold_every_step_once(tmp_path):

@@ -1,5 +1,6 @@
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +70,40 @@ def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), new.params, expected)
     assert sums.tokens == batch['weights'].sum()
     assert new.step == 1
+
+
+@pytest.mark.parametrize('options, bad', [({}, np.nan), ({'accumulate': 4}, np.inf), ({'axis_name': 'data'}, np.nan)])
+def test_an_update_that_is_not_finite_is_left_out(options, bad):
+    """One bad weight in one part is enough; the step counts on."""
+    optimizer = optax.adam(0.1)
+    state = init_state(MODULE, optimizer, ragged_batch(), seed=0)
+    good = ragged_batch()
+    batch = good | {'weights': good['weights'].at[5, 0].set(bad)}
+    run = step(optimizer=optimizer, **options)
+    if options.get('axis_name'):
+        shards = [jax.tree.map(lambda x: x.reshape(4, 2, *x.shape[1:]), each) for each in (good, batch)]
+        mapped = jax.jit(jax.vmap(run, (None, 0), axis_name='data'))
+        (after_good, good_sums), (after, sums) = (
+            jax.tree.map(lambda x: x[1], mapped(state, each)) for each in shards)
+    else:
+        (after_good, good_sums), (after, sums) = (jax.jit(run)(state, each) for each in (good, batch))
+    assert good_sums.skipped == 0 and after_good.step == 1 and good_sums.tokens > 0
+    assert sums.skipped == 1 and after.step == 1 and sums.tokens == sums.loss == 0
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state))
+
+
+def test_a_gradient_that_is_not_finite_is_left_out():
+    """The loss is finite: sqrt(0) = 0, whose slope is not."""
+    class Root(nn.Module):
+        @nn.compact
+        def __call__(self, inputs, deterministic=True):
+            return jnp.sqrt(self.param('w', nn.initializers.zeros, (1,)) * inputs)
+
+    batch = {'inputs': {'inputs': jnp.ones((8, 1))}, 'targets': jnp.zeros((8, 1)), 'weights': jnp.ones(8)}
+    state = init_state(Root(), optax.sgd(1.0), batch, seed=0)
+    after, sums = train_step(state, batch, module=Root(), optimizer=optax.sgd(1.0), dropout_key=jax.random.key(0),
+                             loss=make_loss('regression', 0.0))
+    assert sums.skipped == 1 and after.params['w'] == 0 and after.step == 1
 
 
 def test_dropout_follows_the_step_and_nothing_else():

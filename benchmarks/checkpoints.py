@@ -1,0 +1,79 @@
+"""What saving costs: python -m benchmarks.checkpoints --config=configs/NAME.py [--every=200] [--pairs=5]
+
+Trains for blocks of --every steps, the same batches each time, one block with a checkpoint at its beginning and one
+without in turn, and prints one JSON line: `ratio` is the median time of the first kind over that of the second. The
+time of a block with a checkpoint ends when the checkpoint is whole.
+"""
+
+from errors import run_script, use_huge_pages
+
+if __name__ == '__main__':
+    use_huge_pages()
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from benchmarks.measure import report
+from configs.checks import config_from
+from input_pipeline.batches import prefetch
+from input_pipeline.data import open_data
+from input_pipeline.token_store import cache_folder
+from model.build import build_model
+from training.checkpoints import open_checkpoints
+from training.loss import make_loss
+from training.optimizer import make_optimizer, make_schedule
+from training.step import Compiled, init_state, parameter_count, use_compilation_cache
+
+CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+EVERY = flags.DEFINE_integer('every', 200, 'Steps of a block, with one checkpoint or none.', lower_bound=1)
+PAIRS = flags.DEFINE_integer('pairs', 5, 'Blocks of each kind.', lower_bound=1)
+FOLDER = flags.DEFINE_string('folder', None, 'Where checkpoints are written (and removed); default: the system\'s.')
+
+
+def main() -> None:
+    config = config_from(CONFIG_FLAG)
+    use_compilation_cache(cache_folder(config.cache_dir))
+    data = open_data(config)
+    plan = data.plan('train')
+    module = build_model(config.model, **data.sizes)
+    optimizer = make_optimizer(config.optimizer, make_schedule(
+        config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
+    compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
+                        dropout_key=jax.random.key(1), accumulate=config.train.accumulate, rows=plan.rows)
+    state = jax.device_put(init_state(module, optimizer, plan.batch(0), seed=0), compiled.everywhere)
+    size, steps, tokens = parameter_count(state.params), 0, 0
+
+    def block(checkpoints=None) -> float:
+        """Seconds of a block."""
+        nonlocal state, steps, tokens
+        began, before, tokens = time.perf_counter(), None, 0
+        for batch in prefetch(plan, 0, EVERY.value):
+            state, sums = compiled.train(state, batch)
+            jax.block_until_ready(before)  # one step ahead of the device, as in train.py
+            before, steps, tokens = sums, steps + 1, tokens + int(batch['weights'].sum())
+            if checkpoints and steps % EVERY.value == 1 % EVERY.value:
+                checkpoints.save(steps, state, {})
+        jax.block_until_ready(sums)
+        if checkpoints:
+            checkpoints.wait()
+        return time.perf_counter() - began
+
+    block()  # compiles every shape
+    with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder, open_checkpoints(Path(folder)) as checkpoints:
+        block(checkpoints)  # and what a save needs
+        pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
+    saving, never = zip(*pairs, strict=True)
+    report(saving, tokens, {
+        'benchmark': 'checkpoints', 'config': flags.FLAGS['config'].config_filename, 'parameters': size,
+        'every': EVERY.value, 'ratio': round(statistics.median(saving) / statistics.median(never), 4),
+        'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4)})
+
+
+if __name__ == '__main__':
+    run_script(main)

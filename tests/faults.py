@@ -1,0 +1,38 @@
+"""A run in this process: a tiny vision Transformer on the built-in digits, seconds from start to end."""
+
+import json
+
+import jax
+
+import inference
+import train
+from configs import digits_vit
+from training.preemption import StopSignals
+from training.profiling import ProfilerWindow
+from training.workdir import RunDirectory
+
+TIMES = {'tokens_per_second', 'compile_seconds', 'resident_gb', 'device_gb', 'device_peak_gb'}
+
+
+def tiny_config(cache, **changes):
+    """12 steps; a line of the log at 5, 10 and 12, checkpoints at 3, 6, 9, evaluations at 4, 8 and 12."""
+    config = digits_vit.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(cache), 'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2,
+        'batch.rows': 64, 'optimizer.warmup': 4, 'optimizer.schedule': 'inverse_sqrt', 'train.steps': 12,
+        'train.log_every': 5, 'eval.every': 4, 'checkpoint.every': 3, 'checkpoint.keep_last': 3,
+        **{key.replace('__', '.'): value for key, value in changes.items()}})
+    return config
+
+
+def start(workdir, config, profile_steps=None):
+    """What train.py does with the command line read."""
+    with StopSignals() as stop, RunDirectory(str(workdir), config) as directory:
+        train.run(config, directory, stop, ProfilerWindow(profile_steps, directory.path))
+
+
+def outcome(workdir):
+    """What must not depend on how often a run was interrupted: the last parameters and metrics.jsonl without times."""
+    lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+    return ([leaf.tobytes() for leaf in map(jax.device_get, jax.tree.leaves(inference.load(workdir, 'latest').model.params))],
+            [{name: value for name, value in line.items() if name not in TIMES} for line in lines])

@@ -1,0 +1,441 @@
+"""What may go wrong while a run trains, and that nothing is lost: the table of faults in the README, in this process."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import inference
+import train
+from configs import digits_vit
+from errors import UserError, full_disk
+from input_pipeline.arrays import ArrayPlan
+from tests.faults import outcome, start, tiny_config
+from training import workdir as run_directory
+from training.checkpoints import Checkpoints
+from training.metrics import MetricsWriter
+from training.workdir import MAY_CHANGE, read_config
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory, cache):
+    """A run that was left alone."""
+    workdir = tmp_path_factory.mktemp('runs') / 'whole'
+    start(workdir, tiny_config(cache))
+    return workdir
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of that run, as if it had been killed after step 9."""
+    shutil.copytree(whole, tmp_path / 'copy')
+    shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
+    return tmp_path / 'copy'
+
+
+@pytest.fixture
+def said(caplog):
+    """What the project's loggers said."""
+    caplog.set_level('INFO', logger='allyouneed')
+    return caplog
+
+
+def at_batch(monkeypatch, number, act):
+    """`act(batch)` takes the place of batch `number`, counted from 0, of training."""
+    batch = ArrayPlan.batch
+
+    def changed(self, step):
+        made = batch(self, step)
+        return act(made) or made if step == number and self._split == 'train' else made
+    monkeypatch.setattr(ArrayPlan, 'batch', changed)
+
+
+def steps(workdir):
+    return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
+
+
+# Damaged checkpoints
+
+def files_of(checkpoint):
+    return sorted(path for path in checkpoint.rglob('*') if path.is_file())
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle:middle + 64] = (byte ^ 0x10 for byte in content[middle:middle + 64])
+    path.write_bytes(content)
+
+
+def damage_values(checkpoint):
+    """The file that holds the arrays."""
+    [path] = (checkpoint / 'state' / 'd').iterdir()
+    flip(path)
+
+
+DAMAGES = {'flipped': flip, 'truncated': lambda path: os.truncate(path, path.stat().st_size // 2), 'missing': os.remove}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_whatever_file_is_damaged_the_state_is_the_one_saved_or_refused(whole, tmp_path, damage):
+    """Some files hold nothing that is needed; no damage may change what is read."""
+    expected, _ = Checkpoints(whole).parameters('9')
+    shutil.copytree(whole / 'checkpoints' / '9', tmp_path / 'checkpoints' / '9')
+    found_out = 0
+    for path in files_of(tmp_path / 'checkpoints' / '9'):
+        former = path.read_bytes()
+        if not former and damage != 'missing':
+            continue
+        DAMAGES[damage](path)
+        try:
+            params, _ = Checkpoints(tmp_path).parameters('9')
+            jax.tree.map(np.testing.assert_array_equal, params, expected)
+        except UserError as error:
+            found_out += 1
+            assert f'{tmp_path}/checkpoints/9 is damaged' in str(error)
+        path.write_bytes(former)
+    assert found_out >= 3
+
+
+def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, copy, cache, monkeypatch, said):
+    damage_values(copy / 'checkpoints' / '9')
+    shutil.copytree(copy / 'checkpoints' / '9', copy / 'damaged')
+    with monkeypatch.context() as patch:  # killed before it saves anything
+        patch.setattr(train, 'train', lambda *_: None)
+        start(copy, tiny_config(cache))
+    assert re.search(r'checkpoints/9 is damaged: .+; it is left as it is, and an older one is used', said.text)
+    assert 'resuming from step 8' in said.text and steps(copy) == [8, 9]
+    start(copy, tiny_config(cache))
+    assert outcome(copy) == outcome(whole)
+    for path in files_of(copy / 'damaged'):  # put aside as it was, when the way was needed
+        assert (copy / 'checkpoints' / '9.damaged' / path.relative_to(copy / 'damaged')).read_bytes() == path.read_bytes()
+
+
+def test_no_readable_checkpoint_is_an_error_and_no_fresh_start(copy, cache):
+    for step in steps(copy):
+        (copy / 'checkpoints' / str(step) / 'progress' / 'metadata').write_text('{"progress": {}')
+    before = (copy / 'metrics.jsonl').read_text()
+    with pytest.raises(UserError, match='every checkpoint in .* is damaged .steps 8, 9.'):
+        start(copy, tiny_config(cache))
+    assert (copy / 'metrics.jsonl').read_text() == before
+
+
+def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, said):
+    damage_values(copy / 'checkpoints' / '9')
+    assert inference.load(copy, 'latest').checkpoint == [8]
+    assert 'checkpoints/9 is damaged' in said.text
+    for choice in ('9', 'average:2'):
+        with pytest.raises(UserError, match=r'checkpoints/9 is damaged.*Choose another with --checkpoint: .*8'):
+            inference.load(copy, choice)
+
+
+# Signals
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, said, number):
+    with monkeypatch.context() as patch:
+        at_batch(patch, 6, lambda batch: os.kill(os.getpid(), number))
+        with pytest.raises(SystemExit) as stopped:
+            start(tmp_path / 'run', tiny_config(cache))
+    assert stopped.value.code == 75
+    step = steps(tmp_path / 'run')[-1]
+    assert f'stopped by {number.name}: at step {step}, which is saved; run the same command again' in said.text
+    assert signal.getsignal(number) not in (None, signal.SIG_IGN)
+    start(tmp_path / 'run', tiny_config(cache))
+    assert outcome(tmp_path / 'run') == outcome(whole)
+
+
+def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, said):
+    evaluate = train.evaluate
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, 'evaluate', interrupted)
+        with pytest.raises(SystemExit) as stopped:
+            start(tmp_path / 'run', tiny_config(cache))
+    assert stopped.value.code == 75 and 'in the evaluation of step 4, which is saved' in said.text
+    assert steps(tmp_path / 'run') == [3, 4]
+    start(tmp_path / 'run', tiny_config(cache))
+    assert outcome(tmp_path / 'run') == outcome(whole)
+
+
+def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, said):
+    monkeypatch.setattr(train, 'open_data', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as stopped:
+        start(tmp_path / 'run', tiny_config(cache))
+    assert stopped.value.code == 75 and 'stopped by SIGTERM: nothing is lost' in said.text
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once_even_where_python_waits(number):
+    # The main thread is busy in C, as with a compilation, where no Python handler runs.
+    code = ('import hashlib; from training.preemption import StopSignals\n'
+            'with StopSignals() as stop, stop.at_a_step():\n'
+            '    print("ready", flush=True); hashlib.pbkdf2_hmac("sha256", b"", b"", 10 ** 9)')
+    with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        while b'once more' not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+
+
+# A full disk
+
+def on_a_small_disk(tmp_path, arguments, size):
+    """train.py in a mount namespace of its own, where RUN's folder is a tmpfs of `size` bytes; RUN is copied back."""
+    script = (f'mkdir -p {tmp_path}/small && mount -t tmpfs -o size={size} none {tmp_path}/small && '
+              f'{{ cp -r {tmp_path}/before {tmp_path}/small/run 2>/dev/null; {shlex.join(arguments)}; status=$?; '
+              f'cp -r {tmp_path}/small/run {tmp_path}/after; exit $status; }}')
+    return subprocess.run(['unshare', '-rm', 'sh', '-c', script], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def mounting_is_allowed():
+    with contextlib.suppress(OSError):
+        return not subprocess.run(['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt'], capture_output=True).returncode
+    return False
+
+
+def script_arguments(workdir, config):
+    """The command line of a config that is near digits_vit.py."""
+    default, wanted = (run_directory.flatten(each) for each in (digits_vit.get_config(), config))
+    return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
+            *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
+
+
+@pytest.mark.skipif(not mounting_is_allowed(), reason='needs a user namespace in which a tmpfs can be mounted')
+def test_a_full_disk_is_said_and_the_former_checkpoint_is_valid(tmp_path, cache):
+    arguments = script_arguments(tmp_path / 'small' / 'run', tiny_config(
+        cache, checkpoint__every=1, checkpoint__keep_last=99, eval__every=1000, train__steps=1000, train__log_every=1))
+    done = on_a_small_disk(tmp_path, arguments, 1_000_000)
+    assert done.returncode == 2, done.stderr
+    error = done.stderr[done.stderr.index('error: '):]
+    assert 'cannot be written: No space left on device' in error and 'run the same command again' in error
+    assert 'Traceback' not in error
+    if 'The checkpoint of step' in error:
+        assert f'The checkpoint of step {steps(tmp_path / "after")[-1]} is still valid' in error
+    assert inference.load(tmp_path / 'after', 'latest').checkpoint == steps(tmp_path / 'after')[-1:]
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_metrics_on_a_full_disk(tmp_path, monkeypatch, number):
+    writer = MetricsWriter(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(writer._events, 'flush', full)
+    with pytest.raises(UserError, match=f'metrics.jsonl .* cannot be written: {os.strerror(number)}. The checkpoints'):
+        writer.write(1, {'loss': 1.0})
+
+
+def test_the_words_of_a_library_around_the_system_s_error_are_understood():
+    try:
+        try:
+            raise ValueError('RESOURCE_EXHAUSTED: Error writing "/a/b": [OS error 28: ENOSPC No space left on device]')
+        except ValueError as inner:
+            raise RuntimeError('Failed to save') from inner
+    except RuntimeError as error:
+        assert full_disk(error) == 'No space left on device'
+    assert full_disk(ValueError('something else')) is None
+
+
+# Losses that are not finite
+
+def poisoned(batch):
+    batch['weights'][0] = np.nan
+    return batch
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(whole, tmp_path, cache, monkeypatch):
+    at_batch(monkeypatch, 7, poisoned)
+    with pytest.raises(UserError, match='step 8: the loss or the gradient is not finite') as error:
+        start(tmp_path / 'a run', tiny_config(cache))
+    assert steps(tmp_path / 'a run')[-1] == 6
+    command = next(line for line in str(error.value).splitlines() if 'input_pipeline.show' in line)
+    assert command.endswith(' --step=7') and f"--workdir='{tmp_path}/a run'" in command
+    shown = subprocess.run(command.replace('python', sys.executable, 1), shell=True, cwd=ROOT, capture_output=True, text=True,
+                           timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    assert len(shown.stdout.splitlines()) == 64
+
+    # The same again, unless it may be left out: a change that is allowed, and counted over resumes.
+    with pytest.raises(UserError, match='step 8'):
+        start(tmp_path / 'a run', tiny_config(cache))
+    start(tmp_path / 'a run', tiny_config(cache, train__skip_nonfinite=1))
+    start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
+    assert outcome(tmp_path / 'a run') == outcome(tmp_path / 'other')
+    _, lines = outcome(tmp_path / 'other')
+    assert [line['skipped_steps'] for line in lines if 'skipped_steps' in line] == [0, 1, 1]
+    assert all(np.isfinite(value) for line in lines for value in line.values())
+    assert lines != outcome(whole)[1]
+    at_batch(monkeypatch, 10, poisoned)
+    shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '12')
+    with pytest.raises(UserError, match='step 11: .* after 1 that'):
+        start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
+
+
+# SIGKILL
+
+@pytest.mark.slow
+def test_a_run_killed_at_ten_random_moments_ends_as_one_left_alone(whole, tmp_path, cache):
+    """Saves of every step, so that many kills fall into one; the moments are drawn anew each time, and printed."""
+    changes = {'checkpoint__every': 1, 'train__steps': 150, 'eval__every': 10, 'train__log_every': 7}
+    for name in ('alone', 'killed'):
+        arguments = script_arguments(tmp_path / name, tiny_config(cache, **changes))
+        kills = 10 if name == 'killed' else 0
+        while kills:
+            before = newest(tmp_path / name)
+            process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
+            # Wait until it has done something, then a moment more: up to the time of a few steps.
+            while newest(tmp_path / name) == before and process.poll() is None:
+                time.sleep(0.005)
+            moment = random.uniform(0, 0.5)
+            time.sleep(moment)
+            process.send_signal(signal.SIGKILL)
+            if process.wait() == 0:
+                break
+            kills -= 1
+            print(f'killed {moment:.3f} s after step {before} was passed; left {sorted(os.listdir(tmp_path / name))}')
+        assert kills == 0, 'the run came to its end before it was killed ten times'
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / 'killed') == outcome(tmp_path / 'alone')
+    assert not list((tmp_path / 'killed' / 'checkpoints').glob('*.damaged*'))
+
+
+def newest(workdir):
+    return steps(workdir)[-1:] if (workdir / 'checkpoints').is_dir() else []
+
+
+# Two runs, other configs, other data
+
+def test_a_second_run_on_one_directory_is_refused(copy, cache):
+    with open(copy / 'lock') as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=rf'in use by another training \(process {os.getpid()} on .*started 20'):
+            start(copy, tiny_config(cache))
+    start(copy, tiny_config(cache))  # and afterwards it is free
+
+
+def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, said):
+    def flock(*_):
+        raise OSError(95, 'Operation not supported')
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    start(copy, tiny_config(cache))
+    assert 'cannot be locked (Operation not supported)' in said.text
+
+
+def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
+    config = tiny_config(cache, eval__every=5, train__steps=10, checkpoint__keep_last=2)
+    start(copy, config)
+    for line in ('eval.every 4 -> 5', 'train.steps 12 -> 10', 'checkpoint.keep_last 3 -> 2'):
+        assert f'changed since the run began: {line}' in said.text
+    assert read_config(copy).to_dict() == config.to_dict()
+    [change] = map(json.loads, (copy / 'changes.jsonl').read_text().splitlines())
+    assert change['changed']['eval.every'] == [4, 5]
+    start(copy, config)
+    assert len((copy / 'changes.jsonl').read_text().splitlines()) == 1
+
+
+def test_other_changes_are_refused_and_listed(copy, cache):
+    before = (copy / 'config.json').read_text()
+    with pytest.raises(UserError) as error:
+        start(copy, tiny_config(cache, model__d_ff=64, eval__metric='loss', eval__every=5))
+    assert 'model.d_ff: 32 there, 64 asked for' in str(error.value) and 'eval.metric' in str(error.value)
+    assert 'eval.every' not in str(error.value) and (copy / 'config.json').read_text() == before
+
+
+def test_a_longer_cosine_is_said(copy, cache, said):
+    config = tiny_config(cache, optimizer__schedule='cosine')
+    (copy / 'config.json').write_text(config.to_json())
+    config.train.steps = 14
+    start(copy, config)
+    assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
+
+
+def test_every_key_that_may_change_exists():
+    keys = run_directory.flatten(tiny_config('')).keys()
+    assert [key for key in MAY_CHANGE if not any(each == key or key.endswith('.') and each.startswith(key)
+                                                 for each in keys)] in ([], ['parallel.'])
+
+
+def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):
+    workdir = tmp_path / 'run'
+    (workdir / 'data').mkdir(parents=True)
+    (workdir / 'config.json.tmp').write_text('{"half')
+    (workdir / 'lock').write_text('process 1 on elsewhere')
+    start(workdir, tiny_config(cache, train__steps=1))
+    assert steps(workdir) == [1]
+
+
+def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
+    folder = tmp_path / 'data'
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for split in ('train', 'validation', 'test'):
+        np.savez(folder / f'{split}.npz', inputs=rng.integers(0, 255, (24, 8, 8, 1)).astype(np.uint8),
+                 targets=np.arange(24) % 10)
+    config = tiny_config(cache, data__source='files', data__name='', data__dir=str(folder), train__steps=2, batch__rows=8)
+    start(tmp_path / 'run', config)
+    shutil.move(folder, tmp_path / 'moved')  # the same data elsewhere
+    config.data.dir = str(tmp_path / 'moved')
+    config.train.steps = 3
+    start(tmp_path / 'run', config)
+    np.savez(tmp_path / 'moved' / 'validation.npz', inputs=np.zeros((24, 8, 8, 1), np.uint8), targets=np.arange(24) % 10)
+    with pytest.raises(UserError, match='the data has changed since .*run began: validation: validation.npz'):
+        start(tmp_path / 'run', config)
+    changed = run_directory.changed_data(tmp_path / 'run', inference.load(tmp_path / 'run').data(), ['validation', 'test'])
+    assert changed == ['validation: validation.npz']
+
+
+# Long runs
+
+def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(train.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
+    start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
+                                        checkpoint__keep_last=99, eval__every=1000))
+    assert len(steps(tmp_path / 'run')) > 3
+
+
+def test_the_profile_and_what_is_measured(tmp_path, cache, said):
+    start(tmp_path / 'run', tiny_config(cache, train__steps=5), '3:4')
+    traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
+    assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
+    assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
+    assert 'profile: tensorboard --logdir=' in said.text
+    assert re.search(r'compilation 1: batches of 64, \d+\.\d s', said.text)
+    evaluated = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
+
+
+@pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])
+def test_a_malformed_profiler_window_is_refused(tmp_path, cache, window):
+    with pytest.raises(UserError, match='--profile_steps=.*as in 100:110'):
+        start(tmp_path / 'run', tiny_config(cache), window)

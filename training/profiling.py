@@ -1,0 +1,50 @@
+"""A window of steps under JAX's profiler."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from errors import UserError
+
+log = logging.getLogger('allyouneed.train')
+
+
+class ProfilerWindow:
+    """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
+
+    There TensorBoard's profile plugin finds them; `perfetto_trace.json.gz` among the files is for ui.perfetto.dev.
+    """
+
+    def __init__(self, steps: str | None, workdir: Path):
+        """`steps` is 'FIRST:LAST', or None.
+
+        Raises:
+          UserError: if it is anything else.
+        """
+        self._folder, self._tracing = workdir / 'tensorboard', False
+        found = re.fullmatch(r'(\d+):(\d+)', steps or '0:0')
+        self._first, self._last = map(int, found.groups()) if found else (1, 0)
+        if steps and not 1 <= self._first <= self._last:
+            raise UserError(f'--profile_steps={steps}: give the first and the last step, counted from 1, as in 100:110')
+
+    def before(self, step: int) -> None:
+        """Begins with the first step; a run that resumes within the window, with that."""
+        if not self._tracing and self._first <= step <= self._last:
+            jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+            self._tracing = True
+
+    def after(self, step: int, results: Any) -> None:
+        """Ends with the last step, when its `results` are there."""
+        if self._tracing and step >= self._last:
+            jax.block_until_ready(results)
+            self.close()
+
+    def close(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+            log.info('profile: tensorboard --logdir=%s, or perfetto_trace.json.gz below %s in ui.perfetto.dev',
+                     self._folder, self._folder / 'plugins' / 'profile')

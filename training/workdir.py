@@ -1,0 +1,183 @@
+"""The run directory: one run at a time, of one config, on the same data."""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs.checks import flatten
+from errors import UserError
+from input_pipeline.data import KEPT, Data
+
+CONFIG = 'config.json'
+CHANGES = 'changes.jsonl'  # of the config: a line each time
+FINGERPRINTS = 'fingerprints.json'  # of the data, by split
+LOCK = 'lock'
+SPLITS = ('train', 'validation')  # what training reads
+
+# The keys that another start of a run may change, since neither the parameters at a step nor what 'best' means depend
+# on them, each with what the user should know. 'section.' is all of a section. Every other key is refused.
+MAY_CHANGE = {
+    'cache_dir': '',
+    'data.dir': 'the data there is the same',
+    'data.file': 'the data there is the same',
+    'train.steps': '',
+    'train.log_every': '',
+    'train.skip_nonfinite': '',
+    'eval.every': '',
+    'eval.patience': '',
+    'checkpoint.': '',
+    'decode.': '',
+    'parallel.': 'the same batches, but sums in another order: results agree to rounding',
+}
+
+log = logging.getLogger('allyouneed.train')
+
+
+class RunDirectory:
+    """Opened for training: fresh, or `resumed` if it holds a run already. Locked until it is closed.
+
+    A fresh one is not made before `claim`, so that a mistake found earlier leaves nothing behind.
+    """
+
+    def __init__(self, path: str | None, config: ConfigDict):
+        """Raises UserError if it is not a run's, another process uses it, or keys differ that may not change."""
+        if not path:
+            raise UserError('--workdir is missing: give the directory that the run is to be kept in')
+        self.path = Path(path).expanduser()
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f'--workdir={self.path} is a file: give a directory')
+        self._lock, self._changed = None, {}
+        # Of a start that was killed while it claimed the directory, these may lie there.
+        others = {each.name for each in self.path.iterdir()} - {LOCK, KEPT, f'{CONFIG}.tmp'} if self.path.exists() else set()
+        if CONFIG not in others and others:
+            raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty directory')
+        self.resumed = CONFIG in others
+        if self.resumed:
+            self._hold()
+            self._changed = changed_keys(read_config(self.path), config)
+            if refused := [key for key in self._changed if may_change(key) is None]:
+                self.close()
+                raise UserError(
+                    f'{self.path} holds a run of another config. These keys differ:\n'
+                    + '\n'.join(f'  {key}: {there!r} there, {here!r} asked for'
+                                for key, (there, here) in self._changed.items() if key in refused)
+                    + '\nGive another --workdir, or the config of that run to resume it')
+
+    def check_data(self, data: Data) -> None:
+        """Raises UserError if the run was begun on other data, naming what changed."""
+        if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
+            raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. A run that went on '
+                            'would be of neither: bring the former data back, or give another --workdir')
+
+    def claim(self, config: ConfigDict, data: Data) -> None:
+        """Makes the directory self-contained: decode.py needs nothing else. Says what has changed in the config."""
+        if not self.resumed:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            if (self.path / CONFIG).exists():
+                raise UserError(f'another run has begun in {self.path} meanwhile: give another --workdir')
+            data.keep(self.path / KEPT)
+            (self.path / KEPT / FINGERPRINTS).write_text(
+                json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+        elif self._changed:
+            for key, (there, here) in self._changed.items():
+                note = may_change(key)
+                if key == 'train.steps' and config.optimizer.schedule == 'cosine':
+                    note = 'the cosine ends there now: the learning rate follows the new curve from here on'
+                log.info('changed since the run began: %s %r -> %r%s', key, there, here, note and f' ({note})')
+            when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
+            with open(self.path / CHANGES, 'a') as file:
+                file.write(json.dumps({'time': when, 'changed': self._changed}) + '\n')
+        else:
+            return
+        temporary = self.path / f'{CONFIG}.tmp'
+        temporary.write_text(config.to_json(indent=2) + '\n')
+        os.replace(temporary, self.path / CONFIG)
+
+    def close(self) -> None:
+        """Lets another process have it."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> 'RunDirectory':
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _hold(self) -> None:
+        """The system lets go of such a lock when the process ends, however it ends."""
+        path = self.path / LOCK
+        self._lock = open(path, 'a+')
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = ' '.join(self._lock.read().split()) or 'it does not say which'
+            self.close()
+            raise UserError(f'{self.path} is in use by another training ({holder}): wait for its end or stop it, or '
+                            'give another --workdir') from None
+        except OSError as error:
+            log.warning('%s cannot be locked (%s): see to it that no two runs use this directory', path, error.strerror)
+        with contextlib.suppress(OSError):  # a full disk; the lock holds without these words
+            self._lock.truncate(0)
+            started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
+            self._lock.write(f'process {os.getpid()} on {socket.gethostname()}, started {started}\n')
+            self._lock.flush()
+
+
+def read_config(workdir: Path) -> ConfigDict:
+    """The resolved config of a run."""
+    try:
+        config = json.loads((workdir / CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise ValueError('it holds no object')
+        return ConfigDict(config)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
+    except (OSError, ValueError) as error:
+        raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None
+
+
+def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """{key: (value there, value here)} where they differ."""
+    there, here = flatten(there), flatten(here)
+    return {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())
+            if there.get(key) != here.get(key)}
+
+
+def may_change(key: str) -> str | None:
+    """What is to be known of a change of `key`, or None if it must not change."""
+    return MAY_CHANGE.get(key, MAY_CHANGE.get(f'{key.partition(".")[0]}.'))
+
+
+def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
+    """For each of `splits` that a run knows, and that is other data now: 'train: train.en, train.de'."""
+    path = workdir / KEPT / FINGERPRINTS
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}. Take it from a copy of the run') from None
+    changed = []
+    for split in splits:
+        now = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
+        if split in kept and now != kept[split]:
+            before = _files(kept[split])
+            names = [name for name, digest in _files(now).items() if before.get(name) != digest]
+            changed.append(f'{split}: {", ".join(names) or "its text"}')
+    return changed
+
+
+def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> digest of the files that a fingerprint knows."""
+    return dict(fingerprint.get('files', [fingerprint['file']] if 'file' in fingerprint else []))
