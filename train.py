@@ -31,62 +31,72 @@ from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import LOWER_IS_BETTER, Checkpoints, open_checkpoints
 from training.loss import make_loss
-from training.metrics import MetricsWriter
+from training.metrics import MetricsWriter, NoMetrics
 from training.optimizer import make_optimizer, make_schedule
-from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
+from training.parallel import Compiled, connect, is_leader, leader_first
+from training.step import TrainState, evaluate, parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
+COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: HOST:PORT of process 0. Slurm, TPU pods '
+                                  'and GKE tell it without these three flags.')
+PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
+PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
 
 log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
+    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     config = config_from(CONFIG_FLAG)
     workdir = check_workdir(config)
     use_compilation_cache(cache_folder(config.cache_dir))
 
-    data = open_data(config)
-    plan, validation = data.plan('train'), data.plan('validation')
+    with leader_first('data'):
+        data = open_data(config)
+        plan, validation = data.plan('train'), data.plan('validation')
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     params_seed, dropout_seed = config.seed, config.seed + 1
-    compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
+    compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
+                        loss=make_loss(config.task, config.train.label_smoothing),
                         dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
                         rows=[*plan.rows, *validation.rows])
-    state = jax.device_put(init_state(module, optimizer, plan.batch(0), params_seed), compiled.everywhere)
+    state = compiled.init(params_seed)
     model = answering(config, module, state.params, data.tokenizers, data.sizes)
-    log.info('%s parameters; %s; %s', f'{parameter_count(state.params):,}', plan.describe(),
-             ', '.join(map(str, jax.devices())))
+    model.spread = compiled.spread  # its searches use all devices too
+    log.info('%s parameters; %s; %s', f'{parameter_count(state.params):,}', plan.describe(), compiled.describe())
 
-    claim_workdir(workdir, config, data)
+    if is_leader():
+        claim_workdir(workdir, config, data)
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last) as checkpoints:
         state, progress = restore(checkpoints, state)
 
         def measure(state: TrainState) -> dict[str, float]:
             model.params = state.params
-            sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
+            batches = prefetch(validation, 0, len(validation), compiled.part)
+            sums = evaluate(compiled.eval, state.params, batches)
             measured = sums.means() | model.validate(data, sums, config)
             return {f'validation_{name}': value for name, value in measured.items()}
 
-        train(config, state, progress, compiled, plan, schedule, measure, checkpoints,
-              MetricsWriter(workdir, int(state.step)))
+        metrics = MetricsWriter(workdir, int(state.step)) if is_leader() else NoMetrics()
+        train(config, state, progress, compiled, plan, schedule, measure, checkpoints, metrics)
 
 
 def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
           schedule: Callable[[int], float], measure: Callable[[TrainState], dict[str, float]],
-          checkpoints: Checkpoints, metrics: MetricsWriter) -> None:
+          checkpoints: Checkpoints, metrics: MetricsWriter | NoMetrics) -> None:
     """The loop: step, log, evaluate, save, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
     if first >= last or progress['stopped']:
         log.info('this run is finished, at step %d', first)
         return
     shapes, pending, began, seconds = set(), [], time.perf_counter(), 0.0
-    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
+    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True, disable=not is_leader(),
                mininterval=0.2 if sys.stderr.isatty() else 30)
     with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
-        for step, batch in enumerate(prefetch(plan, first, last), first + 1):
+        for step, batch in enumerate(prefetch(plan, first, last, compiled.part), first + 1):
             if (shape := batch['targets'].shape) not in shapes:
                 shapes.add(shape)
                 log.info('compilation %d: batches of %d x %d', len(shapes), *shape)

@@ -36,6 +36,16 @@ class MetricsWriter:
         self._tensorboard.close()
 
 
+class NoMetrics:
+    """What all processes but one have in place of a MetricsWriter."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _step(line: str) -> int | float:
     try:
         return json.loads(line)['step']
