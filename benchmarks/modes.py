@@ -1,4 +1,4 @@
-"""Every way to use many devices against one device: python -m benchmarks.modes
+"""Every way to use many devices against one device: python -m benchmarks.modes [--dtype=bfloat16]
 
 Trains the same small model on the same ragged batches in each mode and prints a table of the largest differences in
 the loss and in the parameters after a few steps. On a machine without accelerators the CPU is made into 8 devices.
@@ -20,9 +20,7 @@ from training.loss import make_loss
 from training.parallel import Compiled
 from training.step import TrainState
 
-STEPS = flags.DEFINE_integer('steps', 4, 'Training steps.', lower_bound=1)
-DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
-ROWS, LENGTH, VOCABULARY = 16, 10, 32
+STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,7 @@ def compiled(mode: Mode, dtype: str = 'float32') -> Compiled:
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
 
 
-def train(steps: Compiled, count: int) -> tuple[TrainState, list[float]]:
+def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]:
     """The state after `count` steps, and the loss per token of each and of an evaluation at the end."""
     state, losses = steps.init(seed=0), []
     for step in range(count):
@@ -82,14 +80,14 @@ def train(steps: Compiled, count: int) -> tuple[TrainState, list[float]]:
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 
-def compare(found: list[Mode], count: int, dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
+def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
     """For each mode: the largest difference from one device in a loss, and in a parameter."""
     references = {}
     for mode in found:
         one = Mode(dropout=mode.dropout)
         if one not in references:
-            references[one] = train(compiled(one, dtype), count)
-        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype), count)
+            references[one] = train(compiled(one, dtype))
+        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
         differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), state.params, expected.params)
         yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(jax.tree.leaves(differences))
 
@@ -97,11 +95,12 @@ def compare(found: list[Mode], count: int, dtype: str = 'float32') -> Iterator[t
 def main() -> None:
     jax.config.update('jax_num_cpu_devices', 8)  # means nothing to other devices
     devices = 2 ** (jax.device_count().bit_length() - 1)
-    print(f'{STEPS.value} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, against one device\n')
+    print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, against one device\n')
     print('| mode | devices | largest difference in loss | in parameters |\n| --- | --- | --- | --- |')
-    for mode, loss, parameters in compare(modes(devices), STEPS.value, DTYPE.value):
+    for mode, loss, parameters in compare(modes(devices), DTYPE.value):
         print(f'| {mode} | {mode.devices} | {loss:.1e} | {parameters:.1e} |', flush=True)
 
 
 if __name__ == '__main__':
+    DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
     run_script(main)

@@ -214,7 +214,7 @@ class Compiled:
         self.part = Part(min(first), max(last), shares)
 
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
-        self._shardings = shardings_of(jax.eval_shape(self._fresh, 0), mesh)
+        self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
         step = functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
                                  accumulate=accumulate)
         evaluation = functools.partial(eval_step, module=module, loss=loss)
@@ -239,7 +239,7 @@ class Compiled:
 
     def init(self, seed: int) -> TrainState:
         """A fresh state, each device making its own share: the whole need not fit on one."""
-        return jax.jit(lambda: nn.unbox(self._fresh(seed)), out_shardings=self._shardings)()
+        return jax.jit(lambda: nn.unbox(self._fresh(seed=seed)), out_shardings=self._shardings)()
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """train_step on this process's rows of a batch. The old state is gone."""
