@@ -107,10 +107,3 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
         assert pod.returncode == 0, said
         assert (f'resuming from step {STEPS // 2}' in said) == (index == 0)
     assert_same_run(tmp_path / 'alone', moved)
-
-
-def test_processes_that_are_not_told_all_are_told_what_is_missing(data, cache, tmp_path):  # noqa: F811
-    result = subprocess.run([sys.executable, *train_arguments(tmp_path / 'run', data, cache), '--num_processes=2'],
-                            cwd=ROOT, capture_output=True)
-    assert result.returncode == 2
-    assert b'--coordinator_address, --process_id is missing' in result.stderr and b'Traceback' not in result.stderr

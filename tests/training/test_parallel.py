@@ -1,5 +1,7 @@
 """However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -80,23 +82,27 @@ def test_a_fresh_state_is_the_same_on_every_mesh_and_no_device_has_it_all():
     assert {shard.data.shape for shard in table.addressable_shards} == {(16, 4)}  # of 32 x 16
 
 
-def test_a_checkpoint_of_any_layout_restores_on_any_other(tmp_path):
-    layouts = [Mode(), Mode(fsdp=8), Mode(data=2, fsdp=2, tensor=2), Mode(data=8, mode='pmap')]
-    saved = compiled(layouts[0]).init(seed=3)
-    for step, layout in enumerate(layouts):
-        like = compiled(layout).init(seed=0)
-        moved = jax.tree.map(lambda leaf, there: jax.device_put(np.asarray(leaf), there.sharding), saved, like)
-        with open_checkpoints(tmp_path / str(step)) as checkpoints:
-            checkpoints.save(step, moved, {}, None)
-        for other in layouts:
-            like = compiled(other).init(seed=0)
-            with open_checkpoints(tmp_path / str(step)) as checkpoints:
-                restored, _ = checkpoints.restore(step, like)
-                alone = checkpoints.parameters('latest')
-            assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, like)
-            jax.tree.map(np.testing.assert_array_equal, restored, saved)
-            assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(alone))
-            jax.tree.map(np.testing.assert_array_equal, alone, saved.params)
+LAYOUTS = [Mode(), Mode(data=2, fsdp=2, tensor=2), Mode(data=8, mode='pmap'), Mode(fsdp=8)]
+PAIRS = list(itertools.permutations(LAYOUTS, 2))
+RING = [(LAYOUTS[1], LAYOUTS[2]), (LAYOUTS[2], LAYOUTS[1])]
+
+
+@pytest.mark.parametrize('pairs', [RING, pytest.param(PAIRS, marks=pytest.mark.slow)], ids=['two pairs', 'all pairs'])
+def test_a_checkpoint_of_any_layout_restores_on_any_other(pairs, tmp_path):
+    states = {layout: compiled(layout).init(seed=0) for layout in {*itertools.chain(*pairs)}}
+    for number, (one, other) in enumerate(pairs):
+        saved = jax.tree.map(lambda leaf: leaf + 1, states[one])
+        with open_checkpoints(tmp_path / str(number)) as checkpoints:
+            checkpoints.save(5, saved, {}, None)
+        with open_checkpoints(tmp_path / str(number)) as checkpoints:
+            restored, _ = checkpoints.restore(5, states[other])
+            alone = checkpoints.parameters('latest')
+        for leaf, wanted, there in zip(*map(jax.tree.leaves, (restored, saved, states[other])), strict=True):
+            np.testing.assert_array_equal(leaf, wanted)
+            assert leaf.sharding == there.sharding
+        for leaf, wanted in zip(*map(jax.tree.leaves, (alone, saved.params)), strict=True):
+            np.testing.assert_array_equal(leaf, wanted)
+            assert leaf.devices() == {jax.devices()[0]}
 
 
 @pytest.mark.slow
