@@ -24,4 +24,9 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
-.PHONY: help demo test
+test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
+	tests/browser/install_chromium.sh
+	$(VENV)/bin/python -m pytest -m browser tests/browser
+
+.PHONY: help demo test test-browser

@@ -88,8 +88,8 @@ def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, f
         if one not in references:
             references[one] = train(compiled(one, dtype))
         (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
-        differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), state.params, expected.params)
-        yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(jax.tree.leaves(differences))
+        pairs = zip(*(map(np.asarray, jax.tree.leaves(each.params)) for each in (state, expected)), strict=True)
+        yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(np.abs(a - b).max() for a, b in pairs)
 
 
 def main() -> None:

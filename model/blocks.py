@@ -105,7 +105,8 @@ class FeedForward(nn.Module):
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         config = self.config
         init = nn.initializers.xavier_uniform()
-        to_inner, to_outer = (nn.with_logical_partitioning(init, names) for names in (('embed', 'mlp'), ('mlp', 'embed')))
+        to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
+        to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
         hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, name='inner')(inputs)
         hidden = ACTIVATIONS[config.activation](hidden)
         hidden = nn.Dropout(config.feed_forward_dropout)(hidden, deterministic=deterministic)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tensorboardX
+from matplotlib.figure import Figure
 
 
 class MetricsWriter:
@@ -31,6 +32,13 @@ class MetricsWriter:
         for name, value in metrics.items():
             self._tensorboard.add_scalar(name, value, step)
 
+    def show(self, step: int, text: str, figure: Figure | None) -> None:
+        """What an evaluation has to look at, in TensorBoard's tabs TEXT and IMAGES."""
+        if text:
+            self._tensorboard.add_text('samples', '\n'.join(f'    {line}' for line in text.splitlines()), step)
+        if figure:
+            self._tensorboard.add_figure('attention', figure, step)
+
     def close(self) -> None:
         self._file.close()
         self._tensorboard.close()
@@ -40,6 +48,9 @@ class NoMetrics:
     """What all processes but one have in place of a MetricsWriter."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def show(self, step: int, text: str, figure: Figure | None) -> None:
         pass
 
     def close(self) -> None:

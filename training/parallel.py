@@ -205,8 +205,9 @@ class Compiled:
         shares = mesh.shape['data'] * mesh.shape['fsdp']
         uneven = [count for count in rows if count % (shares * accumulate)]
         if uneven:
-            raise UserError(f'a batch of {uneven[0]} rows cannot be split evenly over {shares} devices (config.parallel: '
-                            f'data={mesh.shape["data"]} x fsdp={mesh.shape["fsdp"]}) x train.accumulate={accumulate}: '
+            raise UserError(f'a batch of {uneven[0]} rows cannot be split evenly over {shares} devices '
+                            f'(config.parallel: data={mesh.shape["data"]} x fsdp={mesh.shape["fsdp"]}) x '
+                            f'train.accumulate={accumulate}: '
                             'use fewer (CUDA_VISIBLE_DEVICES), give some to tensor, or lower accumulate')
         self._everywhere, self._by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, ROWS)
         self._shares, mine = shares, self._by_rows.addressable_devices_indices_map((shares,)).values()

@@ -59,7 +59,8 @@ def test_every_matrix_of_every_model_names_its_axes(kind):
         kind, {'source': tokens, 'target': tokens})
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), **inputs))['params']
     known = {name for name, _ in parallel.RULES}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)):
+    boxes = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    for path, leaf in boxes:
         where = jax.tree_util.keystr(path)
         if isinstance(leaf, nn.LogicallyPartitioned):
             assert len(leaf.names) == leaf.value.ndim and {*leaf.names} <= known | {None}, where
