@@ -39,16 +39,21 @@ from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
 from training.loss import Sums, make_loss
-from training.metrics import EVALUATED, CompileTime, MetricsWriter, memory
+from training.metrics import EVALUATED, CompileTime, MetricsWriter, NoMetrics, memory
 from training.optimizer import make_optimizer, make_schedule
+from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
 from training.profiling import ProfilerWindow
-from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
+from training.step import TrainState, evaluate, use_compilation_cache
+from training.summary import duration, parameter_table, seconds_a_step
 from training.workdir import RunDirectory
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
-
+COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: HOST:PORT of process 0. Slurm, TPU '
+                                  'pods and GKE tell it without these three flags.')
+PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
+PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
 # What the loop knows beside the state, before the first step. It is saved with every checkpoint, as it is before that
@@ -66,8 +71,9 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
+    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     config = config_from(CONFIG_FLAG)
-    with StopSignals() as stop, RunDirectory(WORKDIR.value, config) as directory:
+    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader()) as directory:
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
 
 
@@ -76,20 +82,28 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     compile_time, workdir = CompileTime(), directory.path
     use_compilation_cache(cache_folder(config.cache_dir))
 
-    data = open_data(config, workdir if directory.resumed else None)
-    directory.check_data(data)
-    plan, validation = data.plan('train'), data.plan('validation')
+    with leader_first('data'):
+        data = open_data(config, workdir if directory.resumed else None)
+        directory.check_data(data)
+        plan, validation = data.plan('train'), data.plan('validation')
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     params_seed, dropout_seed = config.seed, config.seed + 1
-    compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
+    compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
+                        loss=make_loss(config.task, config.train.label_smoothing),
                         dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
                         rows=[*plan.rows, *validation.rows])
-    state = jax.device_put(init_state(module, optimizer, plan.batch(0), params_seed), compiled.everywhere)
+    state = compiled.init(params_seed)
     model = answering(config, module, state.params, data.tokenizers, data.sizes)
-    log.info('%s parameters; %s; %s', f'{parameter_count(state.params):,}', plan.describe(),
-             ', '.join(map(str, jax.devices())))
+    model.spread = compiled.spread  # its searches use all devices too
+    log.info('model: %s\n%s', config.model.kind, parameter_table(state.params))
+    log.info('batches: %s', plan.describe())
+    log.info('devices: %s', compiled.describe())
+    flops = compiled.flops(plan.batch(0))
+    log.info('training: %s steps, %.3g epochs; %.3g GFLOP of matrix products a step, so perhaps %s',
+             f'{config.train.steps:,}', config.train.steps / len(plan), flops / 1e9,
+             duration(config.train.steps * seconds_a_step(flops, config.model.dtype)))
 
     directory.claim(config, data)
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
@@ -100,18 +114,20 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 
         def measure(state: TrainState) -> Evaluation:
             model.params = state.params
-            sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
+            batches = prefetch(validation, 0, len(validation), compiled.part)
+            sums = evaluate(compiled.eval, state.params, batches)
             found = model.validate(data, sums, config)
             measured = sums.means() | found.metrics
             return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 
-        train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints,
-              MetricsWriter(workdir, int(state.step)), stop, profiler, compile_time)
+        metrics = MetricsWriter(workdir, int(state.step)) if is_leader() else NoMetrics()
+        train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints, metrics, stop, profiler,
+              compile_time)
 
 
 def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
           schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
-          checkpoints: Checkpoints, metrics: MetricsWriter, stop: StopSignals, profiler: ProfilerWindow,
+          checkpoints: Checkpoints, metrics: MetricsWriter | NoMetrics, stop: StopSignals, profiler: ProfilerWindow,
           compile_time: CompileTime) -> None:
     """The loop: step, log, save, evaluate, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
@@ -152,9 +168,9 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
         seconds, began = progress['seconds'], time.perf_counter()
         saved = time.monotonic()
         bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
-                   mininterval=0.2 if sys.stderr.isatty() else 30)
+                   disable=not is_leader(), mininterval=0.2 if sys.stderr.isatty() else 30)
         with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
-            for step, batch in enumerate(prefetch(plan, first, last), first + 1):
+            for step, batch in enumerate(prefetch(plan, first, last, compiled.part), first + 1):
                 profiler.before(step)
                 compiled_before = compile_time.seconds
                 state, sums = compiled.train(state, batch)
@@ -170,9 +186,9 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
 
                 logging_now, evaluating = step % config.train.log_every == 0 or step == last, is_evaluated(step)
                 minutes = (time.monotonic() - saved) / 60
-                stopping = stop.should_stop(step)
-                saving = (evaluating or stopping or step % config.checkpoint.every == 0
-                          or 0 < config.checkpoint.every_minutes <= minutes)
+                due = anywhere(0 < config.checkpoint.every_minutes <= minutes, step)
+                stopping = anywhere(stop.requested, step)
+                saving = evaluating or stopping or due or step % config.checkpoint.every == 0
                 if logging_now or saving:
                     progress = counted(progress, step, sums, config, workdir)
                     total, pending = added(total, pending), []

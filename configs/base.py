@@ -93,6 +93,12 @@ def get_config() -> ConfigDict:
     train.log_every = 100           # steps
     train.skip_nonfinite = 0        # steps in the whole run that may be left out since loss or gradient is not finite
 
+    config.parallel = parallel = ConfigDict()  # the mesh; its sizes multiply to the number of devices
+    parallel.mode = 'jit'           # 'jit' (any mesh) or 'pmap' (data parallelism only)
+    parallel.data = -1              # devices that share a batch's rows; -1 (of one of the three): all that are left
+    parallel.fsdp = 1               # that share the rows, and the parameters and optimizer state too
+    parallel.tensor = 1             # that share every matrix product: heads, feed-forward width, vocabulary
+
     config.eval = evaluation = ConfigDict()
     evaluation.every = 1000         # steps; the last step is always evaluated
     evaluation.metric = 'bleu'      # by which a checkpoint is best; 'loss' has every task, 'accuracy' and 'perplexity'

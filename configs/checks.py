@@ -22,6 +22,8 @@ from model.patches import POOLINGS
 from model.positional import SCHEMES
 from model.recurrent import READOUTS
 from training.optimizer import SCHEDULES
+from training.parallel import AXES
+from training.parallel import MODES as PARALLEL_MODES
 
 METHODS = ('beam', 'greedy', 'sample')
 METRICS = {
@@ -37,7 +39,7 @@ CHOICES = {
     'model.norm': NORMS, 'model.activation': tuple(ACTIVATIONS), 'model.position': SCHEMES,
     'model.share_embeddings': SHARING, 'model.dtype': ('float32', 'bfloat16'),
     'data.source': SOURCES, 'data.tokenizer.kind': KINDS, 'data.tokenizer.normalization': NORMALIZATIONS,
-    'optimizer.schedule': SCHEDULES, 'decode.method': METHODS, 'eval.method': METHODS,
+    'optimizer.schedule': SCHEDULES, 'parallel.mode': PARALLEL_MODES, 'decode.method': METHODS, 'eval.method': METHODS,
 }
 AT_LEAST_ONE = (
     'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads', 'model.max_length', 'data.max_length',
@@ -124,6 +126,12 @@ def check_config(config: ConfigDict) -> None:
     d_k = model.d_k or model.d_model // model.num_heads
     require(model.position != 'rotary' or d_k % 2 == 0, 'model.position',
             f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}')
+    sizes = [config.parallel[axis] for axis in AXES]
+    for axis, size in zip(AXES, sizes, strict=True):
+        require(size == -1 or size >= 1, f'parallel.{axis}', 'must be at least 1, or -1 for all devices that are left')
+        require(size != -1 or sizes.count(-1) == 1, f'parallel.{axis}', 'must not be -1 where another axis is, too')
+        require(config.parallel.mode != 'pmap' or axis == 'data' or size == 1, f'parallel.{axis}',
+                'must be 1 for mode=pmap, which knows data parallelism only')
     require(config.decode.temperature > 0, 'decode.temperature', 'must be positive; decode.method=greedy takes the best')
     require(0 < config.decode.top_p <= 1, 'decode.top_p', 'must be above 0 and at most 1')
     require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',

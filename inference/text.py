@@ -5,13 +5,14 @@ import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
@@ -117,10 +118,12 @@ class TextModel(abc.ABC):
       module: any module with encode, init_cache, decode_step and length_limit.
       params: its parameters.
       tokenizers: {'source': of what is read, 'target': of what is written}.
+      spread: puts the arrays of a search where the parameters are; those on one device need nothing.
     """
 
     def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
+        self.spread: Callable[[Any], Any] = lambda arrays: arrays
         self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
         self._log_probs = jax.jit(self._teacher_forced)
         self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
@@ -218,12 +221,11 @@ class TextModel(abc.ABC):
         start, limits = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32)
         start[:len(sources)], limits[:len(sources)] = starts, most
         numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.fold_in(jax.random.key(options.seed), draw), numbers)
-        # The seed is in the keys: another one needs no other program.
-        found = self._search(self.params, batch, start, limits, keys, options=dataclasses.replace(options, seed=0),
+        # The seed is an argument: another one needs no other program.
+        found = self._search(self.params, *self.spread((batch, start, limits, numbers)), np.uint32(options.seed),
+                             np.uint32(draw), options=dataclasses.replace(options, seed=0),
                              max_length=self._max_length(batch.shape[1], options))
-        return jax.tree.map(np.asarray, found)
+        return process_allgather(found, tiled=True)
 
     def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
         """(the number of tokens of a text, its first `count`, its last `count`); not all are in memory at a time."""
@@ -240,7 +242,8 @@ class TextModel(abc.ABC):
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
                           float(found.scores[row, rank]))
 
-    def _encode_and_search(self, params, source, start, limits, keys, *, max_length, options):
+    def _encode_and_search(self, params, source, start, limits, numbers, seed, draw, *, max_length, options):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(jax.random.key(seed), draw), numbers)
         apply = functools.partial(self.module.apply, {'params': params})
         memory = apply(source, method='encode')
 
@@ -288,9 +291,10 @@ def _chunk(lines: Iterator[str], count: int) -> list[str]:
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
     """What a module has sown into 'attention', by kind: 'encoder' and 'decoder' (self-attention), 'cross'."""
     weights: dict[str, np.ndarray] = {}
-    for stack, layers in collections.get('attention', {}).items():
+    # In a training of many processes, each has a part of the weights.
+    for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():
         order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
         for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):
             if sublayer in layers[order[0]]:
-                weights[kind] = np.stack([np.asarray(layers[layer][sublayer]['weights'][0]) for layer in order])
+                weights[kind] = np.stack([layers[layer][sublayer]['weights'][0] for layer in order])
     return weights

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from errors import UserError
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder
-from input_pipeline.batches import ROWS, Batch
+from input_pipeline.batches import ALL, ROWS, Batch, Part
 from input_pipeline.sources import open_tfds, tfds_errors
 
 ARRAY_SOURCES = ('builtin', 'files', 'tfds')
@@ -246,14 +246,15 @@ class ArrayPlan:
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, part: Part = ALL) -> Batch:
         """Batch `step` as arrays of one static shape; missing rows are 0 and have weight 0."""
-        members = self(step)
-        inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step))
+        rows = part.rows(self.rows[0])
+        members = self(step)[rows]
+        inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step, rows))
         targets = self._preprocessing.targets(self._targets[members])
 
         def filled(array):
-            return np.pad(array, [(0, self.rows[0] - len(members))] + [(0, 0)] * (array.ndim - 1))
+            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1))
 
         return {'inputs': {'inputs': filled(inputs)}, 'targets': filled(targets),
                 'weights': filled(np.ones(len(members), np.float32))}
@@ -270,17 +271,18 @@ class ArrayPlan:
             return np.arange(len(self._targets))
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
 
-    def _augmented(self, images: Inputs, step: int) -> Inputs:
+    def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
+        """`images` are `rows` of the batch. The draws are for all of it: a row's do not depend on who else is read."""
         if not self._crop and not self._flip:
             return images
         rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: another stream than that of an epoch's order
-        count, height, width, _ = images.shape
+        (here, height, width, _), count = images.shape, len(self(step))
         if self._crop:
             border = (self._crop, self._crop)
             padded = np.pad(images, ((0, 0), border, border, (0, 0)))
-            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))
-            images = padded[np.arange(count)[:, None, None], top + np.arange(height)[:, None], left + np.arange(width)]
+            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))[:, rows]
+            images = padded[np.arange(here)[:, None, None], top + np.arange(height)[:, None], left + np.arange(width)]
         if self._flip:
-            mirrored = rng.random(count) < 0.5
+            mirrored = rng.random(count)[rows] < 0.5
             images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
         return images

@@ -6,7 +6,7 @@ and on however many devices.
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -22,6 +22,20 @@ LENGTHS = 4  # padded lengths are multiples of this
 Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}: see DESIGN, "Batch"
 
 
+class Part(NamedTuple):
+    """The rows of every batch that one process reads: from first/of to last/of of them. The default is all."""
+    first: int = 0
+    last: int = 1
+    of: int = 1
+
+    def rows(self, count: int) -> slice:
+        """Which of the `count` rows of a whole batch."""
+        return slice(count * self.first // self.of, count * self.last // self.of)
+
+
+ALL = Part()
+
+
 @runtime_checkable
 class Plan(Protocol):
     """The batches of a split, each a pure function of its number; `len` is how many an epoch has."""
@@ -29,7 +43,8 @@ class Plan(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, step: int) -> Batch: ...
+    def batch(self, step: int, part: Part = ALL) -> Batch:
+        """Batch `step`, or only some of its rows; the rows of several parts, one after the other, are the batch."""
 
     def describe(self) -> str:
         """A line for the log."""
@@ -96,12 +111,13 @@ class BatchPlan:
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index]
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, part: Part = ALL) -> Batch:
         """Batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
         bucket, sentences = self(step)
-        shape = int(self.rows[bucket]), int(self.bucket_lengths[bucket])
+        rows = part.rows(int(self.rows[bucket]))
+        shape = rows.stop - rows.start, int(self.bucket_lengths[bucket])
         source, target, targets = (np.full(shape, PAD, np.int32) for _ in range(3))
-        for row, sentence in enumerate(sentences):
+        for row, sentence in enumerate(sentences[rows]):
             source_tokens = self._store.tokens('source', sentence)
             target_tokens = self._store.tokens('target', sentence)
             source[row, :len(source_tokens) + 1] = [*source_tokens, EOS]
@@ -129,17 +145,17 @@ class BatchPlan:
 class _Steps:
     """A plan as grain's random-access data source."""
 
-    def __init__(self, plan: Plan, first: int, last: int):
-        self._plan, self._first, self._last = plan, first, last
+    def __init__(self, plan: Plan, first: int, last: int, part: Part):
+        self._plan, self._first, self._last, self._part = plan, first, last, part
 
     def __len__(self) -> int:
         return self._last - self._first
 
     def __getitem__(self, index: int) -> Batch:
-        return self._plan.batch(self._first + index)
+        return self._plan.batch(self._first + index, self._part)
 
 
-def prefetch(plan: Plan, first: int, last: int) -> Iterator[Batch]:
-    """Batches first, first + 1, ... last - 1, made ahead of time in a thread."""
+def prefetch(plan: Plan, first: int, last: int, part: Part = ALL) -> Iterator[Batch]:
+    """Batches first, first + 1, ... last - 1, or a part of each, made ahead of time in a thread."""
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
-    return iter(grain.MapDataset.source(_Steps(plan, first, last)).to_iter_dataset(options))
+    return iter(grain.MapDataset.source(_Steps(plan, first, last, part)).to_iter_dataset(options))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
-from input_pipeline.batches import Batch
+from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.token_store import TEXT, TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 
@@ -59,13 +59,13 @@ class WindowPlan:
         return (f'{len(self)} batches an epoch, of {self.rows[0]} windows x {self.context} tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, part: Part = ALL) -> Batch:
         """Batch `step`, always of the same shape; missing windows are padding.
 
         `segments` numbers the documents of a window from 1, and is 0 on padding; `positions` counts from 0 in each
         segment. No target is in another document than its input.
         """
-        places = self.places(step)
+        places = self.places(step, part)
         real = places >= 0
         here = np.maximum(places, 0)
         ahead = here + real  # the target is the next token of the stream
@@ -80,12 +80,13 @@ class WindowPlan:
                 'targets': np.where(weights, self._tokens(ahead, target_document), PAD).astype(np.int32),
                 'weights': weights.astype(np.float32)}
 
-    def places(self, step: int) -> Places:
+    def places(self, step: int, part: Part = ALL) -> Places:
         """Where in the stream the inputs of batch `step` are."""
         epoch, index = divmod(step, len(self))
         order, cut = self._epoch(epoch)
-        windows = cut(order[index * self.rows[0]:(index + 1) * self.rows[0]])
-        return np.pad(windows, ((0, self.rows[0] - len(windows)), (0, 0)), constant_values=-1)
+        rows = part.rows(self.rows[0])
+        windows = cut(order[index * self.rows[0]:(index + 1) * self.rows[0]][rows])
+        return np.pad(windows, ((0, rows.stop - rows.start - len(windows)), (0, 0)), constant_values=-1)
 
     def _plan_epoch(self, epoch: int) -> tuple[Int[np.ndarray, ' windows'], Cut]:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])

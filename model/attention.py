@@ -202,16 +202,19 @@ class MultiHeadAttention(nn.Module):
         if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
             raise ValueError('the fused kernel knows neither attention_dropout nor scores other than scaled_dot and '
                              'dot: use attention_kernel=auto')
-        projection = functools.partial(nn.DenseGeneral, use_bias=False, dtype=self.dtype,
-                                       kernel_init=nn.initializers.xavier_uniform())
-        self.query = projection((self.num_heads, self.d_k))
-        self.key = projection((self.num_heads, self.d_k))
-        self.value = projection((self.num_heads, self.d_v))
-        self.output = projection(self.d_model, axis=(-2, -1))
+        def projection(features, names, axis=-1):
+            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), names)
+            return nn.DenseGeneral(features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init)
+
+        self.query = projection((self.num_heads, self.d_k), ('embed', 'heads', 'kv'))
+        self.key = projection((self.num_heads, self.d_k), ('embed', 'heads', 'kv'))
+        self.value = projection((self.num_heads, self.d_v), ('embed', 'heads', 'kv'))
+        self.output = projection(self.d_model, ('heads', 'kv', 'embed'), axis=(-2, -1))
         if self.score == 'general':
-            self.score_weight = self.param('score_weight', _near_scaled_dot, (self.num_heads, self.d_k, self.d_k))
+            init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k))
         if self.score == 'additive':
-            init = nn.initializers.normal(self.d_k ** -0.5)
+            init = nn.with_logical_partitioning(nn.initializers.normal(self.d_k ** -0.5), ('heads', 'kv'))
             self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k))
 
     def keys_values(self, inputs: Float[Array, 'batch source d_source'],

@@ -105,10 +105,12 @@ class FeedForward(nn.Module):
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         config = self.config
         init = nn.initializers.xavier_uniform()
-        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=init, name='inner')(inputs)
+        to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
+        to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
+        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, name='inner')(inputs)
         hidden = ACTIVATIONS[config.activation](hidden)
         hidden = nn.Dropout(config.feed_forward_dropout)(hidden, deterministic=deterministic)
-        return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, name='outer')(hidden)
+        return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, name='outer')(hidden)
 
 
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:

@@ -14,12 +14,14 @@ SHARING = ('all', 'target', 'none')
 def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
     """A table of variance 1/d_model: after the multiplication by sqrt(d_model), the input has variance 1; as the
     output projection it turns a normalised state into logits of variance 1."""
-    return nn.Embed(size, d_model, embedding_init=nn.initializers.normal(d_model ** -0.5), dtype=dtype)
+    init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
+    return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
 
 
 def output_projection(size: int, dtype: DTypeLike) -> nn.Dense:
     """From a state to logits, where no embedding does it."""
-    return nn.Dense(size, use_bias=False, dtype=dtype)
+    init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
+    return nn.Dense(size, use_bias=False, dtype=dtype, kernel_init=init)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:

@@ -108,8 +108,8 @@ class PatchTransformer(nn.Module):
         if self.pooling not in POOLINGS:
             raise ValueError(f'pooling={self.pooling!r} is not one of {", ".join(POOLINGS)}')
         x = patches(inputs, self.patch)
-        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=nn.initializers.xavier_uniform(),
-                     name='embedding')(x)
+        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
+        x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, name='embedding')(x)
         if self.pooling == 'class_token':
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
@@ -117,14 +117,16 @@ class PatchTransformer(nn.Module):
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
         x = Encoder(config, self.num_layers, self.remat, name='encoder')(x, deterministic=deterministic)
         pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
-        return nn.Dense(self.outputs, dtype=config.dtype, name='head')(pooled).astype(jnp.float32)
+        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
+        return nn.Dense(self.outputs, dtype=config.dtype, kernel_init=init, name='head')(pooled).astype(jnp.float32)
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
         """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':
-            return self.param('positions', nn.initializers.normal(d_model ** -0.5), (tokens, d_model))
+            init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('position', 'embed'))
+            return self.param('positions', init, (tokens, d_model))
         if position == 'sinusoidal':
             return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
         return jnp.zeros((tokens, d_model))

@@ -56,7 +56,8 @@ class PositionalEncoding(nn.Module):
         if length > self.max_length:
             raise ValueError(f'learned positions end at max_length={self.max_length}, but {length} are needed: '
                              'shorten the input, or train with a larger max_length or with position=sinusoidal')
-        table = self.param('table', nn.initializers.normal(self.d_model ** -0.5), (self.max_length, self.d_model))
+        init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
+        table = self.param('table', init, (self.max_length, self.d_model))
         return table[positions]
 
 
@@ -136,5 +137,6 @@ class RelativeBias(nn.Module):
         if self.scheme == 'alibi':
             return jnp.asarray(alibi_slopes(self.num_heads))
         if self.scheme == 'relative':
-            return self.param('table', nn.initializers.normal(0.1), (BUCKETS, self.num_heads))
+            init = nn.with_logical_partitioning(nn.initializers.normal(0.1), ('position', 'heads'))
+            return self.param('table', init, (BUCKETS, self.num_heads))
         return None

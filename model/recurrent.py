@@ -29,6 +29,13 @@ def orthogonal_blocks(key: Any, shape: tuple[int, int], dtype: DTypeLike = jnp.f
     return jnp.concatenate([nn.initializers.orthogonal()(each, (shape[0],) * 2, dtype) for each in keys], axis=1)
 
 
+def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
+          init: nn.initializers.Initializer = nn.initializers.lecun_normal()) -> nn.Dense:
+    """A matrix whose axes have these names; nn.Dense's own initial values unless others are given."""
+    return nn.Dense(size, use_bias=use_bias, dtype=dtype,
+                    kernel_init=nn.with_logical_partitioning(init, (reads, writes)))
+
+
 class GRUCell(nn.Module):
     """The gated recurrent unit, in the paper's form (appendix A.1.1).
 
@@ -44,9 +51,9 @@ class GRUCell(nn.Module):
     def setup(self):
         # Dense's own initial values, of variance 1 / (width of x), make gates that stand side by side what they
         # would be apart; the paper's standard deviation of 0.01 was for its widths of 620 and 1000.
-        self.input = nn.Dense(3 * self.d_hidden, dtype=self.dtype)
-        self.gates = nn.Dense(2 * self.d_hidden, use_bias=False, dtype=self.dtype, kernel_init=orthogonal_blocks)
-        self.candidate = nn.Dense(self.d_hidden, use_bias=False, dtype=self.dtype, kernel_init=orthogonal_blocks)
+        self.input = dense(3 * self.d_hidden, 'embed', 'gates', self.dtype)
+        self.gates = dense(2 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
+        self.candidate = dense(self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
 
     def __call__(self, state: Float[Array, '*batch d_hidden'],
                  inputs: Float[Array, '*batch d_gates']) -> Float[Array, '*batch d_hidden']:
@@ -93,9 +100,10 @@ class AdditiveAttention(nn.Module):
         # v = 0 is the paper's (B.1): at first every word counts the same. But its W, of standard deviation 0.001, would
         # give v hardly a gradient to start from; these make a tanh that differs from word to word.
         init = nn.initializers.xavier_uniform()
-        self.query = nn.Dense(self.d_align, use_bias=False, dtype=self.dtype, kernel_init=init)
-        self.key = nn.Dense(self.d_align, dtype=self.dtype, kernel_init=init)
-        self.weight = self.param('weight', nn.initializers.zeros, (1, self.d_align))
+        self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
+        self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
+        no_preference = nn.with_logical_partitioning(nn.initializers.zeros, (None, 'mlp'))
+        self.weight = self.param('weight', no_preference, (1, self.d_align))
 
     def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
                  values: Float[Array, 'batch source d_states'],
@@ -119,7 +127,8 @@ class DecoderLayer(nn.Module):
 
     def setup(self):
         self.cell = GRUCell(self.d_hidden, self.dtype)
-        self.context = nn.Dense(3 * self.d_hidden, use_bias=False, dtype=self.dtype)  # the cell's input, c's part
+        # The cell's input, c's part.
+        self.context = dense(3 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False)
         if self.attention:
             self.cross_attention = AdditiveAttention(self.d_align, self.dtype)
 
@@ -151,7 +160,7 @@ class Decoder(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     def setup(self):
-        self.initial = nn.Dense(self.d_hidden, dtype=self.dtype)
+        self.initial = dense(self.d_hidden, 'state', 'gates', self.dtype)
         # A list of one: what is sown has the path that it has in the Transformer.
         self.layers = [DecoderLayer(self.d_hidden, self.d_align, self.attention, self.dtype)]
 
@@ -230,7 +239,7 @@ class RNNSearch(nn.Module):
         self.drop = nn.Dropout(self.dropout)
         self.encoder = Encoder(self.d_hidden, self.dtype)
         self.decoder = Decoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
-        self.hidden = nn.Dense((2 if self.readout == 'maxout' else 1) * self.d_model, dtype=self.dtype)
+        self.hidden = dense((2 if self.readout == 'maxout' else 1) * self.d_model, 'state', 'mlp', self.dtype)
 
     @property
     def length_limit(self) -> None:

@@ -14,7 +14,10 @@ os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 --xla_llv
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
+import jax  # noqa: E402
 import jaxtyping  # noqa: E402
+
+jax.config.update('jax_num_cpu_devices', 8)  # of which all tests but those of meshes use the first
 
 PACKAGES = ['model', 'training', 'inference', 'input_pipeline']
 assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not checked'

@@ -83,6 +83,19 @@ class MetricsWriter:
                             'checkpoints are still valid: free space, then run the same command again') from error
 
 
+class NoMetrics:
+    """What all processes but one have in place of a MetricsWriter."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def show(self, step: int, samples: str, figure: Figure | None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
     """What the evaluations of a run found, by step."""
     name = EVALUATED + metric

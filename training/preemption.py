@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import jax
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED = os.EX_TEMPFAIL  # 75, "try again": tells a scheduler that this is no failure
 
@@ -19,7 +21,7 @@ class StopSignals:
     """While this is open, the first signal stops the run as soon as nothing is lost; the second, at once.
 
     At first, and inside `nothing_to_lose`, "as soon as" is now: SystemExit(75) is raised in the main thread. Within
-    `at_a_step` the signal is only noted, and the loop asks `should_stop` after each step.
+    `at_a_step` the signal is only noted, and the loop looks at `requested` after each step.
     """
 
     def __init__(self):
@@ -52,7 +54,13 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[None]:
-        """Within `at_a_step`: what is interrupted here is done again by the next start. `done` says what is saved."""
+        """Within `at_a_step`: what is interrupted here is done again by the next start. `done` says what is saved.
+
+        One of several processes does not leave alone: the others would wait for it. It goes on to the next step.
+        """
+        if jax.process_count() > 1:
+            yield
+            return
         self._later, self._done = False, done
         try:
             if self._received:
@@ -61,17 +69,15 @@ class StopSignals:
         finally:
             self._later = True
 
-    def should_stop(self, step: int) -> bool:
-        """Whether the run is to be saved and left after `step`.
-
-        The one place where several processes have to agree on the step (multihost_utils.reached_preemption_sync_point).
-        """
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to be saved and left."""
         return self._received is not None
 
     def leave(self, done: str) -> None:
         """Raises SystemExit with the status STOPPED, after saying why."""
-        log.info('stopped by %s: %s; run the same command again to go on',
-                 signal.Signals(self._received).name, done)
+        by = signal.Signals(self._received).name if self._received else 'a signal to another process'
+        log.info('stopped by %s: %s; run the same command again to go on', by, done)
         sys.exit(STOPPED)
 
     def _note(self, number: int, _) -> None:

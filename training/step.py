@@ -1,4 +1,4 @@
-"""The train step: one pure function, compiled in one place."""
+"""The train step: one pure function; training/parallel.py compiles it."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from errors import UserError
 from training.loss import Loss, Sums
 
 Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
@@ -33,6 +31,11 @@ class TrainState:
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
     """A fresh state. `example` is any batch: only its shapes count."""
+    return nn.unbox(boxed_state(module, optimizer, example, seed))
+
+
+def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
+    """The same, parameters and what the optimizer keeps of them in the boxes that hold the names of their axes."""
     params = jax.jit(module.init)(jax.random.key(seed), **example['inputs'])['params']
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
@@ -86,40 +89,17 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
             sums.replace(skipped=jnp.where(finite, 0, 1)))
 
 
-def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss) -> Sums:
+def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss, axis_name: str | None = None) -> Sums:
     """The same sums, without dropout."""
     outputs = module.apply({'params': params}, **batch['inputs'])
-    return loss(outputs, batch['targets'], batch['weights'])
+    sums = loss(outputs, batch['targets'], batch['weights'])
+    return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 
 def evaluate(step: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]) -> Sums:
     """The sums over all `batches` of a compiled eval_step."""
     return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
                             (step(params, batch) for batch in batches))
-
-
-class Compiled:
-    """Train and eval step under jit on a mesh of all devices: parameters on each, a batch's rows spread.
-
-    The trap that this avoids: jax.make_mesh gives Explicit axes by default, which nn.Embed does not accept.
-    """
-
-    def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, *, loss: Loss,
-                 dropout_key: Key[Array, ''], accumulate: int, rows: Iterable[int]):
-        devices = jax.device_count()
-        uneven = [count for count in rows if count % (devices * accumulate)]
-        if uneven:
-            raise UserError(f'a batch of {uneven[0]} rows cannot be split evenly over {devices} devices x '
-                            f'train.accumulate={accumulate}: use fewer (CUDA_VISIBLE_DEVICES), or lower accumulate')
-        mesh = jax.make_mesh((devices,), ('data',), axis_types=(AxisType.Auto,))
-        self.everywhere = NamedSharding(mesh, PartitionSpec())
-        by_rows = NamedSharding(mesh, PartitionSpec('data'))
-        self.train = jax.jit(
-            functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
-                              accumulate=accumulate),
-            in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere, donate_argnums=0)
-        self.eval = jax.jit(functools.partial(eval_step, module=module, loss=loss),
-                            in_shardings=(self.everywhere, by_rows), out_shardings=self.everywhere)
 
 
 def parameter_count(params: Any) -> int:

@@ -73,6 +73,11 @@ def _flops(jaxpr: core.Jaxpr) -> int:
     return total
 
 
+def seconds_a_step(flops: int, dtype: DTypeLike) -> float:
+    """A guess for all devices together, before anything is compiled, from the speed of one product on one of them."""
+    return flops / (MATMUL_SHARE * matmul_speed(dtype) * jax.device_count())
+
+
 def matmul_speed(dtype: DTypeLike) -> float:
     """Floating-point operations a second of square matrix products on one device, the best of a few."""
     matrix = jnp.ones((MATRIX, MATRIX), dtype)

@@ -48,11 +48,14 @@ class RunDirectory:
     A fresh one is not made before `claim`, so that a mistake found earlier leaves nothing behind.
     """
 
-    def __init__(self, path: str | None, config: ConfigDict):
-        """Raises UserError if it is not a run's, another process uses it, or keys differ that may not change."""
+    def __init__(self, path: str | None, config: ConfigDict, *, writes: bool = True):
+        """`writes`: this process is the one of its job that writes there, and locks it.
+
+        Raises UserError if it is not a run's, another process uses it, or keys differ that may not change.
+        """
         if not path:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
-        self.path = Path(path).expanduser()
+        self.path, self._writes = Path(path).expanduser(), writes
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file: give a directory')
         self._lock, self._changed = None, {}
@@ -80,6 +83,8 @@ class RunDirectory:
 
     def claim(self, config: ConfigDict, data: Data) -> None:
         """Makes the directory self-contained: decode.py needs nothing else. Says what has changed in the config."""
+        if not self._writes:
+            return
         if not self.resumed:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
@@ -117,6 +122,8 @@ class RunDirectory:
 
     def _hold(self) -> None:
         """The system lets go of such a lock when the process ends, however it ends."""
+        if not self._writes:
+            return
         path = self.path / LOCK
         self._lock = open(path, 'a+')
         try:

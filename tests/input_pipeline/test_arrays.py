@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from errors import UserError
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, read_inputs
 from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, Preprocessing, open_arrays
+from input_pipeline.batches import Part
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -587,3 +589,11 @@ def test_series_are_not_cropped(augmentation):
 def test_description():
     assert ArrayPlan(image_data(), 'train', rows=8, seed=0).describe() == (
         'train: 21 examples of 6 x 6 x 1; 3 batches of 8 an epoch; 12.5 % of the rows are padding')
+
+
+def test_what_processes_read_is_side_by_side_the_batch():
+    plan = ArrayPlan(image_data(21), 'train', rows=8, seed=1, crop=2, flip=True)
+    for step in range(2 * len(plan)):
+        read = [plan.batch(step, Part(number, number + 1, 4)) for number in range(4)]
+        jax.tree.map(lambda whole, *rows: np.testing.assert_array_equal(whole, np.concatenate(rows)),
+                     plan.batch(step), *read)

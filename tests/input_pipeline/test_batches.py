@@ -2,13 +2,14 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, bucket_lengths, prefetch
+from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, bucket_lengths, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 
@@ -163,3 +164,14 @@ def test_too_small_a_budget_names_one_that_works():
     with pytest.raises(UserError, match=r'batch\.tokens=255 holds no 8 sentences of 32 tokens, .* at least 256'):
         plan_of(store, tokens=255)
     assert plan_of(store, tokens=256).rows.min() == ROWS
+
+
+@pytest.mark.parametrize('parts', [[Part(0, 1, 2), Part(1, 2, 2)], [Part(n, n + 1, 8) for n in range(8)],
+                                   [Part(0, 3, 4), Part(3, 4, 4)]])
+def test_what_processes_read_is_side_by_side_the_batch(parts):
+    plan = plan_of(random_store())
+    for step in range(len(plan)):
+        read = [plan.batch(step, part) for part in parts]
+        assert equal(plan.batch(step), jax.tree.map(lambda *rows: np.concatenate(rows), *read))
+        assert [len(batch['targets']) for batch in read] == [
+            plan.rows[plan(step)[0]] * (part.last - part.first) // part.of for part in parts]

@@ -3,12 +3,13 @@
 import itertools
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from input_pipeline.batches import prefetch
+from input_pipeline.batches import Part, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from input_pipeline.windows import PACKINGS, WindowPlan, pack
@@ -209,3 +210,12 @@ def test_many_documents():
 def test_characters_and_bytes_are_the_stores():
     plan = plan_of([10])
     assert (plan.characters, plan.bytes) == (50, 60)
+
+
+@pytest.mark.parametrize('packing', PACKINGS)
+def test_what_processes_read_is_side_by_side_the_batch(packing):
+    plan = plan_of([9, 3, 30, 1, 14, 5, 22], rows=8, packing=packing)
+    for step in range(2 * len(plan)):
+        read = [plan.batch(step, Part(number, number + 1, 4)) for number in range(4)]
+        jax.tree.map(lambda whole, *rows: np.testing.assert_array_equal(whole, np.concatenate(rows)),
+                     plan.batch(step), *read)

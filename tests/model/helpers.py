@@ -1,5 +1,6 @@
 """Random parameters for modules, and the same parameters for the reference."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 
 def random_params(module, *args, seed=0, **kwargs):
     """Parameters of the module, every one random: biases are not 0, layer norm's scales not 1."""
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *args, **kwargs))['params']
+    shapes = nn.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), *args, **kwargs)))['params']
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):

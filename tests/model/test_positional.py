@@ -1,5 +1,6 @@
 """Sinusoids, learned tables, and the relative schemes."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +73,7 @@ def test_odd_width_is_an_error():
 
 def test_learned_positions_are_rows_of_the_table():
     module, positions = PositionalEncoding('learned', 6, max_length=5), jnp.array([[4, 0, 4]])
-    variables = module.init(jax.random.key(0), positions, 5)
+    variables = nn.unbox(module.init(jax.random.key(0), positions, 5))
     table = variables['params']['table']
     assert table.shape == (5, 6)
     close(module.apply(variables, positions, 5), table[positions], atol=0)

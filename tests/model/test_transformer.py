@@ -69,7 +69,7 @@ def test_the_papers_parameter_counts(d_model, d_ff, num_heads, expected, paper):
     decoder_block = 2 * attention + feed_forward + 3 * norm
     assert expected == vocab * d_model + layers * (encoder_block + decoder_block)
     model = Transformer(BlockConfig(d_model, d_ff, num_heads), layers, vocab, vocab)
-    variables = jax.eval_shape(lambda: model.init(jax.random.key(0), SOURCE, TARGET))
+    variables = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), SOURCE, TARGET)))
     assert sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(variables)) == expected
     # "65" and "213" (Table 3) are rounded to a million, and the vocabulary is one of "about 37000" pieces.
     assert abs(expected - paper) < 0.03 * paper + 0.5e6
@@ -84,7 +84,7 @@ def test_initial_variables():
 
 def test_initial_tables_have_variance_1_over_d_model():
     model = Transformer(tiny(d_model=64, position='learned'), 0, 500, 500, max_length=100)
-    params = model.init(jax.random.key(0), SOURCE, TARGET)['params']
+    params = nn.unbox(model.init(jax.random.key(0), SOURCE, TARGET))['params']
     for table in params['target_embedding']['embedding'], params['source_position']['table']:
         np.testing.assert_allclose(table.var() * 64, 1, rtol=0.1)
 

@@ -1,3 +1,4 @@
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -32,7 +33,7 @@ def params():
     config.model.update(num_layers=3, d_model=16, d_ff=32, num_heads=2)
     module = build_model(config.model, source_vocab_size=50, target_vocab_size=50)
     tokens = jnp.ones((1, 2), int)
-    return jax.eval_shape(module.init, jax.random.key(0), source=tokens, target=tokens)['params']
+    return nn.unbox(jax.eval_shape(module.init, jax.random.key(0), source=tokens, target=tokens))['params']
 
 
 def test_the_table_counts_every_parameter_once(params):

@@ -1,0 +1,106 @@
+"""Every way to use many devices against one device: python -m benchmarks.modes [--dtype=bfloat16]
+
+Trains the same small model on the same ragged batches in each mode and prints a table of the largest differences in
+the loss and in the parameters after a few steps. On a machine without accelerators the CPU is made into 8 devices.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import optax
+from absl import flags
+
+from errors import run_script
+from input_pipeline.batches import Batch
+from model.blocks import BlockConfig
+from model.transformer import Transformer
+from training.loss import make_loss
+from training.parallel import Compiled
+from training.step import TrainState
+
+STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """A mesh, how the steps are compiled for it, and what else may depend on it."""
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    mode: str = 'jit'
+    accumulate: int = 1
+    dropout: float = 0.0
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
+    def __str__(self) -> str:
+        axes = [f'{axis}={getattr(self, axis)}' for axis in ('data', 'fsdp', 'tensor') if getattr(self, axis) > 1]
+        more = [f'{name} {getattr(self, name):g}' for name, none in (('accumulate', 1), ('dropout', 0))
+                if getattr(self, name) > none]
+        return ', '.join([' '.join([self.mode, *axes]), *more])
+
+
+def modes(devices: int) -> list[Mode]:
+    """What can be done with so many devices, a power of two."""
+    found = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
+             Mode(data=devices, mode='pmap'), Mode(data=devices // 2, accumulate=2), Mode(data=devices, dropout=0.2)]
+    return found + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
+
+
+def ragged_batch(seed: int) -> Batch:
+    """Pairs of 1 to LENGTH random tokens; as rows differ in length, the mean of devices' means would be far off."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
+    lengths[:, :ROWS // 2] = 1 + lengths[:, :ROWS // 2] // 4  # the first devices' rows are nearly all padding
+    source, target = rng.integers(4, VOCABULARY, (2, ROWS, LENGTH)) * (np.arange(LENGTH) < lengths)
+    return {'inputs': {'source': source.astype(np.int32), 'target': target.astype(np.int32)},
+            'targets': target.astype(np.int32), 'weights': (target != 0).astype(np.float32)}
+
+
+def compiled(mode: Mode, dtype: str = 'float32') -> Compiled:
+    """The model, compiled for the first so many devices."""
+    config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
+                         attention_dropout=mode.dropout, dtype=dtype)
+    return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optax.adam(1e-3, b2=0.98), ragged_batch(0),
+                    parallel=dataclasses.asdict(mode), loss=make_loss('translation', 0.1), rows=[ROWS],
+                    dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
+
+
+def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]:
+    """The state after `count` steps, and the loss per token of each and of an evaluation at the end."""
+    state, losses = steps.init(seed=0), []
+    for step in range(count):
+        state, sums = steps.train(state, ragged_batch(step))
+        losses.append(float(sums.loss / sums.tokens))
+    sums = steps.eval(state.params, ragged_batch(count))
+    return state, [*losses, float(sums.loss / sums.tokens)]
+
+
+def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
+    """For each mode: the largest difference from one device in a loss, and in a parameter."""
+    references = {}
+    for mode in found:
+        one = Mode(dropout=mode.dropout)
+        if one not in references:
+            references[one] = train(compiled(one, dtype))
+        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
+        pairs = zip(*(map(np.asarray, jax.tree.leaves(each.params)) for each in (state, expected)), strict=True)
+        yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(np.abs(a - b).max() for a, b in pairs)
+
+
+def main() -> None:
+    jax.config.update('jax_num_cpu_devices', 8)  # means nothing to other devices
+    devices = 2 ** (jax.device_count().bit_length() - 1)
+    print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, against one device\n')
+    print('| mode | devices | largest difference in loss | in parameters |\n| --- | --- | --- | --- |')
+    for mode, loss, parameters in compare(modes(devices), DTYPE.value):
+        print(f'| {mode} | {mode.devices} | {loss:.1e} | {parameters:.1e} |', flush=True)
+
+
+if __name__ == '__main__':
+    DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
+    run_script(main)

@@ -1,0 +1,166 @@
+"""However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from benchmarks.modes import Mode, compare, compiled, modes, ragged_batch, train
+from configs import base
+from errors import UserError
+from model.blocks import BlockConfig
+from model.build import KINDS, build_model
+from model.transformer import Transformer
+from training import parallel
+from training.checkpoints import open_checkpoints
+from training.parallel import connect, detected, make_mesh, shardings_of
+from training.step import boxed_state
+
+QUICK = [Mode(data=2, fsdp=2, tensor=2), Mode(data=4, mode='pmap')]
+SLOW = [mode for mode in modes(8) if mode not in QUICK]
+
+
+@pytest.mark.parametrize('found', [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=['two modes', 'all others'])
+def test_every_mode_trains_as_one_device_does(found):
+    for mode, loss, parameters in compare(found):
+        assert loss < 1e-5 and parameters < 1e-5, mode
+        assert loss + parameters > 0 or mode == Mode(), mode  # another program did run
+
+
+def test_parameters_and_moments_are_spread_as_the_rules_say():
+    state = jax.eval_shape(lambda: boxed_state(
+        Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4), 1, 32, 32), optax.adam(1e-3),
+        ragged_batch(0), 0))
+    mesh = make_mesh({'data': -1, 'fsdp': 2, 'tensor': 2})
+    shardings = shardings_of(state, mesh)
+    layer = shardings.params['encoder']['layers_0']
+    assert layer['self_attention']['query']['kernel'].spec == PartitionSpec('fsdp', 'tensor', None)
+    assert layer['self_attention']['output']['kernel'].spec == PartitionSpec('tensor', None, 'fsdp')
+    assert layer['feed_forward']['inner']['kernel'].spec == PartitionSpec('fsdp', 'tensor')
+    assert layer['feed_forward']['outer']['kernel'].spec == PartitionSpec('tensor', 'fsdp')
+    assert layer['feed_forward']['outer']['bias'].spec == PartitionSpec()
+    assert shardings.params['target_embedding']['embedding'].spec == PartitionSpec('tensor', 'fsdp')
+    assert shardings.opt_state[0].mu == shardings.params
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_matrix_of_every_model_names_its_axes(kind):
+    options = base.get_config().model
+    options.update(kind=kind, num_layers=1, d_model=16, d_ff=32, num_heads=2, share_embeddings='none',
+                   tie_embeddings=False, position='learned')
+    module = build_model(options, source_vocab_size=40, target_vocab_size=40, vocab_size=40, outputs=5)
+    tokens = jnp.ones((1, 4), jnp.int32)
+    inputs = {'language_model': {'tokens': tokens}, 'patches': {'inputs': jnp.ones((1, 8, 8, 1))}}.get(
+        kind, {'source': tokens, 'target': tokens})
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), **inputs))['params']
+    known = {name for name, _ in parallel.RULES}
+    boxes = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    for path, leaf in boxes:
+        where = jax.tree_util.keystr(path)
+        if isinstance(leaf, nn.LogicallyPartitioned):
+            assert len(leaf.names) == leaf.value.ndim and {*leaf.names} <= known | {None}, where
+        else:
+            assert leaf.ndim == 1 or 'class_token' in where, where
+
+
+def test_what_a_mesh_does_not_divide_stays_whole(caplog):
+    boxed = nn.LogicallyPartitioned(jax.ShapeDtypeStruct((6, 9), jnp.float32), ('embed', 'mlp'))
+    mesh = make_mesh({'data': 1, 'fsdp': 2, 'tensor': 4})
+    with caplog.at_level('INFO', 'allyouneed.train'):
+        assert shardings_of({'w': boxed}, mesh)['w'].spec == PartitionSpec('fsdp', None)
+    assert '9 over tensor=4' in caplog.text
+
+
+def test_a_fresh_state_is_the_same_on_every_mesh_and_no_device_has_it_all():
+    one, spread = compiled(Mode()).init(seed=0), compiled(Mode(fsdp=4, tensor=2)).init(seed=0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, spread)
+    table = spread.params['target_embedding']['embedding']
+    assert {shard.data.shape for shard in table.addressable_shards} == {(16, 4)}  # of 32 x 16
+
+
+LAYOUTS = [Mode(), Mode(data=2, fsdp=2, tensor=2), Mode(data=8, mode='pmap'), Mode(fsdp=8)]
+PAIRS = list(itertools.permutations(LAYOUTS, 2))
+RING = [(LAYOUTS[1], LAYOUTS[2]), (LAYOUTS[2], LAYOUTS[1])]
+
+
+@pytest.mark.parametrize('pairs', [RING, pytest.param(PAIRS, marks=pytest.mark.slow)], ids=['two pairs', 'all pairs'])
+def test_a_checkpoint_of_any_layout_restores_on_any_other(pairs, tmp_path):
+    states = {layout: compiled(layout).init(seed=0) for layout in {*itertools.chain(*pairs)}}
+    for number, (one, other) in enumerate(pairs):
+        saved = jax.tree.map(lambda leaf: leaf + 1, states[one])
+        with open_checkpoints(tmp_path / str(number)) as checkpoints:
+            checkpoints.save(5, saved, {}, None)
+        with open_checkpoints(tmp_path / str(number)) as checkpoints:
+            restored, _ = checkpoints.restore(5, states[other])
+            alone = checkpoints.parameters('latest')
+        for leaf, wanted, there in zip(*map(jax.tree.leaves, (restored, saved, states[other])), strict=True):
+            np.testing.assert_array_equal(leaf, wanted)
+            assert leaf.sharding == there.sharding
+        for leaf, wanted in zip(*map(jax.tree.leaves, (alone, saved.params)), strict=True):
+            np.testing.assert_array_equal(leaf, wanted)
+            assert leaf.devices() == {jax.devices()[0]}
+
+
+@pytest.mark.slow
+def test_changing_the_mesh_in_mid_run_changes_nothing_but_rounding():
+    expected, _ = train(compiled(Mode()))
+    state, _ = train(compiled(Mode(data=8)), 2)
+    for step, mode in ((2, Mode(fsdp=2)), (3, Mode(data=4, mode='pmap'))):
+        steps = compiled(mode)
+        there = steps.init(seed=0)
+        state = jax.tree.map(lambda leaf, like: jax.device_put(np.asarray(leaf), like.sharding), state, there)
+        state, _ = steps.train(state, ragged_batch(step))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), expected, state)
+
+
+@pytest.mark.parametrize('sizes, message', [
+    ({'data': 3, 'fsdp': 1, 'tensor': 1}, r'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices .*cpu x 8'),
+    ({'data': -1, 'fsdp': 3, 'tensor': 1}, 'data=-1, fsdp=3, tensor=1 do not multiply'),
+    ({'data': -1, 'fsdp': 4, 'tensor': 4}, 'do not multiply'),
+])
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes, message):
+    with pytest.raises(UserError, match=message):
+        make_mesh(sizes)
+
+
+def test_rows_that_cannot_be_shared_are_refused():
+    with pytest.raises(UserError, match=r'16 rows cannot be split evenly over 8 devices .*accumulate=4'):
+        compiled(Mode(data=8, accumulate=4))
+
+
+SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-02]', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0',
+         'SLURM_LOCALID': '0', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_STEP_NUM_TASKS': '8'}
+
+
+@pytest.mark.parametrize('environment, expected', [
+    ({}, None),
+    ({'SLURM_JOB_ID': '7', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0'}, None),  # an sbatch script before its srun, salloc
+    (SLURM | {'SLURM_STEP_NUM_TASKS': '1', 'SLURM_STEP_NUM_NODES': '1'}, None),  # srun --ntasks=1 --pty in a larger one
+    (SLURM | {'CUDA_VISIBLE_DEVICES': '0,1,2,3'}, {'cluster_detection_method': 'slurm', 'num_processes': 8}),
+    (SLURM | {'CUDA_VISIBLE_DEVICES': '0'},
+     {'cluster_detection_method': 'slurm', 'num_processes': 8, 'local_device_ids': [0]}),
+    (SLURM | {'CUDA_VISIBLE_DEVICES': '0,1,2,3', 'SLURM_STEP_NUM_TASKS': '2'},
+     {'cluster_detection_method': 'slurm', 'num_processes': 2, 'local_device_ids': [0, 1, 2, 3]}),
+    ({'TPU_WORKER_HOSTNAMES': 'localhost'}, None),
+    ({'TPU_WORKER_HOSTNAMES': 'a,b', 'TPU_WORKER_ID': '0'}, {}),
+    ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, None),  # a notebook in a pod
+])
+def test_a_job_is_told_from_a_process_on_its_own(environment, expected):
+    assert detected(environment) == expected
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('host:1234', 2, None), '--process_id is missing'),
+    ((None, 2, 0), '--coordinator_address is missing'),
+    (('host', 2, 0), 'must be HOST:PORT'),
+    (('host:port', 2, 0), 'must be HOST:PORT'),
+    (('host:1234', 2, 2), '--process_id=2 must be from 0 to 1'),
+])
+def test_wrong_flags_are_explained(arguments, message):
+    with pytest.raises(UserError, match=message):
+        connect(*arguments)
