@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Num
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
@@ -47,7 +48,7 @@ class Predictor:
         for begin in range(0, max(1, len(inputs)), batch_size):  # of no inputs at all, no outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
-            outputs.append(np.asarray(self._apply(self.params, padded))[:len(part)])
+            outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
         outputs = np.concatenate(outputs)
         if self.classes is None:
             return self.preprocessing.values(outputs)
