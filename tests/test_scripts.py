@@ -186,7 +186,8 @@ def test_a_directory_of_other_files_is_not_used(data, cache, tmp_path):
 
 
 def test_lines_in_are_lines_out(run):
-    text = ('\ufeffone two\n\nthree\r\n   \nfour \u2581 \x00 \u202e \U0001f600 five\none\rtwo\x0b\x0c\x1c\x85\u2028\u2029three\n'
+    text = ('\ufeffone two\n\nthree\r\n   \nfour \u2581 \x00 \u202e \U0001f600 five\n'
+            'one\rtwo\x0b\x0c\x1c\x85\u2028\u2029three\n'
             '\u05e2\u05d1\u05e8 \u6f22\u5b57 \x1b[31m\n' + 'ten ' * 250_000 + '\n' + 'x' * 1_000_000)
     result = script('decode.py', f'--workdir={run[0]}', '--input=-', '--format=jsonl', stdin=text.encode())
     assert result.returncode == 0, result.stderr.decode()

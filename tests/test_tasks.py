@@ -101,7 +101,7 @@ def test_images_are_classified(tmp_path, cache):
     assert done.stdout.decode().splitlines() == [row.partition('\t')[2] for row in table]
     np.savez(tmp_path / 'none.npz', inputs=images[:0])
     np.savez(tmp_path / 'small.npz', inputs=images[:, :4])
-    for name, status, said in (('nothing', 2, b'nothing.npz'), ('none', 0, b''), ('small', 2, b'the model reads [n, 8,')):
+    for name, status, said in ('nothing', 2, b'nothing.npz'), ('none', 0, b''), ('small', 2, b'model reads [n, 8, 8'):
         done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / name}.npz')
         assert done.returncode == status and said in done.stderr and b'Traceback' not in done.stderr
         assert done.stdout == b''
