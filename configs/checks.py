@@ -58,7 +58,7 @@ FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dro
              'data.validation_share', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
-# Which options mean something only beside certain others, beyond MODELS and TASKS: {option: {other option: its values}}.
+# Options that mean something only beside certain values of others, in addition to MODELS and TASKS.
 TEXT_TASKS = ('translation', 'language_model')
 ONLY_FOR = {
     'data.dir': {'data.source': ('files', 'tfds')},

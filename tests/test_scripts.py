@@ -1,9 +1,13 @@
 """The command line, as a user meets it: train, resume, decode, and every mistake of the bad-input list."""
 
+import io
 import json
 import os
+import pickle
 import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +17,7 @@ import numpy as np
 import pytest
 
 import inference
+from errors import UserError
 from inference.text import SearchOptions, search_options
 
 ROOT = Path(__file__).parent.parent
@@ -191,13 +196,20 @@ def test_a_directory_of_other_files_is_not_used(data, cache, tmp_path):
 
 
 def test_lines_in_are_lines_out(run):
-    text = 'one two\n\nthree\n   \nfour \u2581 \x00 \u202e \U0001f600 five\n' + 'ten ' * 300
-    result = script('decode.py', f'--workdir={run[0]}', '--input=-', stdin=text.encode())
+    text = ('\ufeffone two\n\nthree\r\n   \nfour \u2581 \x00 \u202e \U0001f600 five\n'
+            'one\rtwo\x0b\x0c\x1c\x85\u2028\u2029three\n'
+            '\u05e2\u05d1\u05e8 \u6f22\u5b57 \x1b[31m\n' + 'ten ' * 250_000 + '\n' + 'x' * 1_000_000)
+    result = script('decode.py', f'--workdir={run[0]}', '--input=-', '--format=jsonl', stdin=text.encode())
     assert result.returncode == 0, result.stderr.decode()
     lines = result.stdout.decode().split('\n')
-    assert len(lines) == 7 and lines[-1] == ''  # six lines, each ended
-    assert lines[1] == '' and lines[3] == ''
-    assert b'only the first 23 are translated' in result.stderr
+    assert len(lines) == 10 and lines.pop() == ''  # nine lines, each ended
+    answers = [json.loads(line) for line in lines]
+    assert [answer['source'] for answer in answers] == [
+        line.removesuffix('\r').removeprefix('\ufeff') for line in text.split('\n')]
+    assert not answers[1]['text'] and not answers[3]['text']
+    assert result.stdout.decode().splitlines() == lines  # none ends early for those who end one at U+2028
+    said = result.stderr.decode()
+    assert 'line 8 has ' in said and 'line 9 has ' in said and said.count('only the first 23 are translated') == 2
 
 
 def test_jsonl_tells_all_and_pictures_are_drawn(run, tmp_path):
@@ -267,6 +279,86 @@ def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
     result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/bad.txt', f'--output={tmp_path}/out.txt')
     assert result.returncode == 2 and b'bad.txt:2' in result.stderr
     assert (tmp_path / 'out.txt').read_text() == 'precious'
+
+
+@pytest.mark.parametrize('output, message', [
+    ('{tmp_path}', 'Is a directory'), ('{tmp_path}/none/out.txt', 'No such file'), ('/dev/full', 'No space left'),
+    (None, 'stdout cannot be written: [Errno 28] No space left on device')])
+def test_an_output_that_cannot_be_written_is_explained(run, tmp_path, output, message):
+    with open('/dev/full', 'w') as full:
+        result = subprocess.run(
+            [sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy',
+             *([f'--output={output.format(tmp_path=tmp_path)}'] if output else [])],
+            cwd=ROOT, input=b'one\n', stdout=full, stderr=subprocess.PIPE, timeout=300)
+    said = result.stderr.decode()
+    assert result.returncode == 2 and message in said and 'Traceback' not in said and 'Exception' not in said
+    assert list(tmp_path.iterdir()) == [] and stat.S_ISCHR(os.stat('/dev/full').st_mode)
+
+
+def test_a_reader_that_leaves_ends_decoding(run):
+    process = subprocess.Popen([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy'],
+                               cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.write(b'one\n')
+    process.stdin.close()
+    said = process.stderr.read().decode()
+    assert process.wait(300) == 141 and 'Traceback' not in said and 'Exception' not in said
+
+
+class Canary:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Orbax on damaged files
+def test_a_run_directory_from_elsewhere_runs_no_code(run, tmp_path):
+    """Each of its files in turn is a pickle, or an array of pickled objects."""
+    array = io.BytesIO()
+    np.save(array, np.array([Canary(tmp_path / 'canary')]), allow_pickle=True)
+    pickles = pickle.dumps(Canary(tmp_path / 'canary')), array.getvalue()
+    shutil.copytree(run[0], tmp_path / 'run', ignore=shutil.ignore_patterns('tensorboard', 'results'))
+    latest = max(int(path.name) for path in (run[0] / 'checkpoints').iterdir() if path.name.isdecimal())
+    for checkpoint in (tmp_path / 'run' / 'checkpoints').iterdir():
+        if checkpoint.name != str(latest):
+            shutil.rmtree(checkpoint)
+    refused = set()
+    for path in [path for path in (tmp_path / 'run').rglob('*') if path.is_file()]:
+        whole = path.read_bytes()
+        for content in pickles:
+            path.write_bytes(content)
+            try:
+                inference.load(tmp_path / 'run', 'latest').translate(['one'])
+            except UserError:
+                refused.add(path.name)
+            except Exception as error:  # a damaged checkpoint: checked elsewhere
+                assert 'checkpoints' in path.parts, (path, error)
+        path.write_bytes(whole)
+    assert refused >= {'config.json', 'sizes.json', 'source.model', 'target.model'}
+    assert not (tmp_path / 'canary').exists()
+    pickle.loads(pickles[0])
+    assert (tmp_path / 'canary').exists()  # it would have
+
+
+def test_loading_and_decoding_unpickle_nothing(run):
+    code = """
+import sys
+import inference
+met = []
+sys.addaudithook(lambda event, arguments: event == 'pickle.find_class' and met.append(arguments))
+inference.load(sys.argv[1]).translate(['one two', ''])
+assert not met, met
+import pickle
+pickle.loads(pickle.dumps(print))
+assert met == [('builtins', 'print')]
+"""
+    result = subprocess.run([sys.executable, '-c', code, run[0]], cwd=ROOT, capture_output=True, timeout=300)
+    assert result.returncode == 0, result.stderr.decode()
 
 
 @pytest.mark.parametrize('name', ['train', 'decode'])

@@ -101,8 +101,12 @@ def test_images_are_classified(tmp_path, cache):
     done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "images.npz"}')
     table = (tmp_path / 'run' / 'results' / 'test.tsv').read_text().splitlines()[1:4]
     assert done.stdout.decode().splitlines() == [row.partition('\t')[2] for row in table]
-    done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / "nothing.npz"}')
-    assert done.returncode == 2 and b'nothing.npz' in done.stderr and b'Traceback' not in done.stderr
+    np.savez(tmp_path / 'none.npz', inputs=images[:0])
+    np.savez(tmp_path / 'small.npz', inputs=images[:, :4])
+    for name, status, said in ('nothing', 2, b'nothing.npz'), ('none', 0, b''), ('small', 2, b'model reads [n, 8, 8'):
+        done = script('decode.py', f'--workdir={tmp_path / "run"}', f'--input={tmp_path / name}.npz')
+        assert done.returncode == status and said in done.stderr and b'Traceback' not in done.stderr
+        assert done.stdout == b''
 
 
 @pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])

@@ -119,7 +119,7 @@ def test_unusual_value_is_possible(values):
     ({'data.context': 9}, 'config.data.context=9: means nothing to task=translation: leave it out'),
     ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: means nothing to model.kind=transformer'),
     ({'batch.rows': 9}, 'config.batch.rows=9: means nothing to task=translation'),
-    ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "config.model.norm='pre': means nothing to model.kind=rnnsearch"),
+    ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': means nothing to model.kind=rnnsearch"),
     ({'data.dir': 'x'}, "config.data.dir='x': means nothing to data.source=builtin: leave it out"),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: means nothing to optimizer.schedule=paper'),
     (LANGUAGE | {'data.tokenizer.joint': False}, 'data.tokenizer.joint=False: means nothing to task=language_model'),

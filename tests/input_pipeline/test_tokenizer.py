@@ -151,7 +151,7 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         load_tokenizer(tmp_path / 'x.model')
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_model_is_refused_or_works(data, tmp_path, tokenizer):
     model = bytearray(tokenizer.model)
