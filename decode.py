@@ -30,14 +30,13 @@ from absl import flags
 
 import inference
 from inference.explain import Page, explain_example, explain_text
-from inference.pictures import attention_figure, chosen, chosen_kind, example_figure, positions_figure, save_figure
+from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
-from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
-from model.patches import patch_grid
 from training.step import use_compilation_cache
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
@@ -65,7 +64,7 @@ LOOK = flags.DEFINE_string(
 EXPLAIN = flags.DEFINE_string(
     'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no network.')
 EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
-CHUNK = 32  # batches that are read, sorted by length and written at a time: memory is bounded
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -76,7 +75,8 @@ def main() -> None:
     if (INPUT.value is None) == (SPLIT.value is None):
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
-    use_compilation_cache(cache_folder(run.config.cache_dir))
+    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+    use_compilation_cache(cache_folder(''))
     names = ('method', 'beam', 'alpha', 'n_best', 'extra_length', 'batch_size', 'temperature', 'top_k', 'top_p', 'seed')
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in names})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -106,17 +106,14 @@ def open_page(run: Run) -> Page | None:
 def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """Streams the lines of `path` through the model."""
     search = with_all_hypotheses(options) if page else options
-    lines = decode_lines(sys.stdin.buffer, 'stdin') if path == '-' else read_lines(path)
-    count, seconds = 0, 0.0
+    count, began = 0, time.perf_counter()
     with open_output(OUTPUT.value) as output:
-        while chunk := list(itertools.islice(lines, CHUNK * options.batch_size)):
-            began = time.perf_counter()
-            found = run.model.respond(chunk, search, first=count)
-            seconds += time.perf_counter() - began
-            for number, answer in enumerate(found, count + 1):
+        for answers in run.model.respond_all(read_lines(path), search):
+            for number, answer in enumerate(answers, count + 1):
                 output.write(written(run, answer, number, options.n_best, page) + '\n')
             output.flush()
-            count += len(chunk)
+            count += len(answers)
+    seconds = time.perf_counter() - began
     log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
 
 
@@ -135,14 +132,13 @@ def written(run: Run, answer: Output, number: int, n_best: int, page: Page | Non
     if explained and weights is not None:
         page.add(explain_text(run.model, answer, weights, number))
     if pictured and weights is not None:
-        kind, panels, titles = chosen(weights, LOOK.value)
-        save_figure(attention_figure(panels, *run.model.axes(answer)[kind], titles), picture_path(number))
+        save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
-        return ' '.join(answer.text.splitlines())
+        return answer.line
     line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
 
 def as_json(run: Run, answer: Output) -> dict[str, Any]:
@@ -159,7 +155,7 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
 
 def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """A line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(path)
+    inputs = read_inputs(path, run.model.shape)
     outputs = run.model.predict(inputs, options.batch_size)
     with open_output(OUTPUT.value) as output:
         for each in outputs:
@@ -198,10 +194,7 @@ def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
     if not PICTURES.value or LOOK.value == 'positions':
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
-        grid, _ = patch_grid(example.shape[:-1], run.model.module.patch)
-        _, panels, titles = chosen(run.model.attention(example), LOOK.value)
-        figure = example_figure(panels, example, grid, titles, ' '.join(run.model.named(output)))
-        save_figure(figure, picture_path(number))
+        save_figure(run.model.picture(example, output, LOOK.value), picture_path(number))
 
 
 def explain_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
@@ -221,18 +214,36 @@ def picture_path(number: int) -> Path:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there."""
+    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there.
+
+    What was answered until then is in PATH.partial. A device or a pipe is written to directly.
+    """
     if path is None:
+        if sys.stdout is None:
+            raise UserError('stdout is closed: give --output=FILE')
         sys.stdout.reconfigure(encoding='utf-8')
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+            raise UserError(f'stdout cannot be written: {error}') from None
         return
-    partial = f'{path}.partial'
+    path = os.path.realpath(path)
+    whole = os.path.isfile(path) or not os.path.exists(path)
+    partial = f'{path}.partial' if whole else path
     try:
         with open(partial, 'w', encoding='utf-8') as file:
             yield file
+        if whole:
+            os.replace(partial, path)
     except OSError as error:
         raise UserError(f'--output={path} cannot be written: {error}') from None
-    os.replace(partial, path)
+    finally:
+        if whole and os.path.exists(partial):
+            log.info('not complete: what was answered until then is in %s', partial)
 
 
 if __name__ == '__main__':

@@ -30,7 +30,7 @@ def answering(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Ma
         return Translator(module, params, tokenizers, config.data.max_length)
     if config.task == 'language_model':
         return Generator(module, params, tokenizers['text'], config.data.context, config.data.packing == 'packed')
-    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']))
+    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape'])
 
 
 class Run:
@@ -88,8 +88,11 @@ def load(workdir: str | Path, checkpoint: str = 'best') -> Run:
 def read_config(workdir: Path) -> ConfigDict:
     """The resolved config of a run."""
     try:
-        return ConfigDict(json.loads((workdir / CONFIG).read_text()))
-    except FileNotFoundError:
+        config = json.loads((workdir / CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise ValueError('it holds no object')
+        return ConfigDict(config)
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None

@@ -1,10 +1,11 @@
 """Text in, text out: what translating a sentence and continuing a prompt have in common."""
 
 import abc
+import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,15 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from errors import UserError
 from inference import search
+from inference.pictures import attention_figure, chosen
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
+CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time: memory is bounded
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Output:
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+    @property
+    def line(self) -> str:
+        """The text as one line for every reader: some end a line at U+2028, U+0085 or a form feed too."""
+        return ' '.join(self.text.splitlines())
 
 
 class TokenProbability(NamedTuple):
@@ -121,6 +131,13 @@ class TextModel(abc.ABC):
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """What is written for each line, in order; `first` is the number of the first one in its file."""
 
+    def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
+        """What is written for each line, in order, some at a time; no more lines are read than are answered."""
+        lines, first = iter(lines), 0
+        while chunk := _chunk(lines, CHUNK * options.batch_size):
+            yield self.respond(chunk, options, first=first)
+            first += len(chunk)
+
     @abc.abstractmethod
     def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
         """At most `count` examples of a split, answered, each with what was expected where that is known."""
@@ -132,6 +149,14 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """For each kind of `attention`, the tokens that look and those that are looked at."""
+
+    def picture(self, output: Output, look: str = '',
+                weights: dict[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
+        """The attention that `look` picks, as matrices with the tokens on both axes. `weights`: of `attention`, which
+        is asked if they are not given."""
+        weights = weights or self.attention(output)
+        kind, panels, titles = chosen(weights, look)
+        return attention_figure(panels, *self.axes(output)[kind], titles)
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
@@ -200,6 +225,15 @@ class TextModel(abc.ABC):
                              max_length=self._max_length(batch.shape[1], options))
         return jax.tree.map(np.asarray, found)
 
+    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+        """(the number of tokens of a text, its first `count`, its last `count`); not all are in memory at a time."""
+        length, first, last = 0, [], collections.deque(maxlen=count)
+        for part in self.tokenizers['source'].encode_parts(text):
+            length += len(part)
+            first += part[:count - len(first)].tolist()
+            last.extend(part[-count:].tolist())
+        return length, first, list(last)
+
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
         tokens = tokens[:np.argmax(tokens == EOS)].tolist()
@@ -240,6 +274,15 @@ class TextModel(abc.ABC):
         for row, tokens in enumerate(rows):
             padded[row, :len(tokens)] = tokens
         return padded
+
+
+def _chunk(lines: Iterator[str], count: int) -> list[str]:
+    """The next `count` lines, or fewer if they are long."""
+    chunk, characters = [], 0
+    while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
+        chunk.append(line)
+        characters += len(line)
+    return chunk
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
