@@ -24,7 +24,8 @@ class UserError(Exception):
 def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.
 
-    `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the logger 'allyouneed') goes to stderr; stdout carries results only.
+    `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the
+    logger 'allyouneed') goes to stderr; stdout carries results only.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('%(message)s'))
@@ -83,7 +84,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def option_like(option: str, options: Iterable[str]) -> str:
-    """The same for an option of the config, 'modle.num_layers': its last part tells more than the sections before it."""
+    """The same for an option of the config, 'modle.num_layers': its last part tells more than its section."""
     ends = {}
     for each in options:
         ends.setdefault(each.rpartition('.')[2], []).append(each)

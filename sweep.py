@@ -180,7 +180,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
 
 def lock_directory(directory: Path) -> Any:
     """Waits until no other sweep works in the directory, nor runs that outlived theirs: the lock is theirs too."""
-    file = open(directory / LOGS / 'lock', 'w')
+    file = open(directory / LOGS / 'lock', 'w')  # noqa: SIM115 (until the process ends)
     os.set_inheritable(file.fileno(), True)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -343,14 +343,14 @@ class Slurm:
             raise UserError(f'--executor=slurm: {error}') from None
         self._folder = folder
         self._executor.update_parameters(
-            name=folder.absolute().parents[1].name, timeout_min=round(60 * HOURS.value), slurm_partition=PARTITION.value,
-            gpus_per_node=GPUS.value, cpus_per_task=CPUS.value, mem_gb=MEMORY.value,
+            name=folder.absolute().parents[1].name, timeout_min=round(60 * HOURS.value), gpus_per_node=GPUS.value,
+            cpus_per_task=CPUS.value, mem_gb=MEMORY.value, slurm_partition=PARTITION.value,
             slurm_array_parallelism=at_a_time)
 
     def run(self, jobs):
         waiting = {job: self._queued(job) for job in jobs}
         new = [job for job in jobs if waiting[job] is None]
-        # Slurm warns of a time limit with a signal to all processes; only submitit, which calls Job.checkpoint, knows it.
+        # Slurm tells all processes of a time limit, by a signal; only submitit, which calls Job.checkpoint, knows it.
         sent = [dataclasses.replace(job, commands=[['env', '--ignore-signal=USR2', *each] for each in job.commands])
                 for job in new]
         with self._executor.batch():
