@@ -113,7 +113,8 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
     if not measured:
         return
     last = max(points[-1][0] for points in measured.values())
-    yield f'validation at step {last:,}: ' + ', '.join(f'{name} {points[-1][1]:.4g}' for name, points in measured.items())
+    values = ', '.join(f'{name} {points[-1][1]:.4g}' for name, points in measured.items())
+    yield f'validation at step {last:,}: {values}'
     metric = run.config['eval.metric']
     if metric in measured:
         step, value = (min if metric in SMALL_IS_BEST else max)(measured[metric], key=lambda point: point[1])
