@@ -76,6 +76,7 @@ def main() -> None:
         print(f'# {len(jobs)} runs')
         return
 
+    executor = Local(JOBS.value) if EXECUTOR.value == 'local' else Slurm(directory / LOGS / 'slurm', JOBS.value)
     claim_directory(directory, flatten(config), runs)
     lock = lock_directory(directory)  # held until all of its runs have ended  # noqa: F841
     done = {run.name for run in load_runs(directory) if run.trained and SPLIT.value in run.results}
@@ -83,7 +84,7 @@ def main() -> None:
     to_do = [job for job in jobs if job.name not in done | failed]
     log.info('%d runs: %d finished, %d failed before, %d to do, at most %d at a time',
              len(jobs), len(done), len(failed - done), len(to_do), JOBS.value)
-    run_jobs(to_do, len(jobs) - len(to_do), len(jobs))
+    run_jobs(executor, to_do, len(jobs) - len(to_do), len(jobs))
     report(directory)
     if failures := [job.name for job in jobs if job.failure.exists()]:
         log.error('%d runs failed: %s; --retry_failed runs them again', len(failures), ' '.join(failures))
@@ -191,11 +192,8 @@ def lock_directory(directory: Path) -> Any:
     return file
 
 
-def run_jobs(jobs: Sequence['Job'], done: int, total: int) -> None:
+def run_jobs(executor: 'Executor', jobs: Sequence['Job'], done: int, total: int) -> None:
     """Runs what is to do and tells how each ended. Stopped by Ctrl-C or a signal, it stops the runs too, which save."""
-    if not jobs:
-        return
-    executor = Local(JOBS.value) if EXECUTOR.value == 'local' else Slurm(jobs[0].log.parent / 'slurm', JOBS.value)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.default_int_handler)
     try:

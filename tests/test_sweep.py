@@ -186,22 +186,43 @@ echo "Submitted batch job $id"''',
 }
 
 
-def test_jobs_of_a_cluster(bench, monkeypatch):
+@pytest.fixture
+def cluster(bench, monkeypatch):
     """Slurm as far as submitit sees of it: each job of an array runs at once."""
-    refused = sweep(bench, '--executor=slurm')
-    assert refused.returncode == 2 and '--executor=slurm: Could not detect "srun"' in refused.stderr
     for name, body in SLURM.items():
         (bench / 'bin' / name).parent.mkdir(exist_ok=True)
         (bench / 'bin' / name).write_text(f'#!/bin/bash\n{body}\n')
         (bench / 'bin' / name).chmod(0o755)
     monkeypatch.setitem(ENVIRONMENT, 'PATH', f'{bench}/bin:{os.environ["PATH"]}')
+
+
+def test_jobs_of_a_cluster(bench, cluster):
     done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
     assert done.returncode == 1, done.stderr
-    [script] = bench.glob('out/logs/slurm/submission_file_*.sh')
+    script = bench / 'out/logs/slurm/4_submission.sh'
     assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
                ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
     assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
     assert '| failed: exit status 1 |' in done.stdout
+
+
+@pytest.mark.slow
+def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
+    process = start(bench, '--executor=slurm')
+    process.send_signal(signal.SIGINT)
+    assert 'scancel --name=out' in process.communicate(timeout=100)[1]
+    again = subprocess.Popen(command(bench, '--executor=slurm'), cwd=bench, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    time.sleep(20)
+    (bench / 'slow').unlink()
+    assert again.wait(100) == 0
+    assert set(times_begun(bench).values()) == {1} and len(times_begun(bench)) == 4
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there(bench):
+    refused = sweep(bench, '--executor=slurm')
+    assert refused.returncode == 2 and '--executor=slurm: Could not detect "srun"' in refused.stderr
+    assert not (bench / 'out').exists()
 
 
 @pytest.mark.parametrize('grid, expected', [
