@@ -24,4 +24,7 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
-.PHONY: help demo test
+test-slow: $(VENV)/installed  ## Run the tests that take minutes each
+	$(VENV)/bin/python -m pytest -m slow
+
+.PHONY: help demo test test-slow

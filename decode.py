@@ -142,8 +142,8 @@ def score_split(run: Run, split: str, options: SearchOptions) -> None:
     """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
     data = run.data()
     results, table = run.model.score(data, split, run.config, options)
-    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params), 'checkpoint': CHECKPOINT.value,
-                'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
+    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
+                'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
     folder.mkdir(exist_ok=True)

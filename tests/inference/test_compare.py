@@ -35,7 +35,7 @@ def write_run(folder, overrides, bleu, steps=(50, 100)):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """The recipe, two numbers of heads, learned positions; two seeds each. One run is half-way, one failed, one waits."""
+    """The recipe, two numbers of heads, learned positions; two seeds each. One is half-way, one failed, one waits."""
     runs = product([{}, {'model.num_heads': 2, 'model.d_k': 64}, {'model.num_heads': 1, 'model.d_k': 128},
                     {'model.position': 'learned'}], seeds(2))
     names = run_names(runs, CONFIG)
