@@ -309,8 +309,9 @@ class Local:
     def run(self, jobs):
         self._jobs = jobs
         running = {self._pool.submit(self._run_on_share, job): job for job in jobs}
-        for future in futures.as_completed(running):
-            yield running[future], future.result()
+        while running:  # never asleep for long: a signal that another thread takes does not wake this one
+            for future in futures.wait(running, timeout=1, return_when=futures.FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
 
     def stop(self):
         self._pool.shutdown(wait=False, cancel_futures=True)
