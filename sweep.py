@@ -340,9 +340,9 @@ class Slurm:
             self._executor = submitit.AutoExecutor(folder, cluster='slurm')
         except RuntimeError as error:
             raise UserError(f'--executor=slurm: {error}') from None
-        self._folder = folder
+        self._folder, self._name = folder, folder.absolute().parents[1].name
         self._executor.update_parameters(
-            name=folder.absolute().parents[1].name, timeout_min=round(60 * HOURS.value), gpus_per_node=GPUS.value,
+            name=self._name, timeout_min=round(60 * HOURS.value), gpus_per_node=GPUS.value,
             cpus_per_task=CPUS.value, mem_gb=MEMORY.value, slurm_partition=PARTITION.value,
             slurm_array_parallelism=at_a_time)
 
@@ -363,7 +363,7 @@ class Slurm:
             time.sleep(1)
 
     def stop(self):
-        log.info('the jobs stay in the queue: scancel --name=%s ends them', self._executor.parameters['name'])
+        log.info('the jobs stay in the queue: scancel --name=%s ends them', self._name)
 
     def _ticket(self, job):
         return self._folder / f'{job.name}.id'
