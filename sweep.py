@@ -42,7 +42,8 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: crea
 SPLIT = flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Score every run on this split.')
 JOBS = flags.DEFINE_integer('jobs', 1, 'Runs at a time.', lower_bound=1)
 DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print the runs, their commands and their number, and do nothing.')
-REPORT = flags.DEFINE_bool('report', False, 'Report on what is there, and run nothing; needs --workdir alone.')
+REPORT = flags.DEFINE_bool('report', False, 'Report on what is there, and run nothing; needs no more than --workdir.')
+METRIC = flags.DEFINE_string('metric', None, 'What the plots show, such as perplexity; by default config.eval.metric.')
 RETRY_FAILED = flags.DEFINE_bool('retry_failed', False, 'Run again what has failed.')
 EXECUTOR = flags.DEFINE_enum('executor', 'local', ['local', 'slurm'], 'Where: processes here, or jobs of a cluster.')
 PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; the cluster's default if not given.")
@@ -222,8 +223,8 @@ def report(directory: Path) -> None:
     table = results_table(runs, split=SPLIT.value)
     print(table.markdown(), end='')
     (directory / 'report.csv').write_text(table.csv())
-    save_figure(plot_curves(runs), directory / 'curves.png')
-    save_figure(plot_varied(runs, split=SPLIT.value), directory / 'varied.png')
+    save_figure(plot_curves(runs, METRIC.value), directory / 'curves.png')
+    save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
     (directory / 'report.md').write_text(
         f'# {directory.resolve().name}\n\nScores on the {SPLIT.value} split; the best in bold; ± is the standard '
         f'deviation over seeds.\n\n{table.markdown()}\n![Learning curves](curves.png)\n\n'

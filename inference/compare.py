@@ -119,11 +119,12 @@ class Table:
         """A table in Markdown, the best of each metric in bold; columns are padded to be read as they are."""
         cells = [[_cell(row.get(column)) for column in self.columns] for row in self.rows]
         for index, column in enumerate(self.columns):
-            if column in METRICS:
-                for row, of_row in zip(self.rows, cells, strict=True):
-                    if row.get(column) is not None and _goodness(column, row) == max(
-                            _goodness(column, other) for other in self.rows if other.get(column) is not None):
-                        of_row[index] = f'**{of_row[index]}**'
+            if column not in METRICS:
+                continue
+            ranked = {_goodness(column, row) for row in self.rows if row.get(column) is not None}
+            for row, of_row in zip(self.rows, cells, strict=True):
+                if row.get(column) is not None and len(ranked) > 1 and _goodness(column, row) == max(ranked):
+                    of_row[index] = f'**{of_row[index]}**'
         numeric = [all(isinstance(row.get(column), int | float | Spread | None) for row in self.rows)
                    for column in self.columns]
         widths = [max(map(len, column)) for column in zip(self.columns, *cells, strict=True)]
