@@ -37,7 +37,7 @@ from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
-from training.step import use_compilation_cache
+from training.step import parameter_count, use_compilation_cache
 from training.workdir import changed_data
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
@@ -171,8 +171,8 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
     for changed in changed_data(run.workdir, data, [split]):
         log.warning('not the data that the run was trained with: %s', changed)
     results, table = run.model.score(data, split, run.config, options)
-    results |= {'task': run.config.task, 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
-                'decoding': dataclasses.asdict(options)}
+    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
+                'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
     folder.mkdir(exist_ok=True)

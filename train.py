@@ -1,4 +1,6 @@
-"""Trains a model: python train.py --config=configs/NAME.py --workdir=RUN [--config.model.num_layers=2 ...]
+"""Trains a model: --config=configs/NAME.py --workdir=RUN [--config.OPTION=VALUE ...]. For example:
+
+    python train.py --config=configs/demo.py --workdir=runs/demo --config.model.num_layers=3
 
 Run the same command again after an interruption: it goes on where it stopped, and ends with the same
 parameters, bit for bit, as a run that was left alone (on the same machine).
@@ -30,7 +32,8 @@ from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from configs.checks import config_from
+from configs import base
+from configs.checks import config_from, flatten
 from inference.run import answering
 from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
@@ -54,6 +57,7 @@ COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: 
                                   'pods and GKE tell it without these three flags.')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
+PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
 # What the loop knows beside the state, before the first step. It is saved with every checkpoint, as it is before that
@@ -71,8 +75,10 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
-    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     config = config_from(CONFIG_FLAG)
+    if PRINT_CONFIG.value:
+        return print_config(config)
+    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader()) as directory:
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
 
@@ -227,6 +233,15 @@ def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:
     without_better = 0 if better else progress['without_better'] + 1
     return progress | {'best': value if better else best, 'without_better': without_better,
                        'stopped': 0 < evaluation.patience <= without_better}
+
+
+def print_config(config: ConfigDict) -> None:
+    """stdout: every option as the flag that sets it, to be copied; stderr: which are not the defaults."""
+    options, default = flatten(config), flatten(base.get_config())
+    changed = [f'{option}={value}' for option, value in options.items() if value != default[option]]
+    print('\n'.join(shlex.quote(f'--config.{option}={options[option]}') for option in options))
+    log.info('\n%d of %d options are not the defaults of configs/base.py: %s',
+             len(changed), len(options), ', '.join(changed))
 
 
 def counted(progress: dict, step: int, sums: Sums, config: ConfigDict, workdir: Path) -> dict:

@@ -24,29 +24,55 @@ run_script(main)
 """
 
 
+NO_OPTION = '--config.{}: the config has no such option'
+
+
 def run(*arguments, body='pass'):
     return subprocess.run([sys.executable, '-c', SCRIPT.format(body=body), *arguments], cwd=ROOT, capture_output=True,
                           text=True, timeout=120)
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (['--config.model.num_lyers=2'], 'the config has no key \'num_lyers\': did you mean "num_layers"?'),
-    (['--config.modle.num_layers=2'], 'the config has no key \'modle\': did you mean "model"?'),
-    (['--config.zzz=2'], "the config has no key 'zzz'; configs/base.py has them all"),
+    (['--config.model.num_lyers=2'], NO_OPTION.format('model.num_lyers') + ': did you mean model.num_layers?'),
+    (['--config.modle.num_layers=2'], NO_OPTION.format('modle.num_layers') + ': did you mean model.num_layers?'),
+    (['--config.peak=2'], NO_OPTION.format('peak') + ': did you mean optimizer.peak?'),
+    (['--config.eval.evry', '5'], NO_OPTION.format('eval.evry') + ': did you mean eval.every?'),
+    (['--noconfig.model.remta'], NO_OPTION.format('model.remta') + ': did you mean model.remat?'),
+    (['--config.zzz=2'], NO_OPTION.format('zzz') + '; configs/base.py has them all'),
     (['--config.model.num_layers=x'], "--config.model.num_layers=x: invalid literal for int() with base 10: 'x'"),
     (['--config.model.num_layers=2.5'], "--config.model.num_layers=2.5: invalid literal for int() with base 10: '2.5'"),
     (['--config.model.dropout=x'], "--config.model.dropout=x: could not convert string to float: 'x'"),
-    (['--config.model.num_layers.x=2'], '--config or an override of it is wrong: Attribute <class \'int\'>.x does not '
-     'exist and the type does not support indexing. Attempting to lookup: model.num_layers.x'),
+    (['--config.model.num_layers.x=2'], NO_OPTION.format('model.num_layers.x') + ': did you mean model.num_layers?'),
     (['--step=x'], "--step=x: invalid literal for int() with base 10: 'x'"),
     (['--stepp=1'], "Unknown command line flag 'stepp'. Did you mean: step ?"),
     (['step=1'], "unexpected argument 'step=1': every option is a flag, --name=value"),
     (['--config=no/such.py', '--config.seed=1'],
-     "--config cannot be read: [Errno 2] No such file or directory: 'no/such.py'"),
+     '--config=no/such.py does not exist: give a recipe, for example configs/demo.py'),
+    (['--config=configs/dmeo.py', '--config.seed=1'],
+     '--config=configs/dmeo.py does not exist: did you mean configs/demo.py?'),
 ])
 def test_mistaken_flag_is_one_line_and_status_2(arguments, message):
     done = run('--config=configs/demo.py', *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, '', f'error: {message}\n')
+
+
+def test_help_shows_our_flags_first_and_where_the_options_are():
+    short, full = run('--help'), run('--helpfull')
+    assert short.returncode == full.returncode == 0 and short.stderr == ''
+    assert short.stdout.index('--config: The recipe') < short.stdout.index('configs/base.py explains them')
+    assert len(short.stdout.splitlines()) < 30
+    assert full.stdout.index('--step') < full.stdout.index('model.num_heads = 8') < full.stdout.index('absl.logging')
+
+
+def test_a_script_may_take_one_argument():
+    takes = SCRIPT.replace('main()', 'main(folder)').replace('run_script(main)', 'run_script(main, takes="RUN")')
+
+    def run_it(*arguments):
+        return subprocess.run([sys.executable, '-c', takes.format(body='print(folder)'), *arguments], cwd=ROOT,
+                              capture_output=True, text=True, timeout=120)
+    assert run_it('runs/demo').stdout == 'began\nruns/demo\n'
+    assert run_it().stderr == 'error: RUN is missing; --help tells more\n'
+    assert 'unexpected argument' in run_it('runs/demo', 'runs/other').stderr
 
 
 def test_user_error_is_its_message_and_status_2():

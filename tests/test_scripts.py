@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -17,7 +18,11 @@ import numpy as np
 import pytest
 
 import inference
+from configs import base
+from configs.checks import flatten
 from errors import UserError
+from inference.compare import load_runs
+from inference.show_run import describe
 from inference.text import SearchOptions, search_options
 
 ROOT = Path(__file__).parent.parent
@@ -97,6 +102,24 @@ def test_a_run_directory_holds_everything(run):
     assert said.count('    ? ') == 6  # three translations at each of two evaluations
     assert 'dropped 1 with an empty side, 1 longer than 24' in said
     assert 'compilations of the train step' in said
+
+
+def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path):
+    arguments = [argument for argument in train_arguments(tmp_path / 'run', data, cache) if '--workdir' not in argument]
+    printed = script(*arguments, '--print_config')
+    assert printed.returncode == 0 and not (tmp_path / 'run').exists()
+    options = shlex.split(printed.stdout.decode())
+    assert len(options) == len(flatten(base.get_config())) and set(arguments[2:]) <= set(options)
+    assert b'options are not the defaults of configs/base.py: ' in printed.stderr
+    again = script('train.py', '--config=configs/base.py', *options, '--print_config')
+    assert again.stdout == printed.stdout
+
+
+def test_show_run_tells_of_a_run(run):
+    shown = dict(describe(load_runs(run[0])[0]))
+    parameters_said = int(shown['model'][1].split()[0].replace(',', ''))
+    assert parameters_said == sum(leaf.size for leaf in parameters(run[0]))
+    assert shown['checkpoints'][0].startswith('12 (')
 
 
 def test_starting_a_finished_run_again_does_nothing(run, data, cache):
@@ -241,7 +264,7 @@ def test_a_split_is_scored(run, tmp_path):
     printed, written = json.loads(result.stdout), json.loads((run[0] / 'results' / 'test.json').read_text())
     assert printed == written
     assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',
-            'tokens_per_second', 'checkpoint', 'decoding', 'bleu_lowercased_tokenised'} <= written.keys()
+            'parameters', 'tokens_per_second', 'checkpoint', 'decoding', 'bleu_lowercased_tokenised'} <= written.keys()
     assert written['n'] == 20
     assert len((run[0] / 'results' / 'test.tsv').read_text().splitlines()) == 20
 

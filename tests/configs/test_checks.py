@@ -102,6 +102,14 @@ def test_impossible_value_is_named(values, key):
         checks.check_config(changed(values))
 
 
+@pytest.mark.parametrize('option, word, meant', [
+    ('model.position', 'sinusoid', 'sinusoidal'), ('model.norm', 'Pre', 'pre'), ('eval.metric', 'blue', 'bleu'),
+    ('task', 'clasification', 'classification')])
+def test_misspelt_choice_gets_the_nearest(option, word, meant):
+    with pytest.raises(UserError, match=f': did you mean {meant}\\?$'):
+        checks.check_config(changed({option: word}))
+
+
 @pytest.mark.parametrize('values', [
     {'model.num_heads': 7, 'model.d_k': 64, 'model.d_v': 64},
     {'model.d_model': 9, 'model.num_heads': 3, 'model.position': 'learned'},
@@ -166,7 +174,8 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
 @pytest.mark.parametrize('arguments, message', [
     ([], '--config is missing: give a recipe, for example --config=configs/demo.py'),
     (['--config='], '--config is missing: give a recipe'),
-    (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: give a recipe, for example'),
+    (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: did you mean configs/demo.py?'),
+    (['--config=nothing_like_it.py'], 'does not exist: give a recipe, for example configs/demo.py'),
     ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the files"),
 ])
 def test_flag_without_a_recipe(monkeypatch, arguments, message):

@@ -1,0 +1,102 @@
+"""Grids: the words they are made with, the names of runs, and that ours are possible."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from configs import base, checks, demo, multi30k, rnnsearch_demo, shakespeare_char
+from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
+from errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+SWEEPS = sorted(path.stem for path in (ROOT / 'configs/sweeps').glob('[!_]*.py'))
+OPTIONS = checks.flatten(base.get_config())
+
+
+def test_the_words():
+    heads, norms = over('model.num_heads', [1, 2]), over('model.norm', ['pre', 'post'])
+    assert heads == [{'model.num_heads': 1}, {'model.num_heads': 2}]
+    assert seeds(2) == [{'seed': 0}, {'seed': 1}]
+    assert product(heads, norms) == [{'model.num_heads': 1, 'model.norm': 'pre'},
+                                     {'model.num_heads': 1, 'model.norm': 'post'},
+                                     {'model.num_heads': 2, 'model.norm': 'pre'},
+                                     {'model.num_heads': 2, 'model.norm': 'post'}]
+    assert zipped(heads, norms) == [{'model.num_heads': 1, 'model.norm': 'pre'},
+                                    {'model.num_heads': 2, 'model.norm': 'post'}]
+    assert product([{}] + heads, seeds(2)) == product([{}], seeds(2)) + product(heads, seeds(2))
+    assert differing(product(heads, over('train.steps', [9]), seeds(2))) == ['model.num_heads', 'seed']
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(UserError, match='sets seed twice'):
+        product(seeds(2), over('seed', [7]))
+    with pytest.raises(UserError, match='of 2, 3 runs'):
+        zipped(seeds(2), over('model.num_layers', [1, 2, 3]))
+
+
+def test_short_names_are_never_another_options():
+    short = short_names(OPTIONS)
+    assert len(set(short.values())) == len(OPTIONS)
+    assert (short['seed'], short['data.seed']) == ('seed', 'data.seed')
+    assert (short['model.num_heads'], short['data.tokenizer.kind']) == ('num_heads', 'tokenizer.kind')
+
+
+@pytest.mark.parametrize('sweep, names', [
+    (product(over('model.num_heads', [2, 4]), seeds(2)),
+     ['num_heads=2,seed=0', 'num_heads=2,seed=1', 'num_heads=4,seed=0', 'num_heads=4,seed=1']),
+    (product(seeds(1), over('model.num_heads', [2, 4])), ['num_heads=2,seed=0', 'num_heads=4,seed=0']),
+    ([{}, {'optimizer.peak': 3e-4}], ['base', 'peak=0.0003']),
+    ([{'model.norm': 'pre', 'train.steps': 5}, {'model.norm': 'post', 'train.steps': 5}], ['norm=pre', 'norm=post']),
+    ([{'model.norm': 'pre'}], ['norm=pre']),
+])
+def test_names_tell_what_differs(sweep, names):
+    assert run_names(sweep, OPTIONS) == names
+
+
+def test_names_are_unique_and_fit_a_file_system():
+    directories = ['/a/b', '/a b', 'ä?*', 'x' * 300, 'x' * 301, '../..']
+    names = run_names(over('data.dir', directories), OPTIONS)
+    assert len(set(names)) == len(directories)
+    assert all(re.fullmatch(r'[\w.=,~+-]+', name, re.ASCII) and len(name) < 200 for name in names)
+    assert names == run_names(over('data.dir', directories[::-1]), OPTIONS)[::-1]
+
+
+def every(sweep, config):
+    """The configs of all runs of one of our sweeps, checked."""
+    for overrides in importlib.import_module(f'configs.sweeps.{sweep}').get_sweep(config):
+        changed = config.copy_and_resolve_references()
+        changed.update_from_flattened_dict(overrides)
+        checks.check_config(changed)
+        yield changed
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+@pytest.mark.parametrize('recipe', [demo, multi30k, shakespeare_char])
+def test_our_sweeps_are_possible(name, recipe):
+    config = recipe.get_config()
+    config.data.update(dir='somewhere', file='somewhere' if recipe is shakespeare_char else '')
+    assert len({str(changed) for changed in every(name, config)}) > 1
+    module = importlib.import_module(f'configs.sweeps.{name}')
+    assert f'--sweep=configs/sweeps/{name}.py' in module.__doc__
+
+
+def test_table_3_of_the_papers_model_is_the_papers():
+    sweep = importlib.import_module('configs.sweeps.table3').get_sweep(base.get_config())
+    heads = [(run['model.num_heads'], run['model.d_k'], run['model.d_v']) for run in sweep if 'model.num_heads' in run]
+    assert heads == [(1, 512, 512), (4, 128, 128), (16, 32, 32), (32, 16, 16)]
+    alone = {option: [run[option] for run in sweep if list(run) == [option]] for option in differing(sweep)}
+    assert alone['model.d_k'] == [16, 32]
+    assert alone['model.num_layers'] == [2, 4, 8]
+    assert alone['model.d_ff'] == [1024, 4096]
+    assert alone['model.dropout'] == [0.0, 0.2] and alone['train.label_smoothing'] == [0.0, 0.2]
+    assert alone['model.position'] == ['learned']
+    assert [run for run in sweep if 'model.d_model' in run] == [
+        {'model.d_model': 256, 'model.d_k': 32, 'model.d_v': 32},
+        {'model.d_model': 1024, 'model.d_k': 128, 'model.d_v': 128}]
+
+
+def test_a_sweep_that_means_nothing_to_a_model_is_refused():
+    with pytest.raises(UserError, match='means nothing to model.kind=rnnsearch'):
+        list(every('table3', rnnsearch_demo.get_config()))

@@ -1,0 +1,138 @@
+"""Runs side by side, from directories that were written by hand; and what show_run says of them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from configs import base, demo
+from configs.checks import flatten
+from configs.sweeps import product, run_names, seeds
+from errors import UserError
+from inference.compare import LOGS, SWEEP, Spread, load_runs, plot_curves, plot_varied, results_table
+from inference.show_run import describe, nearest_recipe
+
+CONFIG = flatten(demo.get_config()) | {'train.steps': 100}
+
+
+def write_run(folder, overrides, bleu, steps=(50, 100)):
+    """A run of the demo that was scored on validation if it came to its end."""
+    (folder / 'results').mkdir(parents=True)
+    config = demo.get_config()
+    config.update_from_flattened_dict(overrides | {'train.steps': 100})
+    (folder / 'config.json').write_text(config.to_json())
+    lines = [{'step': 10, 'tokens_per_second': 1.0}]
+    for step in steps:
+        lines += [{'step': step, 'tokens_per_second': 1000.0 + step, 'epoch': step / 50},
+                  {'step': step, 'validation_bleu': bleu * step / 100, 'validation_loss': 1 - bleu / 100}]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines) + '{"step": 1')
+    if steps[-1] == 100:
+        (folder / 'results' / 'validation.json').write_text(json.dumps(
+            {'bleu': bleu, 'perplexity': 100 / bleu, 'parameters': 5000, 'bleu_signature': 'x', 'checkpoint': 'best',
+             'checkpoint_steps': [100]}))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """The recipe, two numbers of heads, learned positions; two seeds each. One is half-way, one failed, one waits."""
+    runs = product([{}, {'model.num_heads': 2, 'model.d_k': 64}, {'model.num_heads': 1, 'model.d_k': 128},
+                    {'model.position': 'learned'}], seeds(2))
+    names = run_names(runs, CONFIG)
+    for index, (name, overrides) in enumerate(zip(names[:6], runs, strict=False)):
+        write_run(tmp_path / name, overrides, 20.0 + index, steps=(50,) if index == 5 else (50, 100))
+    (tmp_path / LOGS).mkdir()
+    (tmp_path / LOGS / f'{names[6]}.failed').write_text('exit status 1')
+    (tmp_path / SWEEP).write_text(json.dumps({'config': CONFIG, 'runs': dict(zip(names, runs, strict=True))}))
+    return tmp_path
+
+
+def test_a_sweep_becomes_a_table(sweep):
+    runs = load_runs(sweep)
+    assert [run.state for run in runs] == [*['finished'] * 5, 'at step 50 of 100', 'failed: exit status 1',
+                                           'not started']
+    assert runs[2].settings == {'model.num_heads': 2, 'model.d_k': 64} and runs[2].speed == 1075
+    table = results_table(runs)
+    assert table.columns == ['num_heads', 'd_k', 'position', 'bleu', 'perplexity', 'seeds', 'parameters', 'tokens/s',
+                             'state']
+    assert [[row.get(column) for column in table.columns[:4]] for row in table.rows] == [
+        [4, 32, 'sinusoidal', Spread(20.5, pytest.approx(0.5 ** 0.5))],  # the recipe, d_k as it comes to
+        [2, 64, None, Spread(22.5, pytest.approx(0.5 ** 0.5))],
+        [1, 128, None, Spread(24.0, None)],
+        [None, None, 'learned', None]]
+    assert [row['state'] for row in table.rows] == ['finished', 'finished', '1 finished, 1 at step 50 of 100',
+                                                    '1 failed: exit status 1, 1 not started']
+    lines = table.markdown().splitlines()
+    assert len({len(line) for line in lines}) == 1 and len(lines) == 6
+    assert [line.count('**') for line in lines] == [0, 0, 0, 0, 4, 0]  # the best BLEU and the least perplexity
+    assert '| 22.50 ± 0.71 |' in lines[3] and '|    **24.00** |' in lines[4]
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [row['bleu'] for row in rows] == ['20.5', '22.5', '24.0', '']
+    assert float(rows[0]['bleu_sd']) == pytest.approx(0.5 ** 0.5) and rows[2]['bleu_sd'] == ''
+
+
+def test_a_list_of_runs_is_compared_by_what_differs(sweep):
+    runs = load_runs([sweep / 'num_heads=2,d_k=64,seed=0', sweep / 'seed=1'])
+    assert [run.settings for run in runs] == [{'model.d_k': 64, 'model.num_heads': 2},
+                                              {'model.d_k': 0, 'model.num_heads': 4}]
+    assert results_table(runs, ['model.num_heads']).columns[:2] == ['num_heads', 'bleu']
+    assert len(load_runs(runs[0].workdir)) == 1
+    (sweep / SWEEP).unlink()
+    assert len(load_runs(sweep)) == 6
+
+
+def test_no_runs_are_an_error(tmp_path):
+    with pytest.raises(UserError, match='no runs there'):
+        load_runs(tmp_path)
+    with pytest.raises(UserError, match='not a run directory'):
+        load_runs([tmp_path])
+
+
+def test_a_run_is_at_its_end_when_patience_is(tmp_path):
+    write_run(tmp_path / 'run', {'eval.patience': 2, 'eval.metric': 'loss'}, 20.0, steps=(20, 40))
+    [run] = load_runs(tmp_path)
+    assert run.state == 'at step 40 of 100'
+    with open(tmp_path / 'run/metrics.jsonl', 'a') as file:
+        file.write('\n{"step": 60, "validation_loss": 0.9}\n')
+    assert load_runs(tmp_path)[0].state == 'finished'  # the best at 20, then twice no better
+
+
+def test_the_plots_show_every_setting_and_every_option(sweep):
+    runs = load_runs(sweep)
+    curves = plot_curves(runs)
+    [legend] = curves.legends
+    assert [text.get_text() for text in legend.get_texts()] == ['num_heads=1,d_k=128', 'num_heads=2,d_k=64', 'base']
+    [axes] = curves.axes
+    assert list(axes.lines[0].get_xydata()[-1]) == [100, 24]  # its other seed is not there yet
+    assert axes.get_ylabel() == 'validation bleu'
+    varied = plot_varied(runs)
+    [axes] = varied.axes  # learned positions have no result yet
+    assert axes.get_xlabel() == 'num_heads (with d_k)'
+    assert [label.get_text() for label in axes.get_xticklabels()] == ['4', '2', '1']
+    assert [list(point) for point in axes.lines[0].get_xydata()] == [[1, 24], [2, 22.5], [4, 20.5]]
+    assert plot_varied(runs, 'chrf').axes[0].get_title() == 'nothing varied has chrf on validation yet'
+
+
+def test_a_grid_is_a_panel_for_each_option(tmp_path):
+    for norm in ('pre', 'post'):
+        for warmup in (1, 10, 20):
+            write_run(tmp_path / f'{norm}{warmup}', {'model.norm': norm, 'optimizer.warmup': warmup}, 10.0 + warmup)
+    norm, warmup = plot_varied(load_runs(tmp_path)).axes
+    assert norm.get_xlabel() == 'norm' and [label.get_text() for label in norm.get_xticklabels()] == ['post', 'pre']
+    assert warmup.get_xscale() == 'log'
+    assert [text.get_text() for text in warmup.get_legend().get_texts()] == ['norm=post', 'norm=pre']
+
+
+def test_show_run_says_it_in_one_screen(tmp_path):
+    write_run(tmp_path / 'run', {'model.norm': 'pre'}, 20.0)
+    (tmp_path / 'run/pictures').mkdir()
+    (tmp_path / 'run/pictures/000001.png').write_bytes(b'')
+    [run] = load_runs(tmp_path)
+    said = dict(describe(run))
+    assert len(sum(said.values(), [])) < 24
+    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  train.steps=100']
+    assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens a second',
+                                'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
+    assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
+    assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']
+    assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')

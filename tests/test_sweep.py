@@ -1,0 +1,266 @@
+"""sweep.py: what it runs, how it goes on, what it says; with scripts in the place of train.py and decode.py that take
+no time, and once with the real ones."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TRAIN = '''
+import json, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+flags = dict(argument.lstrip('-').split('=', 1) for argument in sys.argv[1:])
+workdir = Path(flags['workdir'])
+workdir.mkdir(parents=True, exist_ok=True)
+with open(workdir / 'began', 'a') as file:
+    file.write('x')
+heads, seed, steps = (int(flags.get(f'config.{name}', 0)) for name in ('model.num_heads', 'seed', 'train.steps'))
+if heads == 2 and not Path(ROOT, 'mended').exists():
+    sys.exit('Traceback: two heads are bad luck')
+if heads == 4:
+    while Path(ROOT, 'slow').exists():
+        time.sleep(0.05)
+(workdir / 'config.json').write_text('{}')
+with open(workdir / 'metrics.jsonl', 'w') as file:
+    for step in (steps // 2, steps):
+        file.write(json.dumps({'step': step, 'tokens_per_second': 100 * step}) + '\\n')
+        file.write(json.dumps({'step': step, 'validation_bleu': step * heads + seed}) + '\\n')
+(workdir / 'score').write_text(str(10 * heads + seed))
+'''
+DECODE = '''
+import json, sys
+from pathlib import Path
+flags = dict(argument.lstrip('-').split('=', 1) for argument in sys.argv[1:])
+workdir = Path(flags['workdir'])
+results = workdir / 'results' / f"{flags['split']}.json"
+results.parent.mkdir(exist_ok=True)
+results.write_text(json.dumps({'bleu': float((workdir / 'score').read_text()), 'perplexity': 2.0, 'parameters': 1234}))
+'''
+SWEEP = '''
+from configs.sweeps import over, product, seeds
+def get_sweep(config):
+    return product(over('model.num_heads', {heads}), seeds({seeds}))
+'''
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """A folder with sweep.py, scripts that take no time, and a sweep."""
+    (tmp_path / 'sweep.py').write_bytes((ROOT / 'sweep.py').read_bytes())
+    (tmp_path / 'train.py').write_text(TRAIN.replace('ROOT', repr(str(tmp_path))))
+    (tmp_path / 'decode.py').write_text(DECODE)
+    return tmp_path
+
+
+def command(bench, *arguments, heads=(1, 4), seeds=2, config=True):
+    (bench / 'grid.py').write_text(SWEEP.format(heads=list(heads), seeds=seeds))
+    recipe = [f'--config={ROOT}/configs/demo.py', '--sweep=grid.py', '--config.train.steps=400'] if config else []
+    return [sys.executable, 'sweep.py', f'--workdir={bench}/out', *recipe, *arguments]
+
+
+ENVIRONMENT = {**os.environ, 'PYTHONPATH': str(ROOT)}
+
+
+def sweep(bench, *arguments, **options):
+    done = subprocess.run(command(bench, *arguments, **options), cwd=bench, capture_output=True, text=True,
+                          timeout=120, env=ENVIRONMENT)
+    assert 'Traceback (most recent call last)' not in done.stderr, done.stderr
+    return done
+
+
+def start(bench, *arguments, **options):
+    """A sweep in the background, whose runs with four heads do not end."""
+    (bench / 'slow').touch()
+    process = subprocess.Popen(command(bench, *arguments, **options), cwd=bench, stderr=subprocess.PIPE, text=True,
+                               stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    wait_for(bench / 'out/num_heads=4,seed=0/began')
+    return process
+
+
+def wait_for(path):
+    deadline = time.time() + 100
+    while not path.exists():
+        assert time.time() < deadline
+        time.sleep(0.02)
+
+
+def times_begun(bench):
+    return {path.parent.name: len(path.read_text()) for path in bench.glob('out/*/began')}
+
+
+def test_what_is_run_and_reported(bench):
+    typed = sweep(bench, '--dry_run').stdout.splitlines()
+    assert typed[-1] == '# 4 runs' and not (bench / 'out').exists()
+    assert shlex.split(typed[1]) == [
+        'python', 'train.py', f'--config={ROOT}/configs/demo.py', f'--workdir={bench}/out/num_heads=1,seed=0',
+        '--config.train.steps=400', '--config.model.num_heads=1', '--config.seed=0']
+    assert typed[2] == f'python decode.py --workdir={bench}/out/num_heads=1,seed=0 --split=validation'
+
+    done = sweep(bench, '--jobs=2')
+    assert done.returncode == 0, done.stderr
+    assert '4 runs: 0 finished, 0 failed before, 4 to do' in done.stderr
+    rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in done.stdout.splitlines()]
+    assert rows[0] == ['num_heads', 'bleu', 'perplexity', 'seeds', 'parameters', 'tokens/s']
+    assert rows[2:] == [['1', '10.50 ± 0.71', '2.000 ± 0.000', '2', '1,234', '40,000'],
+                        ['4', '**40.50 ± 0.71**', '2.000 ± 0.000', '2', '1,234', '40,000']]
+    out = bench / 'out'
+    assert done.stdout in (out / 'report.md').read_text()
+    [one, four] = csv.DictReader((out / 'report.csv').open())
+    assert (four['num_heads'], four['bleu'], float(four['bleu_sd'])) == ('4', '40.5', pytest.approx(0.5 ** 0.5))
+    assert all((out / name).read_bytes().startswith(b'\x89PNG') for name in ('curves.png', 'varied.png'))
+    assert json.loads((out / 'sweep.json').read_text())['config']['train.steps'] == 400
+
+    grown = sweep(bench, seeds=3)  # the same directory may take more runs
+    assert grown.returncode == 0 and '6 runs: 4 finished' in grown.stderr
+    assert times_begun(bench) == {f'num_heads={heads},seed={seed}': 1 for heads in (1, 4) for seed in range(3)}
+
+    other = sweep(bench, '--config.optimizer.warmup=9', heads=[1])
+    assert other.returncode == 2
+    assert 'optimizer.warmup: 300 there, 9 asked for' in other.stderr
+    assert 'run num_heads=4,seed=0: not in this sweep' in other.stderr
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
+    done = sweep(bench, heads=[2, 1])
+    assert done.returncode == 1
+    assert 'num_heads=2,seed=0 failed, exit status 1' in done.stderr and 'two heads are bad luck' in done.stderr
+    assert 'two heads are bad luck' in (bench / 'out/logs/num_heads=2,seed=0.log').read_text()
+    assert '| failed: exit status 1 |' in done.stdout and '10.50 ± 0.71' in done.stdout
+    (bench / 'mended').touch()
+    again = sweep(bench, heads=[2, 1])
+    assert again.returncode == 1 and '2 finished, 2 failed before, 0 to do' in again.stderr
+    retried = sweep(bench, '--retry_failed', heads=[2, 1])
+    assert retried.returncode == 0 and '**20.50' in retried.stdout and 'failed:' not in retried.stdout
+    assert set(times_begun(bench).values()) == {1, 2}
+
+
+def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
+    process = start(bench)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 130 and 'the same command goes on from here' in said
+    assert not list(bench.glob('out/logs/*.failed'))
+    report = sweep(bench, '--report', config=False)
+    assert report.returncode == 0 and '| not started |' in report.stdout
+    (bench / 'slow').unlink()
+    again = sweep(bench)
+    assert again.returncode == 0 and '4 runs: 2 finished' in again.stderr
+    assert times_begun(bench)['num_heads=4,seed=0'] == 2 and times_begun(bench)['num_heads=1,seed=0'] == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_waits_for_the_runs_that_outlived_another(bench):
+    process = start(bench)
+    process.kill()
+    process.communicate()
+    second = subprocess.Popen(command(bench), cwd=bench, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                              env=ENVIRONMENT)
+    while 'Waiting' not in second.stderr.readline():
+        assert second.poll() is None
+    assert times_begun(bench)['num_heads=4,seed=0'] == 1
+    (bench / 'slow').unlink()
+    second.communicate(timeout=100)
+    assert second.returncode == 0 and len(list(bench.glob('out/*/results/validation.json'))) == 4
+
+
+SLURM = {
+    'srun': 'shift 5; exec "$@"',  # --unbuffered --output X --error Y
+    'sbatch': '''
+id=4; script=$(eval echo '$'$#)
+for task in $(seq 0 $(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' $script)); do
+  (export SLURM_JOB_ID=$id$task SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1
+   export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+   bash $script > $script.$task.out 2>&1 &)
+done
+echo "Submitted batch job $id"''',
+    'sacct': 'echo "JobID|State|NodeList"',
+}
+
+
+@pytest.fixture
+def cluster(bench, monkeypatch):
+    """Slurm as far as submitit sees of it: each job of an array runs at once."""
+    for name, body in SLURM.items():
+        (bench / 'bin' / name).parent.mkdir(exist_ok=True)
+        (bench / 'bin' / name).write_text(f'#!/bin/bash\n{body}\n')
+        (bench / 'bin' / name).chmod(0o755)
+    monkeypatch.setitem(ENVIRONMENT, 'PATH', f'{bench}/bin:{os.environ["PATH"]}')
+
+
+def test_jobs_of_a_cluster(bench, cluster):
+    done = sweep(bench, '--executor=slurm', '--partition=short', '--hours=0.5', heads=[1, 2], seeds=1)
+    assert done.returncode == 1, done.stderr
+    script = bench / 'out/logs/slurm/4_submission.sh'
+    assert all(f'#SBATCH --{line}\n' in script.read_text() for line in
+               ('partition=short', 'time=30', 'array=0-1%1', 'gpus-per-node=1', 'job-name=out'))
+    assert 'num_heads=1,seed=0 finished' in done.stderr and 'two heads are bad luck' in done.stderr
+    assert '| failed: exit status 1 |' in done.stdout
+
+
+@pytest.mark.slow
+def test_jobs_outlive_the_sweep_and_are_found_again(bench, cluster):
+    process = start(bench, '--executor=slurm')
+    process.send_signal(signal.SIGINT)
+    assert 'scancel --name=out' in process.communicate(timeout=100)[1]
+    again = subprocess.Popen(command(bench, '--executor=slurm'), cwd=bench, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    time.sleep(20)
+    (bench / 'slow').unlink()
+    assert again.wait(100) == 0
+    assert set(times_begun(bench).values()) == {1} and len(times_begun(bench)) == 4
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there(bench):
+    refused = sweep(bench, '--executor=slurm')
+    assert refused.returncode == 2 and '--executor=slurm: Could not detect "srun"' in refused.stderr
+    assert not (bench / 'out').exists()
+
+
+@pytest.mark.parametrize('grid, expected', [
+    ("[{'model.num_head': 2}]", 'no option model.num_head: did you mean model.num_heads?'),
+    ("[{'model.num_heads': 3}]", "run {'model.num_heads': 3}: config.model.num_heads=3: must divide"),
+])
+def test_mistakes_are_explained(bench, grid, expected):
+    arguments = command(bench)
+    (bench / 'grid.py').write_text(f'def get_sweep(config):\n    return {grid}\n')
+    done = subprocess.run(arguments, cwd=bench, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert done.returncode == 2 and expected in done.stderr and not (bench / 'out').exists()
+
+
+def test_a_directory_of_other_files_is_not_used(bench):
+    (bench / 'out').mkdir()
+    (bench / 'out/thesis.tex').write_text('precious')
+    assert 'holds no sweep' in sweep(bench).stderr
+    assert [path.name for path in (bench / 'out').iterdir()] == ['thesis.tex']
+
+
+@pytest.mark.slow
+def test_a_real_sweep_killed_half_way(tmp_path):
+    """Two settings, two seeds, on the built-in corpus; killed in the second run."""
+    grid = tmp_path / 'grid.py'
+    grid.write_text(SWEEP.format(heads=[1, 2], seeds=2))
+    small = {'model.d_model': 16, 'model.d_ff': 16, 'model.num_layers': 1, 'optimizer.warmup': 8, 'train.steps': 24,
+             'train.log_every': 4, 'eval.every': 12, 'eval.bleu_sentences': 20, 'checkpoint.every': 4,
+             'decode.extra_length': 2, 'decode.method': 'greedy', 'cache_dir': tmp_path / 'cache'}
+    arguments = [sys.executable, 'sweep.py', '--config=configs/demo.py', f'--sweep={grid}', f'--workdir={tmp_path}/out',
+                 *(f'--config.{option}={value}' for option, value in small.items())]
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(tmp_path / 'out/num_heads=1,seed=1/checkpoints/4')
+    process.send_signal(signal.SIGINT)
+    assert process.wait(100) == 130
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert '4 runs: 1 finished, 0 failed before, 3 to do' in done.stderr
+    assert 'resuming from step' in (tmp_path / 'out/logs/num_heads=1,seed=1.log').read_text()
+    rows = list(csv.DictReader((tmp_path / 'out/report.csv').open()))
+    assert [row['seeds'] for row in rows] == ['2', '2']
+    assert all(float(row['bleu']) >= 0 and int(row['parameters']) > 1000 and int(row['tokens/s']) > 0 for row in rows)
