@@ -37,7 +37,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.token_store import cache_folder
 from model.patches import patch_grid
-from training.step import use_compilation_cache
+from training.step import parameter_count, use_compilation_cache
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -146,8 +146,8 @@ def score_split(run: Run, split: str, options: SearchOptions) -> None:
     """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
     data = run.data()
     results, table = run.model.score(data, split, run.config, options)
-    results |= {'task': run.config.task, 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
-                'decoding': dataclasses.asdict(options)}
+    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params), 'checkpoint': CHECKPOINT.value,
+                'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
     folder.mkdir(exist_ok=True)

@@ -1,0 +1,114 @@
+"""Sweeps: one file, one grid of overrides of a recipe; and the few words that grids are made with.
+
+A sweep file has a function `get_sweep(config)`, which gets the resolved recipe and returns a sweep: a list of
+overrides, one for each run, each a dict from option to value, such as {'model.num_heads': 2, 'seed': 1}. They are
+plain lists and dicts: `+` puts two sweeps one after the other, a comprehension picks from one, and [{}] is the recipe
+as it is.
+
+    from configs.sweeps import over, product, seeds
+
+    def get_sweep(config):
+        return product(over('model.num_heads', [1, 2, 4]), over('model.norm', ['post', 'pre']), seeds(3))
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from errors import UserError
+
+Overrides = dict[str, Any]  # {'model.num_heads': 2, ...}
+Sweep = list[Overrides]
+
+MOST_LETTERS = 160  # of a name: file systems take 255 bytes, and names get endings
+
+
+def over(option: str, values: Iterable[Any]) -> Sweep:
+    """One run for each value of one option."""
+    return [{option: value} for value in values]
+
+
+def seeds(count: int) -> Sweep:
+    """The same run `count` times, from seeds 0, 1, ...: a report merges them into mean and spread."""
+    return over('seed', range(count))
+
+
+def product(*sweeps: Sweep) -> Sweep:
+    """Every combination; the last sweep varies fastest.
+
+    Raises:
+      UserError: if two of the sweeps set the same option.
+    """
+    return [_merged(parts) for parts in itertools.product(*sweeps)]
+
+
+def zipped(*sweeps: Sweep) -> Sweep:
+    """The first of each, the second of each, ...: options that change together.
+
+    Raises:
+      UserError: if the sweeps differ in length, or two of them set the same option.
+    """
+    if len({len(sweep) for sweep in sweeps}) > 1:
+        raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs do not go together')
+    return [_merged(parts) for parts in zip(*sweeps, strict=True)]
+
+
+def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
+    """A name for each run, made from what differs: 'num_heads=4,d_k=32,seed=1'; 'base' where nothing is overridden.
+
+    Names are made of characters that any file system takes, and do not depend on the order of the runs. The seed
+    comes last, and is named wherever it is set, so that more seeds can be added later.
+
+    Args:
+      sweep: no two of its runs alike.
+      options: all options of the config, which tell how short an option's name can be.
+    """
+    options = list(options)
+    short = short_names(options)
+    told = {*differing(sweep), 'seed'} if len(sweep) > 1 else set(options)
+    names = []
+    for overrides in sweep:
+        told_here = sorted(told & overrides.keys(), key=lambda option: (option == 'seed', list(overrides).index(option)))
+        name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in told_here) or 'base'
+        names.append(name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}~{_digest(overrides)}')
+    # Values that only differ in characters which a name cannot hold.
+    return [f'{name}~{_digest(overrides)}' if names.count(name) > 1 else name
+            for name, overrides in zip(names, sweep, strict=True)]
+
+
+def differing(sweep: Sweep) -> list[str]:
+    """The options in which the runs differ, in the order of their first appearance."""
+    options = dict.fromkeys(option for overrides in sweep for option in overrides)
+    return [option for option in options if len({repr(overrides.get(option)) for overrides in sweep}) > 1]
+
+
+def short_names(options: Iterable[str]) -> dict[str, str]:
+    """For each option the shortest end of its name that is no other option's: 'num_heads', but 'data.seed'."""
+    options = list(options)
+    ends = [_ends(option) for option in options]
+    return {option: next((end for end in of_option if sum(end in others for others in ends) == 1), option)
+            for option, of_option in zip(options, ends, strict=True)}
+
+
+def _ends(option: str) -> list[str]:
+    parts = option.split('.')
+    return ['.'.join(parts[-length:]) for length in range(1, len(parts) + 1)]
+
+
+def _merged(parts: Iterable[Overrides]) -> Overrides:
+    merged = {}
+    for overrides in parts:
+        if twice := merged.keys() & overrides.keys():
+            raise UserError(f'a sweep sets {min(twice)} twice in one run')
+        merged |= overrides
+    return merged
+
+
+def _written(value: Any) -> str:
+    return re.sub(r'[^\w.+-]+', '_', f'{value:g}' if isinstance(value, float) else str(value), flags=re.ASCII)
+
+
+def _digest(overrides: Overrides) -> str:
+    return hashlib.sha256(repr(sorted(overrides.items())).encode()).hexdigest()[:8]

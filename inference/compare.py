@@ -1,0 +1,424 @@
+"""Runs side by side: what was varied against what came of it, as a table, and as plots.
+
+    runs = load_runs('sweeps/heads')            # a sweep, a folder of runs, or a list of run directories
+    results_table(runs)                         # shown as a table in a notebook; .markdown(), .csv()
+    plot_curves(runs)
+    plot_varied(runs)
+
+Runs that differ in the seed alone are one setting: its figures are means with their standard deviation.
+Only files are read, and JAX does nothing.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from configs.checks import flatten
+from configs.sweeps import differing, run_names, short_names
+from errors import UserError
+from inference.run import CONFIG, read_config
+from training.checkpoints import LOWER_IS_BETTER
+
+SWEEP = 'sweep.json'  # in the directory of a sweep: {'config': {option: value}, 'runs': {name: overrides}}
+LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
+METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bits_per_character', 'r_squared',
+           'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
+SMALL_IS_BEST = {*LOWER_IS_BETTER, 'mean_absolute_error', 'root_mean_squared_error'}
+NOT_VARIED = ('seed', 'cache_dir')  # options in which runs may differ and be the same setting
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What is on disk about a run.
+
+    Attributes:
+      name: of its directory.
+      workdir: its directory, which a run that has not begun does not have.
+      settings: the options that were varied and their values here, the seed left out: {'model.num_heads': 2}.
+      config: every option, {'model.d_model': 128, ...}; widths that 0 leaves to others are filled in.
+      curves: what `read_curves` finds.
+      results: what `read_results` finds.
+      failure: why it failed, or ''.
+    """
+    name: str
+    workdir: Path
+    settings: dict[str, Any]
+    config: dict[str, Any]
+    curves: dict[str, list[tuple[int, float]]]
+    results: dict[str, dict[str, Any]]
+    failure: str = ''
+
+    @property
+    def step(self) -> int:
+        """The last step that it has told of; 0 if none."""
+        return max((points[-1][0] for points in self.curves.values()), default=0)
+
+    @property
+    def trained(self) -> bool:
+        """Whether training has come to its end: the last step, or the end of patience."""
+        patience, metric = self.config['eval.patience'], self.config['eval.metric']
+        values = [value for _, value in self.curves.get(f'validation_{metric}', [])]
+        best = (min if metric in LOWER_IS_BETTER else max)(values, default=None)
+        without_better = len(values) - 1 - values.index(best) if values else 0
+        return self.step >= self.config['train.steps'] or 0 < patience <= without_better
+
+    @property
+    def state(self) -> str:
+        """'finished', 'failed: ...', 'at step 30 of 60' or 'not started'."""
+        if self.failure:
+            return f'failed: {self.failure}'
+        if self.trained:
+            return 'finished'
+        began = (self.workdir / CONFIG).exists()
+        return f'at step {self.step:,} of {self.config["train.steps"]:,}' if began else 'not started'
+
+    @property
+    def speed(self) -> float | None:
+        """Median target tokens a second of training; None before the first is logged."""
+        # The first time is that of compilation too.
+        points = self.curves.get('tokens_per_second', [])
+        return statistics.median(value for _, value in points[1:] or points) if points else None
+
+
+class Spread(NamedTuple):
+    """A figure over seeds; the deviation is the sample's (n - 1), None of one value."""
+    mean: float
+    deviation: float | None
+
+    def __str__(self):
+        mean = f'{self.mean:,.0f}' if abs(self.mean) >= 1000 else f'{self.mean:#.4g}'
+        if self.deviation is None:
+            return mean
+        return f'{mean} ± {self.deviation:,.{len(mean.partition(".")[2])}f}' if 'e' not in mean else (
+            f'{mean} ± {self.deviation:.1e}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of {column: value}; a value is text, a number, a Spread or None."""
+    columns: list[str]
+    rows: list[dict[str, Any]]
+
+    def markdown(self) -> str:
+        """A table in Markdown, the best of each metric in bold; columns are padded to be read as they are."""
+        cells = [[_cell(row.get(column)) for column in self.columns] for row in self.rows]
+        for index, column in enumerate(self.columns):
+            if column in METRICS:
+                for row, of_row in zip(self.rows, cells, strict=True):
+                    if row.get(column) is not None and _goodness(column, row) == max(
+                            _goodness(column, other) for other in self.rows if other.get(column) is not None):
+                        of_row[index] = f'**{of_row[index]}**'
+        numeric = [all(isinstance(row.get(column), int | float | Spread | None) for row in self.rows)
+                   for column in self.columns]
+        widths = [max(map(len, column)) for column in zip(self.columns, *cells, strict=True)]
+        rule = ['-' * (width - 1) + ':' if right else '-' * width for width, right in zip(widths, numeric, strict=True)]
+
+        def line(of_row):
+            return '| ' + ' | '.join(cell.rjust(width) if right else cell.ljust(width)
+                                     for cell, width, right in zip(of_row, widths, numeric, strict=True)) + ' |\n'
+        return ''.join(map(line, [self.columns, rule, *cells]))
+
+    def csv(self) -> str:
+        """The same as CSV: all digits, and the deviations in columns of their own, NAME_sd."""
+        spread = {column for row in self.rows for column, value in row.items() if isinstance(value, Spread)}
+        file = io.StringIO()
+        writer = csv.DictWriter(file, [name for column in self.columns
+                                       for name in ([column, f'{column}_sd'] if column in spread else [column])],
+                                extrasaction='ignore')
+        writer.writeheader()
+        for row in self.rows:
+            flat = {column: value.mean if isinstance(value, Spread) else value for column, value in row.items()}
+            writer.writerow(flat | {f'{column}_sd': value.deviation for column, value in row.items()
+                                    if isinstance(value, Spread)})
+        return file.getvalue()
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+
+def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
+    """The runs of a sweep in its order, of a folder by name, or of a list of run directories.
+
+    Raises:
+      UserError: if there are none.
+    """
+    if isinstance(where, str | Path):
+        where = Path(where)
+        if (where / SWEEP).exists():
+            return _runs_of_sweep(where)
+        where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
+        if not where:
+            raise UserError('no runs there: give the directory of a sweep, or one that holds run directories')
+    folders = [Path(folder) for folder in where]
+    configs = [flatten(read_config(folder)) for folder in folders]
+    varied = [option for option in differing(configs) if option not in NOT_VARIED]
+    return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, _filled(config),
+                      read_curves(folder), read_results(folder))
+            for folder, config in zip(folders, configs, strict=True)]
+
+
+def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
+    """{'train_loss': [(100, 5.07), ...], 'validation_bleu': ...}: value over step, as metrics.jsonl has them."""
+    path, curves = Path(workdir) / 'metrics.jsonl', {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            metrics = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed while it wrote
+        step = metrics.pop('step')
+        for name, value in metrics.items():
+            curves.setdefault(name, []).append((step, value))
+    return curves
+
+
+def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
+    """{'test': {'bleu': 38.8, ...}}: what decode.py --split=... has written, by split."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(Path(workdir).glob('results/*.json'))}
+
+
+def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
+    """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
+
+    As in Table 3 of "Attention Is All You Need", a cell is empty where a setting leaves an option as the recipe has it;
+    the row of the recipe itself has all of them.
+
+    Args:
+      runs: what `load_runs` returns.
+      varied: the options to show; all that differ by default.
+      split: whose results.
+
+    Returns:
+      A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
+      one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
+    """
+    settings = by_setting(runs)
+    varied = varied_options(runs) if varied is None else list(varied)
+    short = short_names(runs[0].config)
+    rows = []
+    for of_setting in settings:
+        first = of_setting[0]
+        row = {short[option]: (first.settings or first.config).get(option) for option in varied}
+        done = [run.results[split] for run in of_setting if run.trained and split in run.results]
+        for metric in METRICS:
+            if values := [results[metric] for results in done if metric in results]:
+                row[metric] = spread(values)
+        row['seeds'] = len(done)
+        row['parameters'] = next((results['parameters'] for results in done if 'parameters' in results), None)
+        if speeds := [run.speed for run in of_setting if run.speed is not None]:
+            row['tokens/s'] = round(statistics.fmean(speeds))
+        row['state'] = _state(of_setting)
+        rows.append(row)
+    present = {column for row in rows for column in row}
+    columns = [*(short[option] for option in varied), *(metric for metric in METRICS if metric in present)]
+    columns += ['seeds'] if any(len(of_setting) > 1 for of_setting in settings) else []
+    columns += ['parameters', 'tokens/s']
+    columns += ['state'] if any(row['state'] != 'finished' for row in rows) else []
+    return Table(columns, rows)
+
+
+def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
+    """A validation metric over the steps: for each setting the mean of its seeds, and their range if there is room.
+
+    Args:
+      runs: what `load_runs` returns.
+      metric: 'bleu', 'loss', ...; by default that of the first run's config.eval.metric.
+    """
+    metric = metric or runs[0].config['eval.metric']
+    lines = []
+    for of_setting in by_setting(runs):
+        at_step = {}
+        for run in of_setting:
+            for step, value in run.curves.get(f'validation_{metric}', []):
+                at_step.setdefault(step, []).append(value)
+        if at_step:
+            steps = sorted(at_step)
+            lines.append((label(of_setting[0]), steps, [at_step[step] for step in steps]))
+    sign = -1 if metric in SMALL_IS_BEST else 1
+    lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
+    columns = -(-len(lines) // 24) or 1  # of the legend
+    drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
+    axes = drawn.add_subplot()
+    for index, (name, steps, values) in enumerate(lines):
+        style = {'color': _color(index, len(lines)), 'linestyle': ('-', '--', ':')[index % 3 if len(lines) > 10 else 0]}
+        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=name, **style)
+        if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more would be mud
+            axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
+                              linewidth=0)
+    axes.set(xlabel='step', ylabel=f'validation {metric.replace("_", " ")}')
+    axes.grid(alpha=0.3)
+    if lines:
+        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='best first')
+    else:
+        axes.set_title('nothing is evaluated yet')
+    return drawn
+
+
+def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
+    """A metric of the results against each varied option: numbers on an axis, names side by side.
+
+    Runs that differ in nothing but that option are joined. Options that change together share a panel, named after the
+    first. Where there is a run of the recipe as it is, each panel has it, as a star; bars are standard deviations over
+    seeds.
+
+    Args:
+      runs: what `load_runs` returns.
+      metric: one of the results; by default that of the first run's config.eval.metric, if it is one.
+      split: whose results.
+    """
+    settings = [of_setting for of_setting in by_setting(runs) if any(split in run.results for run in of_setting)]
+    measured = {name for of_setting in settings for run in of_setting for name in run.results.get(split, {})}
+    metric = metric or next((name for name in (runs[0].config['eval.metric'], *METRICS) if name in measured), METRICS[0])
+    points = []
+    for of_setting in settings:
+        values = [run.results[split][metric] for run in of_setting if metric in run.results.get(split, {})]
+        if values:
+            points.append((of_setting[0], spread(values)))
+    panels = _panels(points)
+    columns = min(3, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    drawn = Figure(figsize=(4.2 * columns, 3.4 * rows), layout='constrained')
+    short = short_names(runs[0].config)
+    axes = None
+    for index, panel in enumerate(panels):
+        axes = drawn.add_subplot(rows, columns, 1 + index, sharey=axes)
+        _draw_panel(axes, panel, short)
+        axes.set_ylabel(f'{split} {metric.replace("_", " ")}' if index % columns == 0 else '')
+        axes.grid(alpha=0.3)
+    if not panels:
+        drawn.add_subplot().set_title(f'nothing varied has {metric} on {split} yet')
+    return drawn
+
+
+def by_setting(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
+    """The runs that differ in the seed alone, together; in the order of their first."""
+    together = {}
+    for run in runs:
+        together.setdefault(repr(sorted(run.settings.items())), []).append(run)
+    return list(together.values())
+
+
+def varied_options(runs: Iterable[RunRecord]) -> list[str]:
+    """The options that any run sets, in the order of their first appearance."""
+    return list(dict.fromkeys(option for run in runs for option in run.settings))
+
+
+def label(run: RunRecord) -> str:
+    """The name of a run's setting: that of the run without the seed."""
+    return run_names([run.settings], run.config)[0]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation."""
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def _goodness(metric: str, row: Mapping[str, Any]) -> float:
+    return -row[metric].mean if metric in SMALL_IS_BEST else row[metric].mean
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ''
+    return f'{value:,}' if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _state(of_setting: Sequence[RunRecord]) -> str:
+    """The common state of the runs of a setting, or how many are in which."""
+    states = [run.state for run in of_setting]
+    counted = {state: states.count(state) for state in states}
+    return states[0] if len(counted) == 1 else ', '.join(f'{count} {state}' for state, count in counted.items())
+
+
+def _runs_of_sweep(directory: Path) -> list[RunRecord]:
+    sweep = json.loads((directory / SWEEP).read_text())
+    varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
+    records = []
+    for name, overrides in sweep['runs'].items():
+        failed = directory / LOGS / f'{name}.failed'
+        records.append(RunRecord(
+            name, directory / name, {option: value for option, value in overrides.items() if option in varied},
+            _filled(sweep['config'] | overrides), read_curves(directory / name), read_results(directory / name),
+            failed.read_text().strip() if failed.exists() else ''))
+    return records
+
+
+def _filled(config: dict[str, Any]) -> dict[str, Any]:
+    a_head, d_hidden = config['model.d_model'] // config['model.num_heads'], config['model.recurrent.d_hidden']
+    widths = {'model.d_k': a_head, 'model.d_v': a_head, 'model.recurrent.d_align': d_hidden}
+    return config | {option: config[option] or width for option, width in widths.items()}
+
+
+Point = tuple[RunRecord, Spread]
+
+
+class _Panel(NamedTuple):
+    """A panel of plot_varied: `option` on the axis, `others` that change with it, lines of points by their names."""
+    option: str
+    others: tuple[str, ...]
+    lines: dict[str, list[Point]]
+    base: Point | None
+
+
+def _panels(points: Sequence[Point]) -> list[_Panel]:
+    base = next((point for point in points if not point[0].settings), None)
+    families = {}  # points that set the same options
+    for point in points:
+        if point[0].settings:
+            families.setdefault(tuple(point[0].settings), []).append(point)
+    panels = []
+    for options, family in families.items():
+        of_family = []
+        for option in options:
+            lines = {}
+            for run, value in family:
+                rest = {other: setting for other, setting in run.settings.items() if other != option}
+                lines.setdefault(run_names([rest], run.config)[0], []).append((run, value))
+            lines = {name: line for name, line in lines.items() if len(line) > 1}
+            if lines:
+                of_family.append(_Panel(option, (), lines, base))
+        panels += of_family or [_Panel(options[0], options[1:], {'base': family}, base)]
+    return panels
+
+
+def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
+    base = [] if panel.base is None else [panel.base]
+    joined = base if list(panel.lines) == ['base'] else []  # where no other option is set, the recipe is on the line
+    values = list(dict.fromkeys(run.config[panel.option] for line in [base, *panel.lines.values()] for run, _ in line))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    place = {value: value if numbers else index for index, value in enumerate(values)}
+    if numbers and min(values) > 0 and max(values) / min(values) >= 4:
+        axes.set_xscale('log')
+    for index, (name, line) in enumerate(panel.lines.items()):
+        line = sorted([*joined, *line], key=lambda point: place[point[0].config[panel.option]])
+        color = _color(index, len(panel.lines))
+        axes.errorbar([place[run.config[panel.option]] for run, _ in line], [value.mean for _, value in line],
+                      [value.deviation or 0 for _, value in line], color=color, capsize=3, marker='o', markersize=4,
+                      linestyle='-' if numbers else 'none' if len(panel.lines) == 1 else ':', label=name)
+    for run, value in base:
+        axes.plot([place[run.config[panel.option]]], [value.mean], marker='*', markersize=13, color='black',
+                  linestyle='none', label='base', zorder=3)
+    axes.set_xticks(list(place.values()), [_tick(value) for value in values], fontsize=8,
+                    rotation=30 if not numbers and len(values) > 4 else 0)
+    axes.minorticks_off()
+    axes.margins(x=0.08 if numbers else 0.3)
+    together = f' (with {", ".join(short[option] for option in panel.others)})' if panel.others else ''
+    axes.set_xlabel(short[panel.option] + together)
+    if 1 < len(panel.lines) <= 8:
+        axes.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+
+def _tick(value: Any) -> str:
+    return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+def _color(index: int, count: int):
+    return f'C{index}' if count <= 10 else matplotlib.colormaps['viridis'](index / (count - 1) * 0.95)
