@@ -110,6 +110,10 @@ class Generator(TextModel):
         pieces = self.tokenizers['target'].pieces(self._shown(output))
         return {'encoder': (pieces, pieces)}
 
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        tokens = self._shown(output)
+        return {'tokens': tokens[:-1]}, tokens[1:]
+
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -41,6 +41,13 @@ class Output:
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+
+class TokenProbability(NamedTuple):
+    """A token, the probability that the model gave it, and the most probable others at its place, the best first."""
+    piece: str
+    probability: float
+    alternatives: list[tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +112,7 @@ class TextModel(abc.ABC):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
         self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
         self._log_probs = jax.jit(self._teacher_forced)
+        self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, **inputs, mutable=['attention'])[1])
 
@@ -121,12 +129,37 @@ class TextModel(abc.ABC):
         """For each kind of `attention`, the tokens that look and those that are looked at."""
 
     @abc.abstractmethod
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        """(what the module reads, by argument; the tokens that its outputs predict) for the best hypothesis."""
+
+    @abc.abstractmethod
     def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
         """(what the model encodes, the token that decoding starts from, the greatest number of new tokens)."""
 
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
         """The greatest number of new tokens for any input that is padded to `width`."""
+
+    def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
+        """What the model thought of each token of the best hypothesis, given those before it (teacher forcing).
+
+        Of a translation these are its tokens and the end token. Of a language model they are those of prompt and
+        continuation as far as one window reaches, from the second on: nothing predicts the first.
+
+        Args:
+          top: alternatives to each token, at most.
+        """
+        read, written = self._read_and_written(output)
+        inputs = {name: self._padded([tokens]) for name, tokens in read.items()}
+        probabilities, others, of_others = (np.asarray(each)[0] for each in self._ranked(
+            self.params, inputs, self._padded([written]), top=top + 1))
+        pieces = self.tokenizers['target'].pieces
+        found = []
+        for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
+            ranked = zip(others[place].tolist(), pieces(others[place]), of_others[place].tolist(), strict=True)
+            alternatives = [(name, probability) for other, name, probability in ranked if other != token]
+            found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
+        return found
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0) -> list[list[Hypothesis]]:
@@ -188,6 +221,11 @@ class TextModel(abc.ABC):
     def _teacher_forced(self, params, inputs, targets):
         logits = self.module.apply({'params': params}, **inputs)
         return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+    def _teacher_forced_ranks(self, params, inputs, targets, *, top):
+        probabilities = jax.nn.softmax(self.module.apply({'params': params}, **inputs))
+        of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
+        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
 
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
         """The rows as an array of at least `count`, their length a multiple of LENGTHS where the model reaches it."""

@@ -102,7 +102,8 @@ class Translator(TextModel):
           target token t. A recurrent model has 'cross' alone, of one layer and head.
         """
         # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
-        source, target = [*output.source_tokens, EOS], [BOS, *output.hypotheses[0].tokens]
+        read, _ = self._read_and_written(output)
+        source, target = read['source'], read['target']
         inputs = {'source': self._padded([source]), 'target': self._padded([target])}
         ends = {'encoder': (len(source), len(source)), 'decoder': (len(target), len(target)),
                 'cross': (len(target), len(source))}
@@ -122,6 +123,10 @@ class Translator(TextModel):
         targets = self._padded([[*target, EOS] for _, target in pairs])
         log_probs = np.asarray(self._log_probs(self.params, inputs, targets))
         return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
+
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        target = output.hypotheses[0].tokens
+        return {'source': [*output.source_tokens, EOS], 'target': [BOS, *target]}, [*target, EOS]
 
     def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
         limit = len(tokens) + options.extra_length
