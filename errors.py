@@ -4,11 +4,14 @@ Scripts exit with 0 when they did what was asked and with 2, after one message o
 asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
 """
 
+import difflib
+import inspect
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -18,10 +21,11 @@ class UserError(Exception):
     """Something in the input: the message says what is wrong, where, and what to do."""
 
 
-def run_script(main: Callable[[], None]) -> None:
+def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.
 
-    What the project logs (the logger 'allyouneed') goes to stderr; stdout carries results only.
+    `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the
+    logger 'allyouneed') goes to stderr; stdout carries results only.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('%(message)s'))
@@ -31,25 +35,30 @@ def run_script(main: Callable[[], None]) -> None:
     log.propagate = False  # not once more through absl's handler, which libraries log to
 
     def parse(argv):
+        if asked := {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(argv):
+            _help(main, full='--helpfull' in asked)
+            sys.exit(0)
         try:
             rest = flags.FLAGS(argv)
         except flags.Error as error:  # a flag that does not exist, or a value of another type
             _fail(str(error).removeprefix('flag '))
         except (AttributeError, KeyError) as error:
-            _fail(_unknown_key(error))
+            _fail(_unknown_option(argv) or f'--config or an override of it is wrong: {error.args[0]}')
         except BrokenPipeError:
             raise
         except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
-            _fail(f'--config cannot be read: {str(error).splitlines()[-1].strip()}')
-        if len(rest) > 1:
-            _fail(f'unexpected argument {rest[1]!r}: every option is a flag, --name=value')
+            _fail(_missing_recipe(argv) or f'--config cannot be read: {str(error).splitlines()[-1].strip()}')
+        if len(rest) > (2 if takes else 1):
+            _fail(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
+        if takes and len(rest) < 2:
+            _fail(f'{takes} is missing; --help tells more')
         return rest
 
-    def guarded(_):
+    def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
             absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
         try:
-            main()
+            main(*argv[1:])
         except UserError as error:
             _fail(str(error))
 
@@ -68,15 +77,66 @@ def _fail(message: str):
     sys.exit(2)
 
 
-def _unknown_key(error: Exception) -> str:
-    """How ml_collections reports --config.X=... for a key X that the config does not have, made readable."""
-    while isinstance(error.args[0], Exception):  # AttributeError(KeyError("'num_lyers'\nDid you mean ..."))
-        error = error.args[0]
-    message = re.fullmatch(r'(\'.*\')(?:\nDid you mean ("\w+").*)?', error.args[0])
-    if not message:
-        return f'--config or an override of it is wrong: {error.args[0]}'
-    key, near = message.groups()
-    return f'the config has no key {key}' + (f': did you mean {near}?' if near else '; configs/base.py has them all')
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """': did you mean X?' for the choice that is written most alike, or '' if none is near."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f': did you mean {near[0]}?' if near else ''
+
+
+def option_like(option: str, options: Iterable[str]) -> str:
+    """The same for an option of the config, 'modle.num_layers': its last part tells more than its section."""
+    ends = {}
+    for each in options:
+        ends.setdefault(each.rpartition('.')[2], []).append(each)
+    near = difflib.get_close_matches(option.rpartition('.')[2], ends, n=1)
+    if not near:
+        return did_you_mean(option, options)
+    return f': did you mean {max(ends[near[0]], key=lambda each: difflib.SequenceMatcher(None, option, each).ratio())}?'
+
+
+def no_recipe(path: str) -> str:
+    """What to say about a --config that is no file."""
+    recipes = [os.path.relpath(each) for each in (Path(__file__).parent / 'configs').glob('[!_]*.py')]
+    return f'--config={path} does not exist' + (
+        did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', recipes)
+        or ': give a recipe, for example configs/demo.py')
+
+
+def _missing_recipe(argv: list[str]) -> str:
+    paths = [argument.partition('=')[2] for argument in argv if re.match('--?config=', argument)]
+    return no_recipe(paths[-1]) if paths and not Path(paths[-1]).is_file() else ''
+
+
+def _unknown_option(argv: list[str]) -> str:
+    """What to say about the first --config.X=... for an option X that there is not."""
+    from configs import base  # every script imports this file before anything else
+    from configs.checks import flatten
+    options = flatten(base.get_config())
+    for argument in argv:
+        named = re.match(r'--?(?:no)?config\.([^=]+)', argument)
+        if named and named[1] not in options:
+            return (f'--config.{named[1]}: the config has no such option'
+                    + (option_like(named[1], options) or '; configs/base.py has them all'))
+    return ''
+
+
+def _help(main: Callable, *, full: bool) -> None:
+    """Prints what the script does and its own flags; with `full` the config's options too, and the libraries' flags."""
+    print(inspect.cleandoc(sys.modules[main.__module__].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
+    if 'config' not in flags.FLAGS:
+        return
+    if not full:
+        print('\nOptions of the config are flags too, --config.model.num_layers=2: configs/base.py explains them, '
+              '--helpfull prints them,\nand train.py --config=... --print_config those of a recipe.')
+        return
+    from configs import base
+    lines = inspect.getsource(base.get_config).splitlines()
+    print('\nOptions of the config, for --config.OPTION=VALUE, with the defaults of configs/base.py:\n')
+    print('\n'.join(lines[2:-1]))
+    print('\nFlags of the libraries:\n')
+    own = flags.FLAGS.find_module_defining_flag('config')
+    print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())
+                    if module != own))
 
 
 def use_huge_pages() -> None:

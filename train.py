@@ -1,4 +1,6 @@
-"""Trains a model: python train.py --config=configs/NAME.py --workdir=RUN [--config.model.num_layers=2 ...]
+"""Trains a model: --config=configs/NAME.py --workdir=RUN [--config.OPTION=VALUE ...]. For example:
+
+    python train.py --config=configs/demo.py --workdir=runs/demo --config.model.num_layers=3
 
 Run the same command again after an interruption: it goes on where it stopped, and ends with the same
 parameters, bit for bit, as a run that was left alone (on the same machine).
@@ -12,6 +14,7 @@ if __name__ == '__main__':
 import logging
 import os
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from configs import base
 from configs.checks import config_from, flatten
 from inference.run import CONFIG, answering, read_config
 from input_pipeline.batches import Plan, prefetch
@@ -37,12 +41,15 @@ from training.step import Compiled, TrainState, evaluate, init_state, parameter_
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
+PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
 
 log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
     config = config_from(CONFIG_FLAG)
+    if PRINT_CONFIG.value:
+        return print_config(config)
     workdir = check_workdir(config)
     use_compilation_cache(cache_folder(config.cache_dir))
 
@@ -141,6 +148,15 @@ def restore(checkpoints: Checkpoints, state: TrainState) -> tuple[TrainState, di
         return state, {'best': None, 'without_better': 0, 'stopped': False}
     log.info('resuming from step %d', steps[-1])
     return checkpoints.restore(steps[-1], state)
+
+
+def print_config(config: ConfigDict) -> None:
+    """stdout: every option as the flag that sets it, to be copied; stderr: which are not the defaults."""
+    options, default = flatten(config), flatten(base.get_config())
+    changed = [f'{option}={value}' for option, value in options.items() if value != default[option]]
+    print('\n'.join(shlex.quote(f'--config.{option}={options[option]}') for option in options))
+    log.info('\n%d of %d options are not the defaults of configs/base.py: %s',
+             len(changed), len(options), ', '.join(changed))
 
 
 def check_workdir(config: ConfigDict) -> Path:

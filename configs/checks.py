@@ -1,5 +1,6 @@
 """What a config must satisfy before anything is read, built or written."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
-from errors import UserError
+from errors import UserError, did_you_mean, no_recipe
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
 from input_pipeline.documents import DOCUMENT_KINDS
@@ -69,8 +70,12 @@ def check_config(config: ConfigDict) -> None:
             node = node[part]
         return node
 
+    def require_one_of(choices: Sequence[str], key: str, where: str = ''):
+        near = did_you_mean(str(value(key)), choices)
+        require(value(key) in choices, key, f'must be one of {", ".join(choices)}{where}{near}')
+
     for key, choices in CHOICES.items():
-        require(value(key) in choices, key, f'must be one of {", ".join(choices)}')
+        require_one_of(choices, key)
     for key in AT_LEAST_ONE:
         require(value(key) >= 1, key, 'must be at least 1')
     for key in NOT_NEGATIVE:
@@ -79,8 +84,7 @@ def check_config(config: ConfigDict) -> None:
         require(0 <= value(key) < 1, key, 'must be at least 0 and below 1')
     model, kind = config.model, MODELS[config.model.kind]
     require(config.task in kind.tasks, 'task', f'must be {" or ".join(kind.tasks)} for model.kind={model.kind}')
-    metrics = METRICS[config.task]
-    require(config.eval.metric in metrics, 'eval.metric', f'must be one of {", ".join(metrics)} for task={config.task}')
+    require_one_of(METRICS[config.task], 'eval.metric', f' for task={config.task}')
     check_all_used(config)
     require(not kind.blocks or model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v), 'model.num_heads',
             f'must divide d_model={model.d_model}, or give d_k and d_v')
@@ -141,6 +145,6 @@ def config_from(flag: flags.FlagHolder) -> ConfigDict:
     if not path:
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not Path(path).is_file():
-        raise UserError(f'--config={path} does not exist: give a recipe, for example configs/demo.py')
+        raise UserError(no_recipe(path))
     check_config(flag.value)
     return flag.value

@@ -13,7 +13,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
+from configs import base
 from configs.checks import flatten
 from configs.sweeps import differing, run_names, short_names
 from errors import UserError
@@ -44,7 +44,7 @@ class RunRecord:
       name: of its directory.
       workdir: its directory, which a run that has not begun does not have.
       settings: the options that were varied and their values here, the seed left out: {'model.num_heads': 2}.
-      config: every option, {'model.d_model': 128, ...}; widths that 0 leaves to others are filled in.
+      config: every option, {'model.d_model': 128, ...}; options that the run does not know yet have their defaults.
       curves: what `read_curves` finds.
       results: what `read_results` finds.
       failure: why it failed, or ''.
@@ -56,6 +56,13 @@ class RunRecord:
     curves: dict[str, list[tuple[int, float]]]
     results: dict[str, dict[str, Any]]
     failure: str = ''
+
+    def width(self, option: str) -> Any:
+        """The value of an option; where it is a width left to others, 0, what it comes to."""
+        value, a_head = self.config[option], self.config['model.d_model'] // self.config['model.num_heads']
+        otherwise = {'model.d_k': a_head, 'model.d_v': a_head,
+                     'model.recurrent.d_align': self.config['model.recurrent.d_hidden']}
+        return value or otherwise.get(option, value)
 
     @property
     def step(self) -> int:
@@ -159,9 +166,10 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if not where:
             raise UserError('no runs there: give the directory of a sweep, or one that holds run directories')
     folders = [Path(folder) for folder in where]
-    configs = [flatten(read_config(folder)) for folder in folders]
+    default = flatten(base.get_config())
+    configs = [default | flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
-    return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, _filled(config),
+    return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,
                       read_curves(folder), read_results(folder))
             for folder, config in zip(folders, configs, strict=True)]
 
@@ -206,7 +214,8 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for of_setting in settings:
         first = of_setting[0]
-        row = {short[option]: (first.settings or first.config).get(option) for option in varied}
+        row = {short[option]: first.settings.get(option) if first.settings else first.width(option)
+               for option in varied}
         done = [run.results[split] for run in of_setting if run.trained and split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in done if metric in results]:
@@ -276,7 +285,8 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
     """
     settings = [of_setting for of_setting in by_setting(runs) if any(split in run.results for run in of_setting)]
     measured = {name for of_setting in settings for run in of_setting for name in run.results.get(split, {})}
-    metric = metric or next((name for name in (runs[0].config['eval.metric'], *METRICS) if name in measured), METRICS[0])
+    usual = runs[0].config['eval.metric']
+    metric = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
     points = []
     for of_setting in settings:
         values = [run.results[split][metric] for run in of_setting if metric in run.results.get(split, {})]
@@ -346,15 +356,9 @@ def _runs_of_sweep(directory: Path) -> list[RunRecord]:
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            _filled(sweep['config'] | overrides), read_curves(directory / name), read_results(directory / name),
+            sweep['config'] | overrides, read_curves(directory / name), read_results(directory / name),
             failed.read_text().strip() if failed.exists() else ''))
     return records
-
-
-def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    a_head, d_hidden = config['model.d_model'] // config['model.num_heads'], config['model.recurrent.d_hidden']
-    widths = {'model.d_k': a_head, 'model.d_v': a_head, 'model.recurrent.d_align': d_hidden}
-    return config | {option: config[option] or width for option, width in widths.items()}
 
 
 Point = tuple[RunRecord, Spread]
@@ -392,19 +396,19 @@ def _panels(points: Sequence[Point]) -> list[_Panel]:
 def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
     base = [] if panel.base is None else [panel.base]
     joined = base if list(panel.lines) == ['base'] else []  # where no other option is set, the recipe is on the line
-    values = list(dict.fromkeys(run.config[panel.option] for line in [base, *panel.lines.values()] for run, _ in line))
+    values = list(dict.fromkeys(run.width(panel.option) for line in [base, *panel.lines.values()] for run, _ in line))
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     place = {value: value if numbers else index for index, value in enumerate(values)}
     if numbers and min(values) > 0 and max(values) / min(values) >= 4:
         axes.set_xscale('log')
     for index, (name, line) in enumerate(panel.lines.items()):
-        line = sorted([*joined, *line], key=lambda point: place[point[0].config[panel.option]])
+        line = sorted([*joined, *line], key=lambda point: place[point[0].width(panel.option)])
         color = _color(index, len(panel.lines))
-        axes.errorbar([place[run.config[panel.option]] for run, _ in line], [value.mean for _, value in line],
+        axes.errorbar([place[run.width(panel.option)] for run, _ in line], [value.mean for _, value in line],
                       [value.deviation or 0 for _, value in line], color=color, capsize=3, marker='o', markersize=4,
                       linestyle='-' if numbers else 'none' if len(panel.lines) == 1 else ':', label=name)
     for run, value in base:
-        axes.plot([place[run.config[panel.option]]], [value.mean], marker='*', markersize=13, color='black',
+        axes.plot([place[run.width(panel.option)]], [value.mean], marker='*', markersize=13, color='black',
                   linestyle='none', label='base', zorder=3)
     axes.set_xticks(list(place.values()), [_tick(value) for value in values], fontsize=8,
                     rotation=30 if not numbers and len(values) > 4 else 0)

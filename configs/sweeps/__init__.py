@@ -70,7 +70,7 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
     told = {*differing(sweep), 'seed'} if len(sweep) > 1 else set(options)
     names = []
     for overrides in sweep:
-        told_here = sorted(told & overrides.keys(), key=lambda option: (option == 'seed', list(overrides).index(option)))
+        told_here = sorted((option for option in overrides if option in told), key=lambda option: option == 'seed')
         name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in told_here) or 'base'
         names.append(name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}~{_digest(overrides)}')
     # Values that only differ in characters which a name cannot hold.

@@ -1,0 +1,17 @@
+"""Post- against pre-norm, over learning rates and warmup: what post-norm needs the warmup for (Xiong et al. 2020).
+
+    python sweep.py --config=configs/demo.py --sweep=configs/sweeps/norm_and_warmup.py --workdir=sweeps/norm
+
+Learning rates: a third of the recipe's highest, its own, and three times it. Warmup: its own, and a single step.
+"""
+
+from configs.sweeps import over, product
+from model.blocks import NORMS
+
+
+def get_sweep(config):
+    rate = 'optimizer.factor' if config.optimizer.schedule == 'paper' else 'optimizer.peak'
+    usual = config.optimizer[rate.partition('.')[2]]
+    return product(over('model.norm', NORMS),
+                   over(rate, [float(f'{usual * times:.3g}') for times in (1 / 3, 1, 3)]),
+                   over('optimizer.warmup', sorted({1, config.optimizer.warmup})))

@@ -1,0 +1,37 @@
+"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled to the recipe at hand.
+
+    python sweep.py --config=configs/demo.py --sweep=configs/sweeps/table3.py --workdir=sweeps/table3
+
+The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64); here each number of its table is that
+share of the recipe's. (D)'s dropout and label smoothing are the paper's own numbers.
+"""
+
+from configs.sweeps import over, product, zipped
+
+
+def get_sweep(config):
+    model = config.model
+    d_k = model.d_k or model.d_model // model.num_heads
+    d_v = model.d_v or model.d_model // model.num_heads
+
+    heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4) if not (d_k * model.num_heads) % h]
+    a = zipped(over('model.num_heads', heads),  # as much computation with fewer wide heads, or many narrow ones
+               over('model.d_k', [d_k * model.num_heads // h for h in heads]),
+               over('model.d_v', [d_v * model.num_heads // h for h in heads]))
+    b = over('model.d_k', shares(d_k, 1 / 4, 1 / 2))  # narrow keys: is compatibility harder than a dot product?
+    c = (over('model.num_layers', shares(model.num_layers, 1 / 3, 2 / 3, 4 / 3))
+         + zipped(over('model.d_model', [model.d_model // 2, model.d_model * 2]),
+                  over('model.d_k', [max(1, d_k // 2), d_k * 2]), over('model.d_v', [max(1, d_v // 2), d_v * 2]))
+         + over('model.d_ff', shares(model.d_ff, 1 / 2, 2)))  # bigger is better
+    d = (over('model.dropout', sorted({0.0, 0.2} - {model.dropout}))
+         + over('train.label_smoothing', sorted({0.0, 0.2} - {config.train.label_smoothing})))
+    e = over('model.position', {'learned'} - {model.position})
+    longest = config.data.context if config.task == 'language_model' else config.data.max_length
+    if longest > model.max_length:  # rows of the table
+        e = product(e, over('model.max_length', [longest]))
+    return [{}] + a + b + c + d + e
+
+
+def shares(value, *shares):
+    """Whole numbers, those shares of `value`, that are not `value` itself."""
+    return sorted({max(1, round(value * share)) for share in shares} - {value})

@@ -1,0 +1,129 @@
+"""One screen about a run: python -m inference.show_run RUN
+
+What it trains, how far it is, what it has scored, and where its files are. Only files are read: the parameters stay
+on disk.
+"""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from configs.checks import flatten
+from errors import UserError, run_script
+from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
+from inference.run import CONFIG
+
+RECIPES = Path(__file__).parent.parent / 'configs'
+NO_RECIPES = ('__init__', 'base', 'checks')
+
+
+def main(folder: str) -> None:
+    workdir = Path(folder)
+    if not (workdir / CONFIG).exists():
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
+    [run] = load_runs([workdir])
+    for name, lines in describe(run):
+        for index, line in enumerate(lines):
+            print(f'{name if index == 0 else "":<13}{line}')
+
+
+def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
+    """(heading, lines) from top to bottom; what there is nothing of is left out."""
+    config, workdir = run.config, run.workdir
+    steps = sorted(int(path.name) for path in workdir.glob('checkpoints/*') if path.name.isdecimal())
+    yield 'run', [f'{workdir}: {run.state}']
+    recipe, changes = nearest_recipe(run.config)
+    yield 'config', [recipe, *(f'  {option}={value}' for option, value in changes.items())]
+    yield 'task', [f'{config["task"]}, {described_data(config)}']
+    yield 'model', [described_model(config), *(parameter_lines(workdir, steps[-1]) if steps else [])]
+    yield 'progress', list(progress_lines(run))
+    for split, results in run.results.items():
+        scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
+        yield f'{split} scores', [f'{scores} (checkpoint {results["checkpoint"]}, '
+                                  f'step {", ".join(map(str, results["checkpoint_steps"]))})']
+    if steps:
+        yield 'checkpoints', [', '.join(f'{step:,} ({size(workdir / "checkpoints" / str(step))})' for step in steps)]
+    yield 'on disk', [size(workdir)]
+    pictures = {}
+    for path in sorted(workdir.rglob('*.png')):
+        pictures.setdefault(path.parent, []).append(path)
+    if pictures:
+        yield 'pictures', [f'{folder}: {len(paths)}' for folder, paths in pictures.items()]
+    if (workdir / 'tensorboard').exists():
+        yield 'curves', [f'tensorboard --logdir={workdir / "tensorboard"}, or {workdir / "metrics.jsonl"}']
+
+
+def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The recipe that differs least from a config, and the config's values where it differs."""
+    def changes(name):
+        recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
+        return {option: value for option, value in config.items() if recipe.get(option) != value}
+    changed = {name: changes(name) for name in sorted(path.stem for path in RECIPES.glob('*.py'))
+               if name not in NO_RECIPES}
+    name = min(changed, key=lambda name: len(changed[name]))
+    return f'configs/{name}.py', changed[name]
+
+
+def described_data(config: dict[str, Any]) -> str:
+    """Where the data comes from, in a few words."""
+    source = {'builtin': 'the built-in data', 'files': config['data.file'] or config['data.dir'],
+              'tfds': config['data.name']}[config['data.source']]
+    languages = f'{config["data.source_lang"]} -> {config["data.target_lang"]}, '
+    return (languages if config['task'] == 'translation' else '') + str(source)
+
+
+def described_model(config: dict[str, Any]) -> str:
+    """Its kind and sizes."""
+    if config['model.kind'] == 'rnnsearch':
+        return f'rnnsearch, states of {config["model.recurrent.d_hidden"]}, d_model {config["model.d_model"]}'
+    return (f'{config["model.kind"]}, {config["model.num_layers"]} layers, d_model {config["model.d_model"]}, '
+            f'd_ff {config["model.d_ff"]}, {config["model.num_heads"]} heads, {config["model.norm"]}-norm, '
+            f'{config["model.position"]} positions')
+
+
+def parameter_lines(workdir: Path, step: int) -> list[str]:
+    """The number of parameters, in all and of each part, from the description of a checkpoint."""
+    with ocp.StandardCheckpointer() as reader:
+        tree = reader.metadata((workdir / 'checkpoints' / str(step) / 'state').absolute()).item_metadata.tree
+    parts = {name: count(part) for name, part in tree['params'].items()}
+    return [f'{sum(parts.values()):,} parameters: ' + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
+
+
+def count(tree: Any) -> int:
+    """The number of elements of a tree of shapes."""
+    if isinstance(tree, dict):
+        return sum(map(count, tree.values()))
+    number = 1
+    for length in tree.shape:
+        number *= length
+    return number
+
+
+def progress_lines(run: RunRecord) -> Iterator[str]:
+    """Steps and speed, the last evaluation, and the best."""
+    speed = f', {run.speed:,.0f} tokens a second' if run.speed else ''
+    epochs = run.curves.get('epoch')
+    yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
+           + speed)
+    measured = {name.removeprefix('validation_'): points for name, points in run.curves.items()
+                if name.startswith('validation_')}
+    if not measured:
+        return
+    last = max(points[-1][0] for points in measured.values())
+    yield f'validation at step {last:,}: ' + ', '.join(f'{name} {points[-1][1]:.4g}' for name, points in measured.items())
+    metric = run.config['eval.metric']
+    if metric in measured:
+        step, value = (min if metric in SMALL_IS_BEST else max)(measured[metric], key=lambda point: point[1])
+        yield f'best {metric}: {value:.4g} at step {step:,}'
+
+
+def size(path: Path) -> str:
+    """What a folder holds, in MB."""
+    return f'{sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6:,.1f} MB'
+
+
+if __name__ == '__main__':
+    run_script(main, takes='RUN')
