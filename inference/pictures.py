@@ -91,15 +91,15 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> Figure:
-    """A number for each head, a panel for each kind of attention, all on one scale: dark is much."""
-    highest = max(float(values.max()) for values in scores.values())
+    """A number for each head, a panel for each kind of attention: the darkest has the highest of all, white the lowest."""
+    lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):
-        axes.imshow(values, cmap='Blues', vmin=0, vmax=highest, aspect='auto')
+        axes.imshow(values, cmap='Blues', vmin=lowest, vmax=highest, aspect='auto')
         for layer, head in np.ndindex(values.shape):
             value = values[layer, head]
             axes.text(head, layer, f'{value:.3g}', ha='center', va='center', fontsize=9,
-                      color='white' if value > 0.6 * highest else 'black')
+                      color='white' if value > (lowest + highest) / 2 else 'black')
         axes.set_title(kind, fontsize=9)
         axes.set_xticks(range(values.shape[1]), [f'head {1 + head}' for head in range(values.shape[1])], fontsize=7)
         axes.set_yticks(range(values.shape[0]), [f'layer {1 + layer}' for layer in range(values.shape[0])], fontsize=7)

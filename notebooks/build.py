@@ -40,7 +40,7 @@ def execute(name: str, environment: Mapping[str, str] = {}) -> nbformat.Notebook
     notebook = read(name)
     metadata = notebook.metadata.copy()
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name='python3', record_timing=False,
-                            resources={'metadata': {'path': str(FOLDER.parent)}})
+                            coalesce_streams=True, resources={'metadata': {'path': str(FOLDER.parent)}})
     client.execute(env=os.environ | environment)
     notebook.metadata = metadata  # the kernel adds the version of Python
     for cell in notebook.cells:  # what went to stderr is about this one execution: warnings, progress

@@ -25,19 +25,22 @@ from inference.search import length_penalty
 from inference.text import search_options
 
 # %matplotlib inline
-plt.rcParams['figure.dpi'] = 60
+plt.rcParams['figure.dpi'] = 70
 run = inference.load(os.environ.get('RUN') or example_run('demo'))
 print(f'the parameters of step {run.checkpoint}')
-print(run.config.model)
+print(', '.join(f'{name} {run.config.model[name]}' for name in (
+    'kind', 'num_layers', 'd_model', 'd_ff', 'num_heads', 'norm', 'score', 'position')))
 
 # %% [markdown]
 # ## Parameters
 #
 # The paths are those of the modules in `model/`: `decoder/layers_0/cross_attention/query/kernel` holds the matrices
-# $W_q^i$ of all heads, $[d, h, d_k]$. One embedding serves source, target and output, as in the paper.
+# $W_q^i$ of all heads, $[d, h, d_k]$. One embedding serves source, target and output, as in the paper. The layers are
+# alike, so only the first of each stack is shown.
 
 # %%
-print(parameter_table(run.model.params))
+table = parameter_table(run.model.params).splitlines()
+print('\n'.join(line for line in table if '/layers_' not in line or '/layers_0/' in line))
 
 # %% [markdown]
 # ## Translate
@@ -131,7 +134,7 @@ look('decoder:1:1')
 # %%
 pairs, greedy = run.data().pairs('test')[:100], search_options(run.config, method='greedy')
 scores = {}
-for kind in weights:
+for kind in ('encoder', 'decoder', 'cross'):
     whole, scores[kind] = scores_without_heads(run.model, pairs, kind, greedy)
 heads_figure({kind: 100 * values for kind, values in scores.items()},
              f'exact matches of 100 without one head (all heads: {100 * whole:.0f})')
