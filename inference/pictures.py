@@ -91,7 +91,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> Figure:
-    """A number for each head, a panel for each kind of attention: the darkest has the highest of all, white the lowest."""
+    """A number for each head, a panel for each kind of attention: dark is the highest of all, white the lowest."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):

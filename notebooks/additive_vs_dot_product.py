@@ -94,11 +94,11 @@ panels, titles, tokens = alignments('Dec 28, 2046 and 17 Egyptian pounds', '28 d
 attention_figure(panels, *tokens, titles)
 
 # %% [markdown]
-# The date is as before. Look at its end: English says *Egyptian pounds*, French *livres égyptiennes*. All heads of the
-# Transformer let *ég* look at *Egypt*. RNNsearch seems to have it the wrong way round: *livres* looks at *Egypt*, and *ég* at
-# *pounds*. It is right nevertheless, for $h_j$ is no word but a summary of the sentence around word $j$, written by two
-# networks that came past: both nouns are to be had at either place. The Transformer's encoder mixes its positions
-# too. An alignment shows *where* a decoder fetched something, and not *what* was there.
+# The date is as before. Look at its end: English says *Egyptian pounds*, French *livres égyptiennes*. All heads of
+# the Transformer let *ég* look at *Egypt*. RNNsearch seems to have it the wrong way round: *livres* looks at *Egypt*,
+# and *ég* at *pounds*. It is right nevertheless, for $h_j$ is no word but a summary of the sentence around word $j$,
+# written by two networks that came past: both nouns are to be had at either place. The Transformer's encoder mixes
+# its positions too. An alignment shows *where* a decoder fetched something, and not *what* was there.
 #
 # ## Counted, not only seen
 #
@@ -121,14 +121,14 @@ for name, run in runs.items():
           f'  ({digits} digits)' if name == 'RNNsearch' else '  (for each head)')
 
 # %% [markdown]
-# Not all digits can be copied (1 PM is 13 in French), and a digit can also be read off a neighbour's state. The two models,
-# of two families and with two score functions, do this alike.
+# Not all digits can be copied (1 PM is 13 in French), and a digit can also be read off a neighbour's state. The two
+# models, of two families and with two score functions, do this alike.
 #
 # ## Why the Transformer took the dot product
 #
-# Section 3.2.1 of the paper: the two are similar in cost on paper, but the dot product is one matrix multiplication, and
-# additive scores need a hidden layer for every *pair* of a query and a key: $n \times m \times d$ numbers instead of
-# $n \times m$. For wide vectors plain dot products did worse than additive scores, which is why there is a
+# Section 3.2.1 of the paper: the two are similar in cost on paper, but the dot product is one matrix multiplication,
+# and additive scores need a hidden layer for every *pair* of a query and a key: $n \times m \times d$ numbers instead
+# of $n \times m$. For wide vectors plain dot products did worse than additive scores, which is why there is a
 # $\sqrt{d_k}$. With queries and keys of variance 1, the scores of all three over the width:
 
 # %%

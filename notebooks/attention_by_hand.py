@@ -19,7 +19,7 @@ from model.attention import (MultiHeadAttention, additive_scores, attention, att
                              dot_scores, general_scores, masked_softmax, scaled_dot_product_attention,
                              scaled_dot_scores)
 from model.positional import sinusoids
-from model.relation import Relation, combine_masks, look_ahead_mask, padding_mask
+from model.relation import combine_masks, look_ahead_mask, padding_mask
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
@@ -67,8 +67,8 @@ agree(scores, query @ keys.T)
 # $$\alpha_i = \frac{\exp(\mathrm{score}(q, k_i))}{\sum_j \exp(\mathrm{score}(q, k_j))}
 # \qquad A(q, D) = \sum_i \alpha_i\, v_i \qquad D = \{(k_1, v_1), \dots, (k_m, v_m)\}$$
 #
-# The weights are positive and sum to 1, so that what is found is the *expectation* of the value under $\alpha$. Think of
-# a dictionary that is asked with a word which it does not quite have, and answers with a mixture of its entries.
+# The weights are positive and sum to 1, so that what is found is the *expectation* of the value under $\alpha$. Think
+# of a dictionary that is asked with a word which it does not quite have, and answers with a mixture of its entries.
 
 # %%
 def softmax(x):
@@ -167,7 +167,8 @@ for raw, scaled, expected in [((6, 4), (1.5, 1.0), (0.62, 0.38)), ((3, 8), (0.75
 # $$\text{dot } q \cdot k \qquad \text{general } q^\top W k \qquad
 # \text{additive } v^\top \tanh(W_s s + W_h h)$$
 #
-# Of the additive one the projections are what makes queries and keys, so that `q` and `k` below are $W_s s$ and $W_h h$.
+# Of the additive one the projections are what makes queries and keys, so that `q` and `k` below are $W_s s$ and $W_h
+# h$.
 
 # %%
 q, k, W, v = normal(3, 4), normal(5, 4), normal(4, 4), normal(4)
@@ -348,8 +349,8 @@ attention_figure(np.stack([without, with_positions]), sentence, sentence, ['with
 # $$PE_{i+k} = M_k\, PE_i \qquad M_k = \text{blocks} \begin{pmatrix} \cos \omega k & \sin \omega k \\
 # -\sin \omega k & \cos \omega k \end{pmatrix} \qquad \omega = 10000^{-2j/d}$$
 #
-# so that a matrix $W_q$ can learn to look "three words back" from anywhere. It follows that $PE_i \cdot PE_j$ depends on
-# $i - j$ alone: the picture has the same values along each diagonal, and they fade with the distance at first.
+# so that a matrix $W_q$ can learn to look "three words back" from anywhere. It follows that $PE_i \cdot PE_j$ depends
+# on $i - j$ alone: the picture has the same values along each diagonal, and they fade with the distance at first.
 
 # %%
 d, k = 64, 3

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Compare runs
 #
-# A result alone says little. Here several runs are laid side by side: what was varied, what came of it, and the way there.
-# The functions are those by which `sweep.py` writes its report, and they read files only.
+# A result alone says little. Here several runs are laid side by side: what was varied, what came of it, and the way
+# there. The functions are those by which `sweep.py` writes its report, and they read files only.
 #
 # The sweep below is over the score functions of attention, in a small model on the built-in corpus. The command:
 #
@@ -32,8 +32,8 @@ for run in runs:
 # %% [markdown]
 # ## What was varied, and what came of it
 #
-# A row for each setting; runs that differ in the seed alone share one, with their mean and standard deviation. The best of
-# each metric is bold. `.csv()` instead of `.markdown()` for other programs.
+# A row for each setting; runs that differ in the seed alone share one, with their mean and standard deviation. The
+# best of each metric is bold. `.csv()` instead of `.markdown()` for other programs.
 
 # %%
 results_table(runs)
@@ -41,8 +41,8 @@ results_table(runs)
 # %% [markdown]
 # ## The way there
 #
-# The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? By default it is
-# the metric by which the best checkpoint is chosen; any that was validated will do.
+# The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? By default
+# it is the metric by which the best checkpoint is chosen; any that was validated will do.
 
 # %%
 plot_curves(runs)

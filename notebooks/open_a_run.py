@@ -56,8 +56,8 @@ for output in run.translate(sentences):
 # %% [markdown]
 # ## The n best
 #
-# Beam search keeps several hypotheses. It ranks them by their log-probability divided by a length penalty, without which
-# short ones would win, for each further token costs probability:
+# Beam search keeps several hypotheses. It ranks them by their log-probability divided by a length penalty, without
+# which short ones would win, for each further token costs probability:
 #
 # $$s(Y) = \frac{\log p(Y \mid X)}{\left((5 + |Y|) / 6\right)^{\alpha}}$$
 
@@ -99,7 +99,8 @@ show_probabilities(wrong)
 #
 # `attention` has the weights of every layer and head, `[layer, head, target, source]`, of three kinds: `encoder` and
 # `decoder` are self-attention, `cross` is from the translation to the source. Rows are what looks, columns what is
-# looked at; a row of `cross` and `decoder` is named by the token that is written there. The last layer's cross-attention:
+# looked at; a row of `cross` and `decoder` is named by the token that is written there. The last layer's
+# cross-attention:
 
 # %%
 weights, axes = run.model.attention(date), run.model.axes(date)
@@ -140,9 +141,9 @@ heads_figure({kind: 100 * values for kind, values in scores.items()},
              f'exact matches of 100 without one head (all heads: {100 * whole:.0f})')
 
 # %% [markdown]
-# In the demo no single head is indispensable: what one does, others can do too
-# ([Michel et al. 2019](https://arxiv.org/abs/1905.10650) found the same in large models). The ones that are missed most are
-# in the last layer's cross-attention. Silence these one after the other, the most missed first, and see what breaks:
+# In the demo no single head is indispensable: what one does, others can do too ([Michel et al.
+# 2019](https://arxiv.org/abs/1905.10650) found the same in large models). The ones that are missed most are in the
+# last layer's cross-attention. Silence these one after the other, the most missed first, and see what breaks:
 
 # %%
 last = len(scores['cross'])
