@@ -24,4 +24,8 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
-.PHONY: help demo test
+# RUN, RNN_RUN and SWEEP are what the notebooks open; without one, a short training is made.
+notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
+	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
+
+.PHONY: help demo notebooks test

@@ -1,9 +1,10 @@
 """Builds the notebooks: NAME.py (jupytext's percent format), executed, becomes NAME.ipynb with its outputs.
 
-    make notebooks [RUN=RUN_DIRECTORY] [RNN_RUN=RUN_DIRECTORY] [RUNS=FOLDER_OF_RUNS]
+    make notebooks [RUN=runs/demo] [RNN_RUN=runs/rnnsearch_demo] [SWEEP=sweeps/scores]
     python -m notebooks.build [NAME ...]
 
-A notebook opens the runs that these environment variables name; without them it trains short ones.
+The notebooks open the runs that these environment variables name, by default the ones above; where there is none, a
+notebook trains a short one (inference/examples.py).
 """
 
 import os
