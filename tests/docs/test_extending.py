@@ -68,6 +68,6 @@ def test_the_score_is_trained_and_looked_at(tree):
         subprocess.run(line, shell=True, cwd=tree, check=True)
     run(tree, pictured)
     assert (tree / 'pictures' / '000001.png').read_bytes().startswith(b'\x89PNG')
-    code, = blocks('python')
+    code, = blocks('py')
     said = run(tree, '-', input=code + "\nprint(panels.shape, run.config.model.score)")
     assert said.split()[-1] == 'gaussian' and said.startswith('(3, ')
