@@ -29,14 +29,13 @@ import numpy as np
 from absl import flags
 
 import inference
-from inference.pictures import attention_figure, chosen, chosen_kind, example_figure, positions_figure, save_figure
+from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.token_store import cache_folder
-from model.patches import patch_grid
 from training.step import parameter_count, use_compilation_cache
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
@@ -105,17 +104,14 @@ def answer_file(run: Run, path: str, options: SearchOptions) -> None:
 
 def written(run: Run, answer: Output, number: int) -> str:
     """A line of the output; makes the line's picture where pictures are asked for."""
-    weights = None
     pictured = PICTURES.value and LOOK.value != 'positions' and number <= PICTURE_COUNT.value
-    if (pictured or ATTENTION.value) and answer.hypotheses[0].tokens:
-        weights = run.model.attention(answer)
-    if pictured and weights is not None:
-        kind, panels, titles = chosen(weights, LOOK.value)
-        save_figure(attention_figure(panels, *run.model.axes(answer)[kind], titles), picture_path(number))
+    if pictured and (figure := run.model.picture(answer, LOOK.value)):
+        save_figure(figure, picture_path(number))
     if FORMAT.value == 'text':
         return ' '.join(answer.text.splitlines())
     line = as_json(run, answer)
-    if ATTENTION.value and weights is not None:
+    if ATTENTION.value and answer.hypotheses[0].tokens:
+        weights = run.model.attention(answer)
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False)
 
@@ -165,10 +161,7 @@ def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
     if not PICTURES.value or LOOK.value == 'positions':
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
-        grid, _ = patch_grid(example.shape[:-1], run.model.module.patch)
-        _, panels, titles = chosen(run.model.attention(example), LOOK.value)
-        figure = example_figure(panels, example, grid, titles, ' '.join(run.model.named(output)))
-        save_figure(figure, picture_path(number))
+        save_figure(run.model.picture(example, output, LOOK.value), picture_path(number))
 
 
 def picture_path(number: int) -> Path:

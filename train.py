@@ -29,6 +29,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from configs import base
 from configs.checks import config_from, flatten
 from inference.run import CONFIG, answering, read_config
+from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
 from input_pipeline.data import KEPT, Data, open_data
 from input_pipeline.token_store import cache_folder
@@ -37,7 +38,14 @@ from training.checkpoints import LOWER_IS_BETTER, Checkpoints, open_checkpoints
 from training.loss import make_loss
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer, make_schedule
-from training.step import Compiled, TrainState, evaluate, init_state, parameter_count, use_compilation_cache
+from training.step import (
+    Compiled,
+    TrainState,
+    evaluate,
+    init_state,
+    parameter_count,
+    use_compilation_cache,
+)
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
@@ -71,18 +79,19 @@ def main() -> None:
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last) as checkpoints:
         state, progress = restore(checkpoints, state)
 
-        def measure(state: TrainState) -> dict[str, float]:
+        def measure(state: TrainState) -> Evaluation:
             model.params = state.params
             sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
-            measured = sums.means() | model.validate(data, sums, config)
-            return {f'validation_{name}': value for name, value in measured.items()}
+            found = model.validate(data, sums, config)
+            return found._replace(metrics={
+                f'validation_{name}': value for name, value in (sums.means() | found.metrics).items()})
 
         train(config, state, progress, compiled, plan, schedule, measure, checkpoints,
               MetricsWriter(workdir, int(state.step)))
 
 
 def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
-          schedule: Callable[[int], float], measure: Callable[[TrainState], dict[str, float]],
+          schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
           checkpoints: Checkpoints, metrics: MetricsWriter) -> None:
     """The loop: step, log, evaluate, save, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
@@ -116,9 +125,13 @@ def train(config: ConfigDict, state: TrainState, progress: dict, compiled: Compi
                 seconds += time.perf_counter() - began
                 measured = None
                 if evaluating:
-                    measured = measure(state)
+                    evaluation = measure(state)
+                    measured = evaluation.metrics
                     metrics.write(step, measured)
-                    log.info('step %d: %s', step, ', '.join(f'{name} {value:.4g}' for name, value in measured.items()))
+                    metrics.show(step, evaluation.samples, evaluation.picture)
+                    log.info('step %d: %s%s', step,
+                             ', '.join(f'{name} {value:.4g}' for name, value in measured.items()),
+                             evaluation.samples and '\n' + evaluation.samples)
                     progress = judged(progress, measured[f'validation_{config.eval.metric}'], config.eval)
                 checkpoints.save(step, state, progress, measured)
                 began = time.perf_counter()

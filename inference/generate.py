@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +13,20 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from errors import UserError
-from inference.scores import bits_per_character
-from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
+from inference.scores import Evaluation, bits_per_character
+from inference.text import (
+    Hypothesis,
+    Output,
+    SearchOptions,
+    TextModel,
+    attention_weights,
+    search_options,
+)
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, Tokenizer
 from training.loss import Sums, cross_entropy
 from training.step import eval_step, evaluate
 
-log = logging.getLogger('allyouneed.decode')
 SAMPLES = 3
 
 
@@ -73,11 +78,11 @@ class Generator(TextModel):
 
     respond = generate
 
-    def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> dict[str, float]:
+    def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Bits per character of the validation split; shows a sample."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
-        log.info('a sample: %s', repr(output.text))
-        return {'bits_per_character': bits_per_character(float(sums.others['nll']), data.characters('validation'))}
+        bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
+        return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:

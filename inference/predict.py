@@ -7,12 +7,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jaxtyping import Float, Num
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from inference.scores import classification_scores, regression_scores
+from inference.pictures import chosen, example_figure
+from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
+from model.patches import patch_grid
 from training.loss import Sums
 
 Table = list[tuple[str, ...]]
@@ -52,9 +55,17 @@ class Predictor:
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
         return {kind: each[:, 0] for kind, each in weights.items()}
 
-    def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> dict[str, float]:
-        """Nothing beyond the `sums`: loss and accuracy, or absolute error, are in them."""
-        return {}
+    def picture(self, example: Num[np.ndarray, '*space channels'], output: Float[np.ndarray, ' outputs'],
+                look: str = '') -> Figure:
+        """The example, what was predicted for it, and the attention that `look` picks laid over it."""
+        grid, _ = patch_grid(example.shape[:-1], self.module.patch)
+        _, panels, titles = chosen(self.attention(example), look)
+        return example_figure(panels, example, grid, titles, ' '.join(self.named(output)))
+
+    def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
+        """The `sums` say it all: loss and accuracy, or absolute error. Where the model looks in the first example."""
+        example = data.arrays.inputs('validation')[0]
+        return Evaluation({}, picture=self.picture(example, self.predict(example[None], batch_size=1)[0]))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:

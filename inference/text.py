@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from errors import UserError
 from inference import search
+from inference.pictures import attention_figure, chosen
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
@@ -127,6 +129,14 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """For each kind of `attention`, the tokens that look and those that are looked at."""
+
+    def picture(self, output: Output, look: str = '') -> Figure | None:
+        """The attention that `look` picks, as matrices with the tokens on both axes; None where nothing was written."""
+        if not output.hypotheses[0].tokens:
+            return None
+        weights = self.attention(output)
+        kind, panels, titles = chosen(weights, look)
+        return attention_figure(panels, *self.axes(output)[kind], titles)
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:

@@ -10,8 +10,15 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from inference.scores import corpus_scores
-from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
+from inference.scores import Evaluation, corpus_scores
+from inference.text import (
+    Hypothesis,
+    Output,
+    SearchOptions,
+    TextModel,
+    attention_weights,
+    search_options,
+)
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
 from training.loss import Sums
@@ -53,16 +60,17 @@ class Translator(TextModel):
         [log_probs] = self.token_log_probs([(tokens, target_tokens)])
         return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
 
-    def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> dict[str, float]:
-        """BLEU by real decoding of the validation split, as config.eval asks; shows a few translations."""
+    def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
+        """BLEU by real decoding of the validation split, as config.eval asks; a few translations, and where the first
+        of them looks."""
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
-        outputs = [output.text for output in self.translate(sources, options)]
-        for source, output, reference in list(zip(sources, outputs, references, strict=True))[:SAMPLES]:
-            log.info('  %s\n    = %s\n    ? %s', source, reference, output)
-        scores = corpus_scores(outputs, references, chrf=False)
-        return {name: scores[name] for name in ('bleu', 'exact_match')}
+        found = self.translate(sources, options)
+        scores = corpus_scores([output.text for output in found], references, chrf=False)
+        samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
+                            for output, reference in zip(found[:SAMPLES], references, strict=False))
+        return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples, self.picture(found[0]))
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:

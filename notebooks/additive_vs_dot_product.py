@@ -27,18 +27,18 @@ import numpy as np
 
 import inference
 from inference.examples import example_run
-from inference.parameters import parameter_table
 from inference.pictures import attention_figure
 from inference.scores import corpus_scores
 from inference.text import search_options
 from model.attention import additive_scores, dot_scores, scaled_dot_scores
+from training.step import parameter_count
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60
 runs = {'RNNsearch': inference.load(os.environ.get('RNN_RUN') or example_run('rnnsearch_demo')),
         'Transformer': inference.load(os.environ.get('RUN') or example_run('demo'))}
 for name, run in runs.items():
-    print(f'{name:12} {parameter_table(run.model.params).rpartition(" ")[2]:>10} parameters')
+    print(f'{name:12} {parameter_count(run.model.params):10,} parameters')
 
 # %% [markdown]
 # ## The same sentences

@@ -18,11 +18,11 @@ import numpy as np
 import inference
 from inference.ablation import scores_without_heads, without_head
 from inference.examples import example_run
-from inference.parameters import parameter_table
 from inference.pictures import attention_figure, chosen, heads_figure
 from inference.scores import corpus_scores
 from inference.search import length_penalty
 from inference.text import search_options
+from training.summary import parameter_table
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
@@ -34,13 +34,12 @@ print(', '.join(f'{name} {run.config.model[name]}' for name in (
 # %% [markdown]
 # ## Parameters
 #
-# The paths are those of the modules in `model/`: `decoder/layers_0/cross_attention/query/kernel` holds the matrices
-# $W_q^i$ of all heads, $[d, h, d_k]$. One embedding serves source, target and output, as in the paper. The layers are
-# alike, so only the first of each stack is shown.
+# By part, with their shapes; the layers of a stack are alike. `cross_attention` has `query.kernel`, the matrices
+# $W_q^i$ of all heads, as one array $[d, h, d_k]$, and `output.kernel`, $W_o$, as $[h, d_v, d]$. One embedding serves
+# source, target and output, as in the paper.
 
 # %%
-table = parameter_table(run.model.params).splitlines()
-print('\n'.join(line for line in table if '/layers_' not in line or '/layers_0/' in line))
+print(parameter_table(run.model.params))
 
 # %% [markdown]
 # ## Translate

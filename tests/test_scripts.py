@@ -80,6 +80,9 @@ def test_a_run_directory_holds_everything(run):
     assert [line['step'] for line in lines if 'validation_bleu' in line] == [12, 24]
     evaluated = lines[-1]
     assert {'validation_loss', 'validation_perplexity', 'validation_accuracy', 'validation_bleu'} <= evaluated.keys()
+    events = b''.join(path.read_bytes() for path in (workdir / 'tensorboard').iterdir())
+    assert b'samples/text_summary' in events and b'attention' in events and b'PNG' in events
+    assert said.count('    ? ') == 6  # three translations at each of two evaluations
     assert 'dropped 1 with an empty side, 1 longer than 24' in said
     assert 'compilations of the train step' in said
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tensorboardX
+from matplotlib.figure import Figure
 
 
 class MetricsWriter:
@@ -30,6 +31,13 @@ class MetricsWriter:
         self._file.flush()
         for name, value in metrics.items():
             self._tensorboard.add_scalar(name, value, step)
+
+    def show(self, step: int, text: str, figure: Figure | None) -> None:
+        """What an evaluation has to look at, in TensorBoard's tabs TEXT and IMAGES."""
+        if text:
+            self._tensorboard.add_text('samples', '\n'.join(f'    {line}' for line in text.splitlines()), step)
+        if figure:
+            self._tensorboard.add_figure('attention', figure, step)
 
     def close(self) -> None:
         self._file.close()
