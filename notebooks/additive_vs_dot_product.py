@@ -9,7 +9,7 @@
 # | | RNNsearch (2015) | Transformer (2017) |
 # | --- | --- | --- |
 # | looks | the decoder's state $s_{i-1}$ | the decoder's vector $x_i$, times $W_q$ |
-# | is looked at | $h_j = [\overrightarrow{h}_j; \overleftarrow{h}_j]$ of a bidirectional GRU | the encoder's output at $j$, times $W_k$ |
+# | is looked at | $h_j$, both directions of a GRU at word $j$ | the encoder's output at $j$, times $W_k$ |
 # | score | $v^\top \tanh(W_s s_{i-1} + W_h h_j)$ | $q_i \cdot k_j / \sqrt{d_k}$ |
 # | weights | $\alpha_{ij} = \mathrm{softmax}_j$ of the score | the same |
 # | is found | $c_i = \sum_j \alpha_{ij} h_j$ | $\sum_j \alpha_{ij} v_j$ |
@@ -85,7 +85,7 @@ attention_figure(panels, *tokens, titles)
 # - *vendredi* looks at *Friday*, each digit at its own copy, the end at the end: dark squares down a diagonal.
 # - *août* crosses over: English has the month before the day, French after it. Nobody told either model; order comes
 #   from the sentences alone. In the Transformer three heads cross over clearly, the fourth is undecided.
-# - The row of the first space, `▁`, is pale: there is little to look up, and the weights must sum to 1 all the same.
+# - RNNsearch's rows of the spaces, `▁`, are pale: there is little to look up, and weights must sum to 1 all the same.
 #
 # And a sentence of two parts:
 
@@ -94,7 +94,7 @@ panels, titles, tokens = alignments('Dec 28, 2046 and 17 Egyptian pounds', '28 d
 attention_figure(panels, *tokens, titles)
 
 # %% [markdown]
-# The date is as before. Look at its end: English says *Egyptian pounds*, French *livres égyptiennes*. All heads of
+# The date is as before. Look at the end: English says *Egyptian pounds*, French *livres égyptiennes*. All heads of
 # the Transformer let *ég* look at *Egypt*. RNNsearch seems to have it the wrong way round: *livres* looks at *Egypt*,
 # and *ég* at *pounds*. It is right nevertheless, for $h_j$ is no word but a summary of the sentence around word $j$,
 # written by two networks that came past: both nouns are to be had at either place. The Transformer's encoder mixes
@@ -103,7 +103,7 @@ attention_figure(panels, *tokens, titles)
 # ## Counted, not only seen
 #
 # Over 60 test sentences and their references: of the digits that are written, how many look most at the same digit? And
-# how widely is attention spread: the mean entropy of its rows, in nats, 0 for a single key?
+# how widely is attention spread: the mean entropy of its rows, in nats, 0 for a single key? One figure for each head:
 
 # %%
 for name, run in runs.items():
@@ -117,8 +117,8 @@ for name, run in runs.items():
         digits += is_digit.sum()
         entropy -= (last * np.log(np.maximum(last, 1e-12))).sum(axis=(-1, -2))
         rows += len(writes)
-    print(f'{name:12} same digit {np.round(100 * same / max(digits, 1))} %   entropy {np.round(entropy / rows, 2)}',
-          f'  ({digits} digits)' if name == 'RNNsearch' else '  (for each head)')
+    print(f'{name:12} same digit, % of {digits}: {np.round(100 * same / max(digits, 1))}   '
+          f'entropy: {np.round(entropy / rows, 2)}')
 
 # %% [markdown]
 # Not all digits can be copied (1 PM is 13 in French), and a digit can also be read off a neighbour's state. The two

@@ -106,8 +106,9 @@ attention_figure(np.asarray(weights[0]), [f'query x {size}' for size in sizes], 
 # $$w_{ij} = x_i \cdot x_j \qquad W = \mathrm{softmax}_j(w) \qquad y_i = \sum_j W_{ij}\, x_j$$
 #
 # Our vectors are random, one for each word of the vocabulary. Two things are seen below. Every word looks at itself
-# most, for a vector is most like itself: without parameters there is nothing else to want. And the two rows of *the*
-# are equal, although they stand in different places: **attention does not know where a word is**. Section 8 mends that.
+# most (*the* at both of its places alike), for a vector is most like itself: nothing tells it to look elsewhere. And
+# the two rows of *the* are equal, although they stand in different places: **attention does not know where a word
+# is**. Section 8 mends that.
 
 # %%
 sentence = 'the cat sat on the mat'.split()
@@ -117,7 +118,8 @@ x = np.stack([vocabulary[word] for word in sentence])      # [n, d]
 y = basic_self_attention(jnp.asarray(x)[None])[0]
 weights = softmax(x @ x.T)
 agree(y, weights @ x)
-agree(y[sentence.index('the')], y[4])                      # the two the
+agree(y[0], y[4])                                          # the two the
+assert (weights.max(axis=1) <= np.diag(weights) + 1e-6).all()
 attention_figure(weights[None], sentence, sentence, ['x looks at x'])
 
 # %% [markdown]
@@ -308,7 +310,8 @@ agree(attend(x[order]), attend(x)[order])
 # So the position goes into the vector. The paper adds sines and cosines of geometrically growing wavelengths, from
 # $2\pi$ to nearly $10000 \cdot 2\pi$:
 #
-# $$PE_{i, 2j} = \sin\!\left(\frac{i}{10000^{2j/d}}\right) \qquad PE_{i, 2j+1} = \cos\!\left(\frac{i}{10000^{2j/d}}\right)$$
+# $$PE_{i, 2j} = \sin\!\left(\frac{i}{10000^{2j/d}}\right) \qquad
+# PE_{i, 2j+1} = \cos\!\left(\frac{i}{10000^{2j/d}}\right)$$
 #
 # (in radians: tables in which $\sin 1 = 0.02$ are in degrees). For $d = 4$ and the positions 0 to 3:
 

@@ -4,15 +4,17 @@
 # A result alone says little. Here several runs are laid side by side: what was varied, what came of it, and the way
 # there. The functions are those by which `sweep.py` writes its report, and they read files only.
 #
-# The sweep below is over the score functions of attention, in a small model on the built-in corpus. The command:
+# Below, the score functions of attention in the demo's model, each trained once, for 500 steps only, so that they differ
+# ([`attention_by_hand`](attention_by_hand.ipynb) has their equations). One command makes such a sweep:
 #
 # ```
-# python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores
+# python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores \
+#                 --config.train.steps=500
 # ```
 #
-# Any other: `SWEEP=sweeps/mine jupyter lab`; it may also be a folder of run directories, such as `runs`. Without
-# `sweeps/scores` a short sweep of small models (one layer, $d = 64$) is made now, in a minute or two. The outputs below
-# are of such small models, after 600 steps.
+# To open another: `SWEEP=sweeps/mine jupyter lab`; a folder of run directories will do too, such as `runs`. Where there
+# is no `sweeps/scores`, a short sweep of small models (one layer, $d = 64$, 200 steps) is made now, in a few minutes. It
+# looks alike, but what it shows is how such models begin.
 
 # %%
 import os
@@ -41,14 +43,11 @@ results_table(runs)
 # %% [markdown]
 # ## The way there
 #
-# The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? By default
-# it is the metric by which the best checkpoint is chosen; any that was validated will do.
+# The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? Without a name
+# it is the metric of the validation by which the best checkpoint is chosen; any other curve will do, by its name.
 
 # %%
-plot_curves(runs)
-
-# %%
-plot_curves(runs, 'loss')
+plot_curves(runs, 'train_loss')
 
 # %% [markdown]
 # ## The metric against what was varied

@@ -44,13 +44,14 @@ print(parameter_table(run.model.params))
 # %% [markdown]
 # ## Translate
 #
-# The first line is like the training data, the second holds an amount that the model has not seen, the third is none of
-# its business: a model of dates and amounts knows no love, and gives no sign that it does not.
+# The first line is like the training data, the second puts together two parts that were not together there. The third
+# is none of its business: a model of dates and amounts knows no love, answers all the same, and its score gives it
+# away.
 
 # %%
 sentences = ['Friday, August 25, 1922', '1,717 Swiss francs and 3 hours ago', 'I love you']
 for output in run.translate(sentences):
-    print(f'{output.source:36} {output.text}')
+    print(f'{output.source:36} {output.text:44} {output.hypotheses[0].score:6.2f}')
 
 # %% [markdown]
 # ## The n best
