@@ -4,17 +4,17 @@
 # A result alone says little. Here several runs are laid side by side: what was varied, what came of it, and the way
 # there. The functions are those by which `sweep.py` writes its report, and they read files only.
 #
-# Below, the score functions of attention in the demo's model, each trained once, for 500 steps only, so that they differ
-# ([`attention_by_hand`](attention_by_hand.ipynb) has their equations). One command makes such a sweep:
+# Below, the score functions of attention in the demo's model, each trained once, for 500 steps only, so that they
+# differ ([`attention_by_hand`](attention_by_hand.ipynb) has their equations). One command makes such a sweep:
 #
 # ```
 # python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores \
 #                 --config.train.steps=500
 # ```
 #
-# To open another: `SWEEP=sweeps/mine jupyter lab`; a folder of run directories will do too, such as `runs`. Where there
-# is no `sweeps/scores`, a short sweep of small models (one layer, $d = 64$, 200 steps) is made now, in a few minutes. It
-# looks alike, but what it shows is how such models begin.
+# To open another: `SWEEP=sweeps/mine jupyter lab`; a folder of run directories will do too, such as `runs`. Where
+# there is no `sweeps/scores`, a short sweep of small models (one layer, $d = 64$, 200 steps) is made now, in a few
+# minutes. It looks alike, but what it shows is how such models begin.
 
 # %%
 import os
@@ -41,6 +41,11 @@ for run in runs:
 results_table(runs)
 
 # %% [markdown]
+# What to see: without the scaling (`dot`) hardly anything is learned in 500 steps, and additive scores take their time
+# (tokens a second). The other three are close: BLEU prefers another one than perplexity does, and each was trained from
+# one seed only. Before saying that one of them is better, train each from a few: in a sweep file,
+# `product(over('model.score', SCORES), seeds(3))`, and the table has a ± for what is luck.
+#
 # ## The way there
 #
 # The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? Without a name
