@@ -27,8 +27,10 @@ def commands(script):
 def tree(tmp_path_factory):
     """A copy of the tree with the page's changes."""
     copy = tmp_path_factory.mktemp('extended') / 'tree'
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
-        '.git', '.venv', 'runs', 'sweeps', '__pycache__', '.pytest_cache', '*.egg-info', '*.ipynb'))
+    tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, tracked.split('\0')):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
     for patch in blocks('diff'):
         # Not inside a repository that the temporary folder may lie in: git would skip the files in silence.
         done = subprocess.run(['git', 'apply', '-'], cwd=copy, input=patch, text=True, capture_output=True,

@@ -53,7 +53,7 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
 
 
-PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'compare_runs': 3, 'additive_vs_dot_product': 3}
+PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
 @pytest.mark.parametrize('name', build.NAMES)
