@@ -32,4 +32,8 @@ test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pict
 	tests/browser/install_chromium.sh
 	$(VENV)/bin/python -m pytest -m browser tests/browser
 
-.PHONY: help demo test test-slow test-browser
+# RUN, RNN_RUN and SWEEP are what the notebooks open; without one, a short training is made.
+notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
+	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
+
+.PHONY: help demo notebooks test test-slow test-browser

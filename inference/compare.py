@@ -236,23 +236,25 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """A validation metric over the steps: for each setting the mean of its seeds, and their range if there is room.
+    """A metric over the steps: for each setting the mean of its seeds, and their range if there is room.
 
     Args:
       runs: what `load_runs` returns.
-      metric: 'bleu', 'loss', ...; by default that of the first run's config.eval.metric.
+      metric: of the validation, 'bleu', 'loss', ..., by default that of the first run's config.eval.metric; or any
+        curve by its whole name, 'train_loss', 'tokens_per_second'.
     """
     metric = metric or runs[0].config['eval.metric']
+    curve = metric if any(metric in run.curves for run in runs) else f'validation_{metric}'
     lines = []
     for of_setting in by_setting(runs):
         at_step = {}
         for run in of_setting:
-            for step, value in run.curves.get(f'validation_{metric}', []):
+            for step, value in run.curves.get(curve, []):
                 at_step.setdefault(step, []).append(value)
         if at_step:
             steps = sorted(at_step)
             lines.append((label(of_setting[0]), steps, [at_step[step] for step in steps]))
-    sign = -1 if metric in SMALL_IS_BEST else 1
+    sign = -1 if curve.partition('_')[2] in SMALL_IS_BEST else 1
     lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
     columns = -(-len(lines) // 24) or 1  # of the legend
     drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
@@ -263,7 +265,7 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more would be mud
             axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
                               linewidth=0)
-    axes.set(xlabel='step', ylabel=f'validation {metric.replace("_", " ")}')
+    axes.set(xlabel='step', ylabel=curve.replace('_', ' '))
     axes.grid(alpha=0.3)
     if lines:
         drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='best first')

@@ -1,7 +1,7 @@
 """Pictures of attention: matrices with the tokens on both axes, or laid over an image or a series; of positions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -90,10 +90,29 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
     return figure
 
 
+def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> Figure:
+    """A number for each head, a panel for each kind of attention: dark is the highest of all, white the lowest."""
+    lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
+    figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
+    for axes, (kind, values) in zip(panels, scores.items(), strict=True):
+        axes.imshow(values, cmap='Blues', vmin=lowest, vmax=highest, aspect='auto')
+        for layer, head in np.ndindex(values.shape):
+            value = values[layer, head]
+            axes.text(head, layer, f'{value:.3g}', ha='center', va='center', fontsize=9,
+                      color='white' if value > (lowest + highest) / 2 else 'black')
+        axes.set_title(kind, fontsize=9)
+        axes.set_xticks(range(values.shape[1]), [f'head {1 + head}' for head in range(values.shape[1])], fontsize=7)
+        axes.set_yticks(range(values.shape[0]), [f'layer {1 + layer}' for layer in range(values.shape[0])], fontsize=7)
+        axes.tick_params(length=0)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
 def positions_figure(length: int = 100, d_model: int = 100) -> Figure:
     """The sinusoidal encoding as an image: a row for each position, a column for each dimension (section 3.5)."""
     figure, (axes,) = _panels(1, (6, 5))
-    image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1)
+    image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
+                        interpolation='nearest')  # a pixel is a number, and a small file
     axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
     figure.colorbar(image)
     return figure
@@ -113,8 +132,8 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise UserError(f'the picture {path} cannot be written: {error}') from None
 
 
-def _panels(count: int, size: tuple[float, float]):
-    columns = math.ceil(math.sqrt(count))
+def _panels(count: int, size: tuple[float, float], columns: int = 0):
+    columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * size[0], rows * size[1]), layout='constrained')
     return figure, [figure.add_subplot(rows, columns, 1 + index) for index in range(count)]

@@ -50,6 +50,14 @@ class Translator(TextModel):
 
     respond = translate
 
+    def forced(self, source: str, target: str) -> Output:
+        """An output whose one hypothesis is `target`, with its log-probability, which is also its score: to look at
+        the attention and the probabilities of a translation that is given, not found."""
+        tokens = self._cut(self.tokenizers['source'].encode(source), 0)
+        target_tokens = self.tokenizers['target'].encode(target)
+        [log_probs] = self.token_log_probs([(tokens, target_tokens)])
+        return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
+
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
         """BLEU by real decoding of the validation split, as config.eval asks; a few translations, and where the first
         of them looks."""

@@ -1,0 +1,60 @@
+"""Builds the notebooks: NAME.py (jupytext's percent format), executed, becomes NAME.ipynb with its outputs.
+
+    make notebooks [RUN=runs/demo] [RNN_RUN=runs/rnnsearch_demo] [SWEEP=sweeps/scores]
+    python -m notebooks.build [NAME ...]
+
+The notebooks open the runs that these environment variables name, by default the ones above; where there is none, a
+notebook trains a short one (inference/examples.py).
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+NAMES = ('attention_by_hand', 'open_a_run', 'compare_runs', 'additive_vs_dot_product')
+TIMEOUT = 1200  # seconds a cell, which may have to train
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    """The notebook without outputs. All that is in it, metadata included, follows from NAME.py."""
+    notebook = jupytext.read(FOLDER / f'{name}.py', fmt='py:percent')
+    notebook.metadata = nbformat.from_dict({
+        'kernelspec': {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'},
+        'language_info': {'name': 'python'}})
+    for number, cell in enumerate(notebook.cells):
+        cell.id, cell.metadata = f'{name}-{number}', nbformat.from_dict({})
+    return notebook
+
+
+def execute(name: str, environment: Mapping[str, str] = {}) -> nbformat.NotebookNode:
+    """The notebook with outputs, from a kernel of its own in the project's root.
+
+    Raises:
+      CellExecutionError: from a cell that fails, with its traceback.
+    """
+    notebook = read(name)
+    metadata = notebook.metadata.copy()
+    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name='python3', record_timing=False,
+                            coalesce_streams=True, resources={'metadata': {'path': str(FOLDER.parent)}})
+    client.execute(env=os.environ | environment)
+    notebook.metadata = metadata  # the kernel adds the version of Python
+    for cell in notebook.cells:  # what went to stderr is about this one execution: warnings, progress
+        if cell.cell_type == 'code':
+            cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
+    return notebook
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names or NAMES:
+        print(name, file=sys.stderr)
+        nbformat.write(execute(name), FOLDER / f'{name}.ipynb')
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

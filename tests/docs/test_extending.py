@@ -1,0 +1,75 @@
+"""docs/extending.md, done as it says, on a copy of the tree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / 'docs' / 'extending.md').read_text()
+TINY = {'data.max_length': 64, 'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 16, 'model.num_heads': 2,
+        'optimizer.warmup': 2, 'train.steps': 4, 'eval.bleu_sentences': 4, 'decode.extra_length': 4}
+
+
+def blocks(language):
+    return re.findall(rf'^```{language}\n(.*?)^```$', PAGE, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(script):
+    return [line.split('python ', 1)[1] for block in blocks('bash') for line in block.splitlines() if script in line]
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory):
+    """A copy of the tree with the page's changes."""
+    copy = tmp_path_factory.mktemp('extended') / 'tree'
+    tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, tracked.split('\0')):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    for patch in blocks('diff'):
+        # Not inside a repository that the temporary folder may lie in: git would skip the files in silence.
+        done = subprocess.run(['git', 'apply', '-'], cwd=copy, input=patch, text=True, capture_output=True,
+                              env=os.environ | {'GIT_CEILING_DIRECTORIES': str(copy.parent)})
+        assert done.returncode == 0, f'docs/extending.md no longer fits the code: {done.stderr}\n{patch}'
+    return copy
+
+
+def run(tree, command, **options):
+    """A line of the page, in the tree; its imports are the tree's, whatever is installed."""
+    done = subprocess.run(f'{sys.executable} {command}', shell=True, cwd=tree, capture_output=True, text=True,
+                          timeout=600, env=os.environ | {'PYTHONPATH': str(tree)}, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_changes_fit_and_name_the_score(tree):
+    assert len(blocks('diff')) == 3
+    assert "'gaussian'" in (tree / 'model' / 'attention.py').read_text()
+    planned = run(tree, *commands('sweep.py'))
+    assert 'score=gaussian' in planned and planned.rstrip().endswith('# 5 runs')
+
+
+def test_the_new_tests_pass(tree):
+    said = run(tree, *[f'{command} --numprocesses=0' for command in commands('pytest')])
+    assert re.search(r'\b1[0-9] passed', said) and 'failed' not in said
+
+
+@pytest.mark.slow
+def test_the_score_is_trained_and_looked_at(tree):
+    train, = commands('train.py')
+    # Absl takes the last of a flag that is given twice.
+    run(tree, f'{train} ' + ' '.join(f'--config.{option}={value}' for option, value in TINY.items()))
+    scored, pictured = commands('decode.py')
+    assert '"exact_match"' in run(tree, scored)
+    for line in (line for block in blocks('bash') for line in block.splitlines() if line.startswith('echo')):
+        subprocess.run(line, shell=True, cwd=tree, check=True)
+    run(tree, pictured)
+    assert (tree / 'pictures' / '000001.png').read_bytes().startswith(b'\x89PNG')
+    code, = blocks('py')
+    said = run(tree, '-', input=code + "\nprint(panels.shape, run.config.model.score)")
+    assert said.split()[-1] == 'gaussian' and said.startswith('(3, ')

@@ -1,0 +1,44 @@
+"""What is trained is used; what is not, is trained by the scripts, and told of."""
+
+import pytest
+
+from errors import UserError
+from inference import examples
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A project whose scripts only write down how they are called."""
+    monkeypatch.setattr(examples, 'ROOT', tmp_path)
+    for name in 'train.py', 'sweep.py':
+        (tmp_path / name).write_text(
+            'import pathlib, sys\npathlib.Path("called").write_text(" ".join(sys.argv))\nprint("told", file=sys.stderr)')
+    return tmp_path
+
+
+def test_a_run_that_is_there_is_taken(root):
+    for folder, file in ('runs/demo', 'config.json'), ('sweeps/scores', 'sweep.json'):
+        (root / folder).mkdir(parents=True)
+        (root / folder / file).write_text('{}')
+    assert examples.example_run('demo') == root / 'runs' / 'demo'
+    assert examples.example_sweep('scores') == root / 'sweeps' / 'scores'
+    assert not (root / 'called').exists()
+
+
+def test_otherwise_a_short_one_is_made(root, capfd):
+    assert examples.example_run('demo', 40) == root / 'runs' / 'demo-40'
+    assert (root / 'called').read_text() == (
+        'train.py --config=configs/demo.py --workdir=runs/demo-40 --config.train.steps=40')
+    assert capfd.readouterr().err.endswith('told\n')
+    assert examples.example_sweep('scores', 40) == root / 'sweeps' / 'scores-40'
+    called = (root / 'called').read_text().split()
+    assert called[:4] == ['sweep.py', '--config=configs/demo.py', '--sweep=configs/sweeps/scores.py',
+                          '--workdir=sweeps/scores-40']
+    assert {'--config.train.steps=40', '--config.model.d_model=64'} <= set(called)
+
+
+def test_a_failure_is_told(root, capfd):
+    (root / 'train.py').write_text('raise SystemExit("no such recipe")')
+    with pytest.raises(UserError, match='train.py failed, with the arguments --config=configs/demo.py'):
+        examples.example_run('demo')
+    assert 'no such recipe' in capfd.readouterr().err

@@ -1,0 +1,100 @@
+"""Every notebook runs from its source, and what is committed beside it is that source, with outputs."""
+
+import json
+import re
+import tempfile
+
+import numpy as np
+import pytest
+
+import inference
+from input_pipeline.builtin import make_corpus
+from tests.test_scripts import script
+
+for module in 'jupytext', 'nbclient', 'ipykernel':
+    pytest.importorskip(module, reason="the notebooks need more: pip install -e '.[notebooks]'")
+from notebooks import build  # noqa: E402
+
+TRANSFORMER = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 16, 'model.num_heads': 2}
+RNNSEARCH = {'model.d_model': 16, 'model.recurrent.d_hidden': 16, 'model.recurrent.d_align': 8}
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """A folder of two trainings of seconds, a Transformer and an RNNsearch, on the same little corpus."""
+    folder = tmp_path_factory.mktemp('notebooks')
+    (folder / 'data').mkdir()
+    for split, pairs in make_corpus(sizes={'train': 300, 'validation': 8, 'test': 8}).items():
+        for language, lines in zip(('en', 'fr'), zip(*pairs, strict=True), strict=True):
+            (folder / 'data' / f'{split}.{language}').write_text('\n'.join(lines) + '\n')
+    for recipe, model in ('demo', TRANSFORMER), ('rnnsearch_demo', RNNSEARCH):
+        values = model | {
+            'cache_dir': folder / 'cache', 'data.source': 'files', 'data.dir': folder / 'data',
+            'data.tokenizer.vocab_size': 400, 'batch.buckets': 1, 'optimizer.warmup': 2, 'train.steps': 4,
+            'train.log_every': 1, 'eval.every': 2, 'eval.bleu_sentences': 2, 'decode.extra_length': 4}
+        done = script('train.py', f'--config=configs/{recipe}.py', f'--workdir={folder / "runs" / recipe}',
+                      *(f'--config.{option}={value}' for option, value in values.items()))
+        assert done.returncode == 0, done.stderr.decode()
+        (folder / 'runs' / recipe / 'results').mkdir()
+        (folder / 'runs' / recipe / 'results' / 'validation.json').write_text(
+            json.dumps({'n': 8, 'bleu': 1.5, 'perplexity': 300.25, 'exact_match': 0.0}))
+    return folder / 'runs'
+
+
+@pytest.fixture(scope='module')
+def environment(runs):
+    """The tiny runs, and nothing of the user's own Jupyter."""
+    with tempfile.TemporaryDirectory(prefix='jupyter-') as folder:
+        yield {'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs),
+               'JUPYTER_RUNTIME_DIR': folder, 'IPYTHONDIR': folder}
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
+
+
+PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'compare_runs': 2, 'additive_vs_dot_product': 3}
+
+
+@pytest.mark.parametrize('name', build.NAMES)
+def test_a_notebook_runs_from_its_source(name, environment):
+    notebook = build.execute(name, environment)  # raises if a cell does
+    pictures = [output for output in outputs(notebook) if 'image/png' in output.get('data', {})]
+    assert len(pictures) >= PICTURES[name]
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == 'code')
+
+
+@pytest.mark.parametrize('name', build.NAMES)
+def test_what_is_committed_is_the_source_with_outputs(name):
+    path = build.FOLDER / f'{name}.ipynb'
+    committed, source = json.loads(path.read_text()), build.read(name)
+    assert [''.join(cell['source']) for cell in committed['cells']] == [cell.source for cell in source.cells], (
+        f'{name}.py has changed since the notebook was built: make notebooks')
+    assert [cell['id'] for cell in committed['cells']] == [cell.id for cell in source.cells]
+    assert committed['metadata'] == source.metadata
+    code = [cell for cell in committed['cells'] if cell['cell_type'] == 'code']
+    assert [cell['execution_count'] for cell in code] == [*range(1, 1 + len(code))]
+    found = [output for cell in code for output in cell['outputs']]
+    assert not [output for output in found if output['output_type'] == 'error' or output.get('name') == 'stderr']
+    assert sum('image/png' in output.get('data', {}) for output in found) >= PICTURES[name]
+    assert path.stat().st_size < 300_000
+    assert not re.search(r'/(home|root|tmp|work|Users|mnt)/', path.read_text())  # of whoever built it
+
+
+def test_a_source_is_in_percent_format_and_begins_with_its_title():
+    sources = {path.stem for path in build.FOLDER.glob('*.py')} - {'build'}
+    assert sources == set(build.NAMES)
+    for name in build.NAMES:
+        first = build.read(name).cells[0]
+        assert first.cell_type == 'markdown' and first.source.startswith('# ')
+
+
+def test_a_translation_that_is_given(runs):
+    model = inference.load(runs / 'demo').model
+    given = model.forced('3 hours ago', 'il y a 3 heures')
+    assert given.text == 'il y a 3 heures'
+    probabilities = [token.probability for token in model.token_probabilities(given)]
+    assert given.hypotheses[0].log_prob == pytest.approx(np.sum(np.log(probabilities)), rel=1e-4)
+    length = len(given.hypotheses[0].tokens) + 1
+    assert model.attention(given)['cross'].shape == (1, 2, length, len(given.source_tokens) + 1)
+    assert model.tokenizers['target'].decode(given.hypotheses[0].tokens) == given.text
