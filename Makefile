@@ -27,4 +27,9 @@ test: $(VENV)/installed  ## Run the tests
 test-slow: $(VENV)/installed  ## Run the tests that take minutes each
 	$(VENV)/bin/python -m pytest -m slow
 
-.PHONY: help demo test test-slow
+test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
+	tests/browser/install_chromium.sh
+	$(VENV)/bin/python -m pytest -m browser tests/browser
+
+.PHONY: help demo test test-slow test-browser

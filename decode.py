@@ -21,7 +21,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,14 +29,14 @@ import numpy as np
 from absl import flags
 
 import inference
-from inference.pictures import attention_figure, chosen, chosen_kind, example_figure, positions_figure, save_figure
+from inference.explain import Page, explain_example, explain_text
+from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
-from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
-from model.patches import patch_grid
 from training.step import use_compilation_cache
 from training.workdir import changed_data
 
@@ -62,7 +62,10 @@ PICTURE_COUNT = flags.DEFINE_integer('picture_count', 100, 'Pictures of the firs
 LOOK = flags.DEFINE_string(
     'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the last), '
     'HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
-CHUNK = 32  # batches that are read, sorted by length and written at a time: memory is bounded
+EXPLAIN = flags.DEFINE_string(
+    'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no network.')
+EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -73,52 +76,70 @@ def main() -> None:
     if (INPUT.value is None) == (SPLIT.value is None):
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
-    use_compilation_cache(cache_folder(run.config.cache_dir))
+    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+    use_compilation_cache(cache_folder(''))
     names = ('method', 'beam', 'alpha', 'n_best', 'extra_length', 'batch_size', 'temperature', 'top_k', 'top_p', 'seed')
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in names})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
         save_figure(positions_figure(), Path(PICTURES.value) / 'positions.png')
+    page = open_page(run)
     if SPLIT.value:
-        score_split(run, SPLIT.value, options)
+        score_split(run, SPLIT.value, options, page)
     elif isinstance(run.model, Predictor):
-        predict_file(run, INPUT.value, options)
+        predict_file(run, INPUT.value, options, page)
     else:
-        answer_file(run, INPUT.value, options)
+        answer_file(run, INPUT.value, options, page)
+    if page:
+        page.write()
+        log.info('%s explains %d', page.path, page.count)
 
 
-def answer_file(run: Run, path: str, options: SearchOptions) -> None:
+def open_page(run: Run) -> Page | None:
+    """The page of --explain, if it is asked for."""
+    if EXPLAIN.value is None:
+        return None
+    steps = ', '.join(map(str, run.checkpoint))
+    return Page(EXPLAIN.value, f'{run.workdir.resolve().name}, step {steps}', EXPLAIN_COUNT.value)
+
+
+def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """Streams the lines of `path` through the model."""
-    lines = decode_lines(sys.stdin.buffer, 'stdin') if path == '-' else read_lines(path)
-    count, seconds = 0, 0.0
+    search = with_all_hypotheses(options) if page else options
+    count, began = 0, time.perf_counter()
     with open_output(OUTPUT.value) as output:
-        while chunk := list(itertools.islice(lines, CHUNK * options.batch_size)):
-            began = time.perf_counter()
-            found = run.model.respond(chunk, options, first=count)
-            seconds += time.perf_counter() - began
-            for number, answer in enumerate(found, count + 1):
-                output.write(written(run, answer, number) + '\n')
+        for answers in run.model.respond_all(read_lines(path), search):
+            for number, answer in enumerate(answers, count + 1):
+                output.write(written(run, answer, number, options.n_best, page) + '\n')
             output.flush()
-            count += len(chunk)
+            count += len(answers)
+    seconds = time.perf_counter() - began
     log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
 
 
-def written(run: Run, answer: Output, number: int) -> str:
-    """A line of the output; makes the line's picture where pictures are asked for."""
+def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
+    """The same search, returning every hypothesis of its beam: the page shows them."""
+    return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
+
+
+def written(run: Run, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+    """A line of the output; makes the line's picture, and explains it, where that is asked for."""
     weights = None
     pictured = PICTURES.value and LOOK.value != 'positions' and number <= PICTURE_COUNT.value
-    if (pictured or ATTENTION.value) and answer.hypotheses[0].tokens:
+    explained = page is not None and not page.full
+    if (pictured or explained or ATTENTION.value) and answer.hypotheses[0].tokens:
         weights = run.model.attention(answer)
+    if explained and weights is not None:
+        page.add(explain_text(run.model, answer, weights, number))
     if pictured and weights is not None:
-        kind, panels, titles = chosen(weights, LOOK.value)
-        save_figure(attention_figure(panels, *run.model.axes(answer)[kind], titles), picture_path(number))
+        save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
-        return ' '.join(answer.text.splitlines())
-    line = as_json(run, answer)
+        return answer.line
+    line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
 
 def as_json(run: Run, answer: Output) -> dict[str, Any]:
@@ -133,17 +154,18 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
             **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
 
 
-def predict_file(run: Run, path: str, options: SearchOptions) -> None:
+def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """A line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(path)
+    inputs = read_inputs(path, run.model.shape)
     outputs = run.model.predict(inputs, options.batch_size)
     with open_output(OUTPUT.value) as output:
         for each in outputs:
             output.write('\t'.join(run.model.named(each)) + '\n')
     draw_examples(run, inputs, outputs)
+    explain_examples(run, inputs, outputs, page)
 
 
-def score_split(run: Run, split: str, options: SearchOptions) -> None:
+def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
     """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
     data = run.data()
     for changed in changed_data(run.workdir, data, [split]):
@@ -158,8 +180,15 @@ def score_split(run: Run, split: str, options: SearchOptions) -> None:
     (folder / f'{split}.tsv').write_text(''.join(
         '\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in table))
     if isinstance(run.model, Predictor):
-        inputs = data.arrays.inputs(split)[:PICTURE_COUNT.value]
-        draw_examples(run, inputs, run.model.predict(inputs, options.batch_size))
+        inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
+        outputs = run.model.predict(inputs, options.batch_size)
+        draw_examples(run, inputs, outputs)
+        explain_examples(run, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
+    elif page:
+        examples = run.model.examples(data, split, EXPLAIN_COUNT.value, with_all_hypotheses(options))
+        for number, (answer, reference) in enumerate(examples, 1):
+            if answer.source_tokens and not page.full:
+                page.add(explain_text(run.model, answer, run.model.attention(answer), number, reference))
     print(text)
 
 
@@ -168,10 +197,16 @@ def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
     if not PICTURES.value or LOOK.value == 'positions':
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
-        grid, _ = patch_grid(example.shape[:-1], run.model.module.patch)
-        _, panels, titles = chosen(run.model.attention(example), LOOK.value)
-        figure = example_figure(panels, example, grid, titles, ' '.join(run.model.named(output)))
-        save_figure(figure, picture_path(number))
+        save_figure(run.model.picture(example, output, LOOK.value), picture_path(number))
+
+
+def explain_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
+                     targets: Iterable[str] = itertools.repeat('')) -> None:
+    """Puts the first images or series on the page, where one is asked for."""
+    for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
+        if page is None or page.full:
+            return
+        page.add(explain_example(run.model, example, output, number, target))
 
 
 def picture_path(number: int) -> Path:
@@ -182,18 +217,36 @@ def picture_path(number: int) -> Path:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there."""
+    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there.
+
+    What was answered until then is in PATH.partial. A device or a pipe is written to directly.
+    """
     if path is None:
+        if sys.stdout is None:
+            raise UserError('stdout is closed: give --output=FILE')
         sys.stdout.reconfigure(encoding='utf-8')
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
+            raise UserError(f'stdout cannot be written: {error}') from None
         return
-    partial = f'{path}.partial'
+    path = os.path.realpath(path)
+    whole = os.path.isfile(path) or not os.path.exists(path)
+    partial = f'{path}.partial' if whole else path
     try:
         with open(partial, 'w', encoding='utf-8') as file:
             yield file
+        if whole:
+            os.replace(partial, path)
     except OSError as error:
         raise UserError(f'--output={path} cannot be written: {error}') from None
-    os.replace(partial, path)
+    finally:
+        if whole and os.path.exists(partial):
+            log.info('not complete: what was answered until then is in %s', partial)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from configs.checks import config_from
 from inference.run import answering
+from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
@@ -97,18 +98,19 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         if state.step:
             log.info('resuming from step %d', state.step)
 
-        def measure(state: TrainState) -> dict[str, float]:
+        def measure(state: TrainState) -> Evaluation:
             model.params = state.params
             sums = evaluate(compiled.eval, state.params, map(validation.batch, range(len(validation))))
-            measured = sums.means() | model.validate(data, sums, config)
-            return {EVALUATED + name: value for name, value in measured.items()}
+            found = model.validate(data, sums, config)
+            measured = sums.means() | found.metrics
+            return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 
         train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints,
               MetricsWriter(workdir, int(state.step)), stop, profiler, compile_time)
 
 
 def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
-          schedule: Callable[[int], float], measure: Callable[[TrainState], dict[str, float]],
+          schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
           checkpoints: Checkpoints, metrics: MetricsWriter, stop: StopSignals, profiler: ProfilerWindow,
           compile_time: CompileTime) -> None:
     """The loop: step, log, save, evaluate, until the last step or until patience ends."""
@@ -121,11 +123,15 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
         """The progress after an evaluation. The step is saved by then, so this may be left and done again."""
         try:
             with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
-                measured = measure(state)
+                evaluation = measure(state)
         except SystemExit:
             checkpoints.wait()
             raise
+        measured = evaluation.metrics
         metrics.write(step, measured | memory() | {'compile_seconds': compile_time.seconds})
+        metrics.show(step, evaluation.samples, evaluation.picture)
+        if evaluation.samples:
+            log.info('%s', evaluation.samples)
         log.info('step %d: %s; memory %s; compiled for %.1f s in all', step,
                  ', '.join(f'{name} {value:.4g}' for name, value in measured.items()),
                  ', '.join(f'{name} {value:.2f}' for name, value in memory().items()), compile_time.seconds)

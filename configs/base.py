@@ -1,7 +1,8 @@
 """Every option, with what it means and the paper's value (base model, section 5); recipes change what they need.
 
 Any of them can be given on the command line: --config.model.num_layers=2. A name that does not exist is an
-error, so a typo never trains the wrong model; so is a value for an option that the model or the task does not use.
+error, so a typo never trains the wrong model; so is a value for an option that the model, the task, the source or the
+kind of tokenizer does not use.
 """
 
 from ml_collections import ConfigDict
@@ -87,7 +88,7 @@ def get_config() -> ConfigDict:
 
     config.train = train = ConfigDict()
     train.steps = 100_000
-    train.label_smoothing = 0.1
+    train.label_smoothing = 0.1     # of the classes or tokens; none in a regression
     train.accumulate = 1            # parts that a batch is computed in, one after the other: less memory
     train.log_every = 100           # steps
     train.skip_nonfinite = 0        # steps in the whole run that may be left out since loss or gradient is not finite
@@ -96,7 +97,7 @@ def get_config() -> ConfigDict:
     evaluation.every = 1000         # steps; the last step is always evaluated
     evaluation.metric = 'bleu'      # by which a checkpoint is best; 'loss' has every task, 'accuracy' and 'perplexity'
     #                                 all but regression ('absolute_error'), 'bleu' and 'exact_match' translation
-    evaluation.method = 'greedy'    # how it decodes: 'greedy' is quick, 'beam' is what decode.py will do
+    evaluation.method = 'greedy'    # how it decodes: translation: 'greedy' is quick, 'beam' is what decode.py will do
     evaluation.bleu_sentences = 0   # translation: validation sentences to translate; 0: all
     evaluation.patience = 0         # stop after so many evaluations without a better metric; 0: never
 

@@ -56,6 +56,28 @@ FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dro
              'data.validation_share', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
+# Which options mean something only beside certain others, beyond MODELS and TASKS: {option: {other option: its values}}.
+TEXT_TASKS = ('translation', 'language_model')
+ONLY_FOR = {
+    'data.dir': {'data.source': ('files', 'tfds')},
+    'data.file': {'data.source': ('files',)},
+    'data.documents': {'data.source': ('files',)},
+    'data.feature': {'data.source': ('tfds',)},
+    'data.seed': {'data.source': ('builtin',)},
+    'data.tokenizer.vocab_size': {'data.tokenizer.kind': SUBWORDS},
+    'data.tokenizer.split_digits': {'data.tokenizer.kind': SUBWORDS},
+    'data.tokenizer.normalization': {'data.tokenizer.kind': SUBWORDS},
+    'data.tokenizer.joint': {'task': ('translation',)},
+    'optimizer.factor': {'optimizer.schedule': ('paper',)},
+    'optimizer.peak': {'optimizer.schedule': ('inverse_sqrt', 'cosine')},
+    'optimizer.final': {'optimizer.schedule': ('cosine',)},
+    'train.label_smoothing': {'task': (*TEXT_TASKS, 'classification')},
+    'eval.method': {'task': ('translation',)},
+    'eval.bleu_sentences': {'task': ('translation',)},
+    **{f'decode.{name}': {'task': TEXT_TASKS} for name in (
+        'method', 'beam', 'alpha', 'extra_length', 'temperature', 'top_k', 'top_p')},
+}
+
 
 def check_config(config: ConfigDict) -> None:
     """Raises UserError for the first value that is impossible, with the key and what would do."""
@@ -114,14 +136,17 @@ def check_config(config: ConfigDict) -> None:
 
 
 def check_all_used(config: ConfigDict) -> None:
-    """Raises UserError for an option that was set, but means nothing to this model or task."""
+    """Raises UserError for an option that was set, but means nothing to this model, task or source."""
     used = {'model': MODELS[config.model.kind].options(), **TASKS[config.task].options}
-    default = flatten(base.get_config())
-    for key, value in flatten(config).items():
+    here, default = flatten(config), flatten(base.get_config())
+    for key, value in here.items():
         section, name, *_ = *key.split('.'), ''
-        if section in used and name not in used[section] and value != default[key]:
-            what = f'model.kind={config.model.kind}' if section == 'model' else f'task={config.task}'
-            raise UserError(f'config.{key}={value!r}: means nothing to {what}: leave it out')
+        decisive = []
+        if name not in used.get(section, {name}):
+            decisive.append('model.kind' if section == 'model' else 'task')
+        decisive += [other for other, choices in ONLY_FOR.get(key, {}).items() if here[other] not in choices]
+        if decisive and value != default[key]:
+            raise UserError(f'config.{key}={value!r}: means nothing to {decisive[0]}={here[decisive[0]]}: leave it out')
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:

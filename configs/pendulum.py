@@ -21,7 +21,6 @@ def get_config() -> ConfigDict:
     config.batch.rows = 64
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
     config.train.steps = 3000  # 48 epochs
-    config.train.label_smoothing = 0.0  # there are no labels
     config.eval.update(every=500, metric='loss')
     config.checkpoint.keep_last = 2
     return config

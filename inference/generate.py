@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -14,14 +15,15 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from errors import UserError
-from inference.scores import bits_per_character
+from inference.scores import Evaluation, bits_per_character
 from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, Tokenizer
+from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
 from training.step import eval_step, evaluate
 
 log = logging.getLogger('allyouneed.decode')
+
 SAMPLES = 3
 
 
@@ -43,17 +45,21 @@ class Generator(TextModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The prompt is read in one pass. `first` is the number of the first prompt in its file: with the seed, it
-        decides what is drawn.
+        The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is
+        the number of the first prompt in its file: with the seed, it decides what is drawn.
 
         Raises:
           UserError: if more is asked for than fits a window, of a search that cannot go on in another one.
         """
-        tokens = [self._begin(prompt) for prompt in prompts]
         one_way = options.n_best == 1 and options.method != 'beam'
-        if not one_way and (longest := max(map(len, tokens)) + options.extra_length) > self.context:
-            raise UserError(f'prompt and continuation have {longest} tokens, but the model was trained on windows of '
-                            f'{self.context}: beam search and n_best>1 stay in one window; lower extra_length')
+        if not one_way and options.extra_length >= self.context:
+            raise UserError(f'a continuation of {options.extra_length} tokens is asked for, but the model was trained '
+                            f'on windows of {self.context}, its prompt included: beam search and n_best>1 stay in one '
+                            'window; lower extra_length')
+        # As many as can be read: of a window that is full its last half, to go on from there.
+        room, kept = (max(1, self.context - 1), max(1, self.context // 2)) if one_way else (
+            (self.context - options.extra_length,) * 2)
+        tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         draw = 0
@@ -73,11 +79,11 @@ class Generator(TextModel):
 
     respond = generate
 
-    def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> dict[str, float]:
+    def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Bits per character of the validation split; shows a sample."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
-        log.info('a sample: %s', repr(output.text))
-        return {'bits_per_character': bits_per_character(float(sums.others['nll']), data.characters('validation'))}
+        bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
+        return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
@@ -95,6 +101,15 @@ class Generator(TextModel):
             'tokens_per_second': float(sums.tokens) / seconds, 'samples': samples}
         return results, [(sample,) for sample in samples]
 
+    def examples(self, data: DocumentData, split: str, count: int,
+                 options: SearchOptions) -> list[tuple[Output, str]]:
+        """The first windows of a split as prompts without a continuation: what the model makes of text that it reads."""
+        plan = data.plan(split)
+        windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
+        tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
+        decode = self.tokenizers['source'].decode
+        return [(Output(decode(each), each, [Hypothesis('', [], 0.0, 0.0)]), '') for each in tokens if each]
+
     @property
     def opening(self) -> str:
         """A prompt that says nothing: the beginning of a document, or of a line."""
@@ -110,12 +125,22 @@ class Generator(TextModel):
         pieces = self.tokenizers['target'].pieces(self._shown(output))
         return {'encoder': (pieces, pieces)}
 
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        tokens = self._shown(output)
+        return {'tokens': tokens[:-1]}, tokens[1:]
+
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
-    def _begin(self, prompt: str) -> list[int]:
-        tokens = list(self.tokenizers['source'].encode(prompt))
-        return tokens if tokens and not self.whole_documents else [BOS, *tokens]
+    def _begin(self, prompt: str, number: int, room: int, kept: int) -> list[int]:
+        """A prompt's tokens, the last `kept` of them if they are more than `room`."""
+        length, first, last = self._ends(prompt, room)
+        start = [BOS] if self.whole_documents or not length else []
+        if len(start) + length <= room:
+            return start + first
+        log.warning('line %d has %d tokens: only the last %d are read (config.data.context)', number + 1, length,
+                    min(kept, length))
+        return last[-kept:]
 
     def _window(self, tokens: list[int]) -> list[int]:
         return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]

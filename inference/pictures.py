@@ -100,10 +100,17 @@ def positions_figure(length: int = 100, d_model: int = 100) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({'text.usetex': False, 'text.parse_math': False}):
-        figure.savefig(path, dpi=100)
+    """Writes a PNG.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context({'text.usetex': False, 'text.parse_math': False}):
+            figure.savefig(path, dpi=100)
+    except OSError as error:
+        raise UserError(f'the picture {path} cannot be written: {error}') from None
 
 
 def _panels(count: int, size: tuple[float, float]):

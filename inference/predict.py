@@ -7,12 +7,15 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jaxtyping import Float, Num
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from inference.scores import classification_scores, regression_scores
+from inference.pictures import chosen, example_figure
+from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
+from model.patches import patch_grid
 from training.loss import Sums
 
 Table = list[tuple[str, ...]]
@@ -26,10 +29,13 @@ class Predictor:
       params: its parameters.
       classes: their names; None where values are predicted.
       preprocessing: from raw inputs to the module's, and from its outputs to raw values.
+      shape: of one input: [*space, channels].
     """
 
-    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing):
+    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing,
+                 shape: Sequence[int]):
         self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
+        self.shape = tuple(shape)
         self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
@@ -38,7 +44,7 @@ class Predictor:
                 batch_size: int = 64) -> Float[np.ndarray, 'examples outputs']:
         """Of raw inputs: log-probabilities of the classes, or values in the units of the targets."""
         outputs = []
-        for begin in range(0, len(inputs), batch_size):
+        for begin in range(0, max(1, len(inputs)), batch_size):  # of no inputs at all, no outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(np.asarray(self._apply(self.params, padded))[:len(part)])
@@ -52,9 +58,17 @@ class Predictor:
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
         return {kind: each[:, 0] for kind, each in weights.items()}
 
-    def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> dict[str, float]:
-        """Nothing beyond the `sums`: loss and accuracy, or absolute error, are in them."""
-        return {}
+    def picture(self, example: Num[np.ndarray, '*space channels'], output: Float[np.ndarray, ' outputs'],
+                look: str = '') -> Figure:
+        """The example, what was predicted for it, and the attention that `look` picks laid over it."""
+        grid, _ = patch_grid(example.shape[:-1], self.module.patch)
+        _, panels, titles = chosen(self.attention(example), look)
+        return example_figure(panels, example, grid, titles, ' '.join(self.named(output)))
+
+    def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
+        """The `sums` say it all: loss and accuracy, or absolute error. Where the model looks in the first example."""
+        example = data.arrays.inputs('validation')[0]
+        return Evaluation({}, picture=self.picture(example, self.predict(example[None], batch_size=1)[0]))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
@@ -67,7 +81,7 @@ class Predictor:
             rows = [tuple(f'{value:.6g}' for value in (*target, *output))
                     for target, output in zip(targets, outputs, strict=True)]
             return regression_scores(outputs, targets), [header, *rows]
-        rows = [(self.classes[target], *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
+        rows = [(self.named_target(target), *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
 
     def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
@@ -75,3 +89,7 @@ class Predictor:
         if self.classes is None:
             return tuple(f'{value:.6g}' for value in output)
         return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'
+
+    def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
+        """A target of the data as text: its class, or its values."""
+        return ' '.join(f'{value:.6g}' for value in np.ravel(target)) if self.classes is None else self.classes[target]

@@ -29,7 +29,7 @@ def answering(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Ma
         return Translator(module, params, tokenizers, config.data.max_length)
     if config.task == 'language_model':
         return Generator(module, params, tokenizers['text'], config.data.context, config.data.packing == 'packed')
-    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']))
+    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape'])
 
 
 class Run:

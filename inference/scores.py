@@ -2,11 +2,19 @@
 of a language model, a classification, a regression."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation during training finds beyond the loss: numbers, and something to look at."""
+    metrics: dict[str, float]
+    samples: str = ''
+    picture: Figure | None = None
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bool = True) -> dict[str, Any]:

@@ -1,25 +1,31 @@
 """Text in, text out: what translating a sentence and continuing a prompt have in common."""
 
 import abc
+import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from errors import UserError
 from inference import search
+from inference.pictures import attention_figure, chosen
+from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
+CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time: memory is bounded
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,18 @@ class Output:
     @property
     def text(self) -> str:
         return self.hypotheses[0].text
+
+    @property
+    def line(self) -> str:
+        """The text as one line for every reader: some end a line at U+2028, U+0085 or a form feed too."""
+        return ' '.join(self.text.splitlines())
+
+
+class TokenProbability(NamedTuple):
+    """A token, the probability that the model gave it, and the most probable others at its place, the best first."""
+    piece: str
+    probability: float
+    alternatives: list[tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +123,24 @@ class TextModel(abc.ABC):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
         self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
         self._log_probs = jax.jit(self._teacher_forced)
+        self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, **inputs, mutable=['attention'])[1])
 
     @abc.abstractmethod
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """What is written for each line, in order; `first` is the number of the first one in its file."""
+
+    def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
+        """What is written for each line, in order, some at a time; no more lines are read than are answered."""
+        lines, first = iter(lines), 0
+        while chunk := _chunk(lines, CHUNK * options.batch_size):
+            yield self.respond(chunk, options, first=first)
+            first += len(chunk)
+
+    @abc.abstractmethod
+    def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
+        """At most `count` examples of a split, answered, each with what was expected where that is known."""
 
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
@@ -120,6 +150,18 @@ class TextModel(abc.ABC):
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """For each kind of `attention`, the tokens that look and those that are looked at."""
 
+    def picture(self, output: Output, look: str = '',
+                weights: dict[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
+        """The attention that `look` picks, as matrices with the tokens on both axes. `weights`: of `attention`, which
+        is asked if they are not given."""
+        weights = weights or self.attention(output)
+        kind, panels, titles = chosen(weights, look)
+        return attention_figure(panels, *self.axes(output)[kind], titles)
+
+    @abc.abstractmethod
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        """(what the module reads, by argument; the tokens that its outputs predict) for the best hypothesis."""
+
     @abc.abstractmethod
     def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
         """(what the model encodes, the token that decoding starts from, the greatest number of new tokens)."""
@@ -127,6 +169,27 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
         """The greatest number of new tokens for any input that is padded to `width`."""
+
+    def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
+        """What the model thought of each token of the best hypothesis, given those before it (teacher forcing).
+
+        Of a translation these are its tokens and the end token. Of a language model they are those of prompt and
+        continuation as far as one window reaches, from the second on: nothing predicts the first.
+
+        Args:
+          top: alternatives to each token, at most.
+        """
+        read, written = self._read_and_written(output)
+        inputs = {name: self._padded([tokens]) for name, tokens in read.items()}
+        probabilities, others, of_others = (np.asarray(each)[0] for each in self._ranked(
+            self.params, inputs, self._padded([written]), top=top + 1))
+        pieces = self.tokenizers['target'].pieces
+        found = []
+        for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
+            ranked = zip(others[place].tolist(), pieces(others[place]), of_others[place].tolist(), strict=True)
+            alternatives = [(name, probability) for other, name, probability in ranked if other != token]
+            found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
+        return found
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0) -> list[list[Hypothesis]]:
@@ -162,6 +225,15 @@ class TextModel(abc.ABC):
                              max_length=self._max_length(batch.shape[1], options))
         return jax.tree.map(np.asarray, found)
 
+    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+        """(the number of tokens of a text, its first `count`, its last `count`); not all are in memory at a time."""
+        length, first, last = 0, [], collections.deque(maxlen=count)
+        for part in self.tokenizers['source'].encode_parts(text):
+            length += len(part)
+            first += part[:count - len(first)].tolist()
+            last.extend(part[-count:].tolist())
+        return length, first, list(last)
+
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
         tokens = tokens[:np.argmax(tokens == EOS)].tolist()
@@ -189,6 +261,11 @@ class TextModel(abc.ABC):
         logits = self.module.apply({'params': params}, **inputs)
         return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
 
+    def _teacher_forced_ranks(self, params, inputs, targets, *, top):
+        probabilities = jax.nn.softmax(self.module.apply({'params': params}, **inputs))
+        of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
+        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
+
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
         """The rows as an array of at least `count`, their length a multiple of LENGTHS where the model reaches it."""
         longest = max(1, *map(len, rows))
@@ -197,6 +274,15 @@ class TextModel(abc.ABC):
         for row, tokens in enumerate(rows):
             padded[row, :len(tokens)] = tokens
         return padded
+
+
+def _chunk(lines: Iterator[str], count: int) -> list[str]:
+    """The next `count` lines, or fewer if they are long."""
+    chunk, characters = [], 0
+    while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
+        chunk.append(line)
+        characters += len(line)
+    return chunk
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:

@@ -10,8 +10,15 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from inference.scores import corpus_scores
-from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
+from inference.scores import Evaluation, corpus_scores
+from inference.text import (
+    Hypothesis,
+    Output,
+    SearchOptions,
+    TextModel,
+    attention_weights,
+    search_options,
+)
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
 from training.loss import Sums
@@ -34,9 +41,7 @@ class Translator(TextModel):
 
         `first` is the number of the first sentence in its file: with the seed, it decides what is drawn.
         """
-        tokenizer = self.tokenizers['source']
-        sources = [self._cut(tokenizer.encode(text), first + row) if text.strip() else []
-                   for row, text in enumerate(sentences)]
+        sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
         there = [row for row, tokens in enumerate(sources) if tokens]
         found = dict(zip(there, self.find_all([sources[row] for row in there], [first + row for row in there],
                                               options), strict=True))
@@ -45,16 +50,17 @@ class Translator(TextModel):
 
     respond = translate
 
-    def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> dict[str, float]:
-        """BLEU by real decoding of the validation split, as config.eval asks; shows a few translations."""
+    def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
+        """BLEU by real decoding of the validation split, as config.eval asks; a few translations, and where the first
+        of them looks."""
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
-        outputs = [output.text for output in self.translate(sources, options)]
-        for source, output, reference in list(zip(sources, outputs, references, strict=True))[:SAMPLES]:
-            log.info('  %s\n    = %s\n    ? %s', source, reference, output)
-        scores = corpus_scores(outputs, references, chrf=False)
-        return {name: scores[name] for name in ('bleu', 'exact_match')}
+        found = self.translate(sources, options)
+        scores = corpus_scores([output.text for output in found], references, chrf=False)
+        samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
+                            for output, reference in zip(found[:SAMPLES], references, strict=False))
+        return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples, self.picture(found[0]))
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
@@ -70,6 +76,11 @@ class Translator(TextModel):
             'perplexity': self.perplexity(pairs, options.batch_size), 'seconds': seconds,
             'tokens_per_second': tokens / seconds}
         return results, list(zip(sources, references, outputs, strict=True))
+
+    def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
+        """Translations of the first pairs of a split, and their references."""
+        sources, references = zip(*data.pairs(split)[:count], strict=True)
+        return list(zip(self.translate(sources, options), references, strict=True))
 
     def perplexity(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> float:
         """exp of the mean cross-entropy per target token, end tokens included, without label smoothing.
@@ -94,7 +105,8 @@ class Translator(TextModel):
           target token t. A recurrent model has 'cross' alone, of one layer and head.
         """
         # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
-        source, target = [*output.source_tokens, EOS], [BOS, *output.hypotheses[0].tokens]
+        read, _ = self._read_and_written(output)
+        source, target = read['source'], read['target']
         inputs = {'source': self._padded([source]), 'target': self._padded([target])}
         ends = {'encoder': (len(source), len(source)), 'decoder': (len(target), len(target)),
                 'cross': (len(target), len(source))}
@@ -115,6 +127,10 @@ class Translator(TextModel):
         log_probs = np.asarray(self._log_probs(self.params, inputs, targets))
         return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
 
+    def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
+        target = output.hypotheses[0].tokens
+        return {'source': [*output.source_tokens, EOS], 'target': [BOS, *target]}, [*target, EOS]
+
     def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
         limit = len(tokens) + options.extra_length
         return [*tokens, EOS], BOS, min(limit, self.module.length_limit or limit)
@@ -122,9 +138,9 @@ class Translator(TextModel):
     def _max_length(self, width: int, options: SearchOptions) -> int:
         return width - 1 + options.extra_length
 
-    def _cut(self, tokens: list[int], number: int) -> list[int]:
-        if len(tokens) < self.max_length:
-            return tokens
-        log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
-                    number + 1, len(tokens), self.max_length - 1)
-        return tokens[:self.max_length - 1]
+    def _tokens(self, text: str, number: int) -> list[int]:
+        length, tokens, _ = self._ends(text, self.max_length - 1)
+        if length > len(tokens):
+            log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
+                        number + 1, length, len(tokens))
+        return tokens

@@ -102,20 +102,31 @@ def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
             if missing := [name for name in names if name not in archive]:
                 raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}: '
                                 f'write it with numpy.savez(file, {", ".join(f"{each}=..." for each in names)})')
-            return [archive[name] for name in names]
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            arrays = [archive[name] for name in names]
+    # Damaged; compressed or encrypted as NumPy does not do it; or with a header that promises more than memory holds.
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError) as error:
         raise UserError(f'{path} cannot be read: {error}') from None
+    for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, np.ndarray):  # NumPy hands over the bytes of what is no array: a pickle, a text
+            raise UserError(f'{path}: {name} is no array: write it with numpy.savez')
+    return arrays
 
 
-def read_inputs(path: str) -> Num[np.ndarray, 'examples *space channels']:
-    """The array `inputs` of an NPZ file, to predict from.
+def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples *space channels']:
+    """The array `inputs` of an NPZ file, to predict from; `shape` is that of one example, [*space, channels].
 
     Raises:
-      UserError: if there is none.
+      UserError: if there is none, or it is of another shape or holds something else than finite numbers.
     """
     if not Path(path).is_file():
-        raise UserError(f'{path} does not exist: give an .npz file with an array inputs, [n, *space, channels]')
-    return _arrays(Path(path), ('inputs',))[0]
+        raise UserError(f'{path} is no file: give an .npz file with an array inputs, [n, *space, channels]')
+    inputs, = _arrays(Path(path), ('inputs',))
+    if inputs.shape[1:] != shape or not inputs.ndim:
+        raise UserError(f'{path}: inputs have the shape {inputs.shape}, but the model reads '
+                        f'[n, {", ".join(map(str, shape))}]')
+    if inputs.dtype.kind not in 'uif' or not np.isfinite(inputs).all():
+        raise UserError(f'{path}: inputs must be finite numbers (their type is {inputs.dtype})')
+    return inputs
 
 
 def load_csv(folder: Path, split: str) -> Examples:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
+from errors import UserError
 from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.documents import open_documents
@@ -50,8 +51,12 @@ def open_data(config: ConfigDict, run: Path | None = None) -> Data:
 
 
 def read_sizes(run: Path) -> dict[str, Any]:
-    """What the model of a run must know of its data."""
-    return json.loads((run / KEPT / SIZES).read_text())
+    """What the model of a run must know of its data.
+
+    Raises:
+      UserError: if that is not there, or damaged.
+    """
+    return _read_sizes(run / KEPT)
 
 
 class PairData:
@@ -169,8 +174,19 @@ TASKS = {
 
 
 def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
-    """The tokenizers of a run by their sides: 'source' and 'target', or 'text'."""
-    return {path.stem: load_tokenizer(path) for path in sorted(folder.glob('*.model'))}
+    """The tokenizers of a run by their sides: 'source' and 'target', or 'text'.
+
+    Raises:
+      UserError: if one is not there, is damaged, or has another size than its model was made for.
+    """
+    sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
+             if key.endswith('vocab_size')}
+    tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
+    for side, tokenizer in tokenizers.items():
+        if len(tokenizer) != sizes[side]:
+            raise UserError(f'{folder / side}.model has {len(tokenizer)} tokens, but {folder / SIZES} says '
+                            f'{sizes[side]}: they are not of the same run')
+    return tokenizers
 
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
@@ -183,6 +199,17 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SIZES).write_text(json.dumps(sizes, indent=2) + '\n')
+
+
+def _read_sizes(folder: Path) -> dict[str, Any]:
+    path = folder / SIZES
+    try:
+        sizes = json.loads(path.read_text())
+        if not isinstance(sizes, dict):
+            raise ValueError('it holds no object')
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}. Give a run directory as training wrote it') from None
+    return sizes
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

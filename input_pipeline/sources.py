@@ -1,5 +1,6 @@
 """Where sentence pairs come from: text files, a TFDS dataset, or the built-in corpus; one interface."""
 
+import codecs
 import contextlib
 import gzip
 import hashlib
@@ -157,6 +158,9 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
     Raises:
       UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
     """
+    if ':' in name:
+        raise UserError(f'config.data.name={name!r}: TFDS would fetch the code of a dataset from elsewhere and run it. '
+                        'Prepare the dataset by itself, and name it without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
     folder = folder or tfds.core.constants.DATA_DIR
     with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
@@ -203,18 +207,25 @@ def tfds_text(value: Any) -> str:
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
 
+    A byte order mark at the beginning, as Windows writes, is no part of the text. The path - is stdin.
+
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
     """
     with open_binary(path) as file:
-        yield from decode_lines(file, str(path))
+        yield from decode_lines(file, 'stdin' if path == '-' else str(path))
 
 
 @contextlib.contextmanager
 def open_binary(path: Path | str) -> Iterator[BinaryIO]:
-    """A file, plain or .gz, to be read; that it cannot be becomes a UserError."""
-    opened = gzip.open if str(path).endswith('.gz') else open
+    """A file, plain or .gz, or stdin (-), to be read; that it cannot be becomes a UserError."""
     try:
+        if path == '-':
+            if sys.stdin is None:
+                raise UserError('stdin is closed: give --input=FILE')
+            yield sys.stdin.buffer
+            return
+        opened = gzip.open if str(path).endswith('.gz') else open
         with opened(path, 'rb') as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
@@ -224,6 +235,8 @@ def open_binary(path: Path | str) -> Iterator[BinaryIO]:
 def decode_lines(file, name: str) -> Iterator[str]:
     """The lines of an open binary file; `name` is for the error message."""
     for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         try:
             yield line.removesuffix(b'\n').removesuffix(b'\r').decode()
         except UnicodeDecodeError as error:
@@ -232,6 +245,13 @@ def decode_lines(file, name: str) -> Iterator[str]:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's content."""
-    with open(path, 'rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+    """The digest of a file's content.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
+    try:
+        with open(path, 'rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error}') from None

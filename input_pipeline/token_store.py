@@ -2,11 +2,13 @@
 
 A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the
 settings. It is built beside its final place and moved there whole, so a build that is killed leaves
-nothing that is taken for good, and two builds at once both succeed.
+nothing that is taken for good, and two builds at once both succeed. What a killed build left is removed by
+the next one.
 """
 
 import array
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -31,6 +33,7 @@ log = logging.getLogger('allyouneed.data')
 
 SIDES = ('source', 'target')  # of a pair
 TEXT = 'text'  # the only side of a document
+BUILDING = '.building-'  # in the names of folders where something is built
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -49,10 +52,21 @@ class TokenStore:
     """
 
     def __init__(self, folder: Path):
-        self.stats = json.loads((folder / 'stats.json').read_text())
-        sides = [path.stem for path in folder.glob('*.tokens')]
-        self._offsets = {side: np.load(folder / f'{side}.offsets.npy', mmap_mode='r') for side in sides}
-        self._tokens = {side: np.memmap(folder / f'{side}.tokens', np.uint32, 'r') for side in sides}
+        """Raises UserError if a file is missing or damaged."""
+        try:
+            self.stats = json.loads((folder / 'stats.json').read_text())
+            sides = sorted({path.name.partition('.')[0] for path in folder.iterdir()} - {'stats'})
+            self._offsets = {side: np.load(folder / f'{side}.offsets.npy', mmap_mode='r', allow_pickle=False)
+                             for side in sides}
+            self._tokens = {side: np.memmap(folder / f'{side}.tokens', np.uint32, 'r') for side in sides}
+            for side, offsets in self._offsets.items():
+                if offsets.dtype != np.int64 or max(1, offsets[-1]) != len(self._tokens[side]):
+                    raise ValueError(f'{side}.offsets.npy does not fit {side}.tokens')
+            if not sides:
+                raise ValueError('it holds no tokens')
+        except (OSError, EOFError, IndexError, ValueError) as error:
+            raise UserError(f'the token store {folder} is damaged: {error}. Delete that folder: it is built again '
+                            'from the text') from None
 
     def __len__(self) -> int:
         return len(next(iter(self._offsets.values()))) - 1
@@ -220,18 +234,73 @@ def _digest(value: Any) -> str:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, made by `build` in a temporary place and renamed if it does not exist yet."""
+    """`folder`, made by `build` in a temporary place and renamed if it does not exist yet.
+
+    Raises:
+      UserError: if it cannot be written: no space, no permission.
+    """
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}.building-'))
     try:
-        build(temporary)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was quicker, and its result is the same
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        with _workshop(folder) as temporary:
+            build(temporary)
+            for path in temporary.iterdir():  # a power cut after the renaming must not leave empty files
+                with open(path, 'rb') as file:
+                    os.fsync(file.fileno())
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was quicker, and its result is the same
+                    raise
+    except OSError as error:
+        raise UserError(f'{folder} cannot be written: {error}. Set config.cache_dir to a folder with space') from None
     return folder
+
+
+@contextlib.contextmanager
+def _workshop(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder`, removed at the end; locked, so that others see that somebody works there."""
+    with contextlib.ExitStack() as afterwards:
+        while True:
+            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{BUILDING}'))
+            try:
+                afterwards.callback(os.close, _locked(place))
+            except (FileNotFoundError, BlockingIOError):
+                continue  # removed as abandoned before it was locked: another one
+            except OSError:
+                pass  # a file system without locks: nobody removes anything there
+            break
+        afterwards.callback(shutil.rmtree, place, ignore_errors=True)
+        (place / 'content').mkdir()
+        yield place / 'content'
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes what killed builds left: the system unlocked it when they ended."""
+    for place in parent.glob(f'*{BUILDING}*'):
+        try:
+            lock = _locked(place)
+        except OSError:  # somebody builds there, it is gone by now, or is not ours to remove
+            continue
+        log.info('%s is what a killed build left: removed', place)
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(place: Path) -> int:
+    """The descriptor of the lock in a workshop, held until it is closed or the process ends.
+
+    Raises:
+      BlockingIOError, FileNotFoundError: if another process holds it, or has removed the folder.
+      OSError: if the file system has no locks.
+    """
+    lock = os.open(place / 'lock', os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(place / 'lock')
+    except OSError:
+        os.close(lock)
+        raise
+    return lock

@@ -8,7 +8,9 @@ went in.) Characters are lossless for the characters of the text that they were 
 
 import abc
 import io
+import itertools
 import json
+import random
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ KINDS = (*SUBWORDS, 'char', 'byte')
 # something else. (Inside a word of more than 65,536 characters is the exception.)
 PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
 PART_CHARACTERS = 2 ** 20  # of characters or bytes, which may be cut anywhere
+SAMPLE = 1_000_000  # lines that subwords are learned from at most: their memory, and SentencePiece's, is bounded
 LINE_CHARACTERS = 1000  # SentencePiece leaves lines of more than 4,192 bytes out when it learns
 
 
@@ -67,11 +70,19 @@ class Tokenizer(abc.ABC):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a tokenizer of any kind: a SentencePiece model file, or ours, which is JSON."""
-    model = path.read_bytes()
-    if not model.startswith(b'{'):  # no SentencePiece file begins so: it would be a field of an unused type
-        return SubwordTokenizer(model)
-    return {'char': CharTokenizer, 'byte': ByteTokenizer}[json.loads(model)['kind']](model)
+    """Reads a tokenizer of any kind: a SentencePiece model file, or ours, which is JSON.
+
+    Raises:
+      UserError: if it cannot be read, is damaged, or is none of ours.
+    """
+    try:
+        model = path.read_bytes()
+        if not model.startswith(b'{'):  # no SentencePiece file begins so: it would be a field of an unused type
+            return SubwordTokenizer(model)
+        return {'char': CharTokenizer, 'byte': ByteTokenizer}[json.loads(model)['kind']](model)
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
+                        'Take it from the run directory as it was written') from None
 
 
 class SubwordTokenizer(Tokenizer):
@@ -79,7 +90,11 @@ class SubwordTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
+        if not model:
+            raise ValueError('it is empty')  # SentencePiece takes that for a model to be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
+            raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
         self._space = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
 
     def __len__(self) -> int:
@@ -111,7 +126,9 @@ class CharTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         self._characters = json.loads(model)['characters']
-        self._codes = np.array([ord(character) for character in self._characters], np.uint32)  # ascending
+        self._codes = np.array([ord(character) for character in self._characters], np.uint32)
+        if not len(self._codes) or (self._codes[1:] <= self._codes[:-1]).any():
+            raise ValueError('its characters are not in ascending order')
 
     def __len__(self) -> int:
         return len(SPECIAL) + len(self._characters)
@@ -164,7 +181,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
     """Learns a vocabulary from `texts`; the same texts give the same vocabulary.
 
     Args:
-      texts: sentences or documents.
+      texts: sentences or documents. Subwords are learned from SAMPLE of their lines, drawn from all, if there are more.
       kind: 'bpe', 'unigram', 'char' or 'byte'; the last two have the size that they have, and no options.
       vocab_size: number of subwords, of which 260 are special ones and bytes.
       split_digits: every digit is a subword of its own, which makes numbers easy to copy.
@@ -181,7 +198,8 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
         for text in texts:
             characters.update(text)
         return CharTokenizer(json.dumps({'kind': 'char', 'characters': ''.join(sorted(characters))}).encode())
-    return _train_subwords(_training_lines(texts), kind, vocab_size, split_digits, normalization, indentation)
+    lines = _sample(_training_lines(texts), SAMPLE)
+    return _train_subwords(lines, kind, vocab_size, split_digits, normalization, indentation)
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
@@ -190,6 +208,22 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
         for line in io.StringIO(' ' + text, newline='\n'):
             line = line.removesuffix('\n')
             yield from (line[begin:begin + LINE_CHARACTERS] for begin in range(0, len(line), LINE_CHARACTERS))
+
+
+def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
+    """`size` of the lines, each as likely as any other; all of them, in order, if there are no more.
+
+    The same lines give the same sample, which SentencePiece's own drawing does not promise.
+    (Reservoir sampling, algorithm R of Vitter 1985.)
+    """
+    rng, lines = random.Random(0), iter(lines)
+    sample = list(itertools.islice(lines, size))
+    for number, line in enumerate(lines, size + 1):
+        if (place := rng.randrange(number)) < size:
+            sample[place] = line
+    sample.reverse()
+    while sample:
+        yield sample.pop()  # SentencePiece has a copy from now on
 
 
 def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digits: bool, normalization: str,
@@ -211,7 +245,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # at most a million lines, drawn from all
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # no more are given: it draws nothing
             num_threads=1, minloglevel=2)  # one thread: the result depends on nothing but the text
     except RuntimeError as error:
         if failure:

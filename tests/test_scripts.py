@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,12 @@ def script(name, *arguments, stdin=None):
     """Runs a script to its end."""
     return subprocess.run([sys.executable, name, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
                           timeout=300)
+
+
+def explained(page):
+    """What a page of --explain holds."""
+    data = re.search('<script type="application/json" id="data">(.*?)</script>', page.read_text('utf-8'), re.DOTALL)[1]
+    return json.loads(data)['items']
 
 
 def train_arguments(workdir, data, cache, **changes):
@@ -80,6 +87,9 @@ def test_a_run_directory_holds_everything(run):
     assert [line['step'] for line in lines if 'validation_bleu' in line] == [12, 24]
     evaluated = lines[-1]
     assert {'validation_loss', 'validation_perplexity', 'validation_accuracy', 'validation_bleu'} <= evaluated.keys()
+    events = b''.join(path.read_bytes() for path in (workdir / 'tensorboard').iterdir())
+    assert b'samples/text_summary' in events and b'attention' in events and b'PNG' in events
+    assert said.count('    ? ') == 6  # three translations at each of two evaluations
     assert 'dropped 1 with an empty side, 1 longer than 24' in said
     assert 'compilations of the train step' in said
 
@@ -194,8 +204,10 @@ def test_jsonl_tells_all_and_pictures_are_drawn(run, tmp_path):
     (tmp_path / 'in.txt').write_text('one two\n\n')
     result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/in.txt', f'--output={tmp_path}/out.jsonl',
                     '--format=jsonl', '--n_best=2', '--attention', f'--pictures={tmp_path}/pictures',
-                    '--checkpoint=average:2')
+                    '--checkpoint=average:2', f'--explain={tmp_path}/page.html')
     assert result.returncode == 0, result.stderr.decode()
+    page, = explained(tmp_path / 'page.html')  # of the empty line there is nothing to tell
+    assert page['texts'][0] == ['source', 'one two'] and len(page['answers']) > 3  # header, and the whole beam
     first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
     assert first['source'] == 'one two' and len(first['n_best']) == 2
     assert first['n_best'][0]['score'] >= first['n_best'][1]['score']
@@ -206,9 +218,14 @@ def test_jsonl_tells_all_and_pictures_are_drawn(run, tmp_path):
     assert not (tmp_path / 'pictures' / '000002.png').exists()
 
 
-def test_a_split_is_scored(run):
-    result = script('decode.py', f'--workdir={run[0]}', '--split=test')
+def test_a_split_is_scored(run, tmp_path):
+    result = script('decode.py', f'--workdir={run[0]}', '--split=test', f'--explain={tmp_path}/page.html',
+                    '--explain_count=3')
     assert result.returncode == 0, result.stderr.decode()
+    pages = explained(tmp_path / 'page.html')
+    assert [each['texts'][0][1] for each in pages] == [
+        line.partition('\t')[0] for line in (run[0] / 'results' / 'test.tsv').read_text().splitlines()[:3]]
+    assert pages[0]['texts'][2][0] == 'reference'
     printed, written = json.loads(result.stdout), json.loads((run[0] / 'results' / 'test.json').read_text())
     assert printed == written
     assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',

@@ -8,7 +8,7 @@ import pytest
 import inference
 from errors import UserError
 from inference.text import SearchOptions
-from tests.test_scripts import script
+from tests.test_scripts import explained, script
 
 TINY = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 16, 'model.num_heads': 2, 'train.log_every': 10}
 
@@ -51,13 +51,14 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
 
 def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--method=greedy', '--extra_length=40',
-                  f'--pictures={tmp_path}', '--look=encoder:1:mean', stdin=b'abc d\nghi. this prompt is not short\n')
+                  f'--pictures={tmp_path}', '--look=encoder:1:mean', f'--explain={tmp_path / "page.html"}', stdin=b'abc d\nghi. this prompt is not short\n')
     assert done.returncode == 0, done.stderr.decode()
     first, second = done.stdout.decode().splitlines()
     # Two windows and a half: the line goes on, line ends become spaces in the output.
     assert ('abc d' + first).startswith('abc def ghi. abc def ghi. abc def ghi. abc')
     assert len(first) == 40
     assert len(list(tmp_path.glob('*.png'))) == 2
+    assert len(explained(tmp_path / 'page.html')) == 2
 
 
 def test_generating_in_a_notebook(language_run):
@@ -74,7 +75,7 @@ def test_generating_in_a_notebook(language_run):
     assert weights.shape == (1, 2, 9, 9)
     beam, = run.generate(['abc'], SearchOptions(method='beam', beam=3, n_best=2, extra_length=4))
     assert beam.text == ' def' and len(beam.hypotheses) == 2
-    with pytest.raises(UserError, match='43 tokens, but the model was trained on windows of 16'):
+    with pytest.raises(UserError, match='40 tokens is asked for, but the model was trained on windows of 16'):
         run.generate(['abc'], SearchOptions(method='beam', extra_length=40))
     with pytest.raises(UserError, match='which translates nothing'):
         run.translate(['abc'])
@@ -86,13 +87,14 @@ def test_images_are_classified(tmp_path, cache):
         'optimizer.peak': 1e-2})
     assert done.returncode == 0, done.stderr.decode()
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test', f'--pictures={tmp_path / "pictures"}',
-                  '--picture_count=2')
+                  '--picture_count=2', f'--explain={tmp_path / "page.html"}', '--explain_count=3')
     assert done.returncode == 0, done.stderr.decode()
     results = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
     confusion = np.array(results['confusion_matrix'])
     assert results['accuracy'] == pytest.approx(np.trace(confusion) / confusion.sum()) and results['accuracy'] > 0.3
     assert confusion.shape == (10, 10) and confusion.sum() == results['n'] == 300
     assert len(list((tmp_path / 'pictures').glob('*.png'))) == 2
+    assert len(explained(tmp_path / 'page.html')) == 3
 
     images = inference.load(tmp_path / 'run').data().arrays.inputs('test')[:3]
     np.savez(tmp_path / 'images.npz', inputs=images)
@@ -109,10 +111,11 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
         'train.steps': 20, 'eval.every': 20, 'checkpoint.every': 20, 'optimizer.warmup': 5})
     assert done.returncode == 0, done.stderr.decode()
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=validation', '--look=encoder:1:2',
-                  f'--pictures={tmp_path / "pictures"}', '--picture_count=1')
+                  f'--pictures={tmp_path / "pictures"}', '--picture_count=1', f'--explain={tmp_path / "page.html"}')
     assert done.returncode == 0, done.stderr.decode()
     assert expected in json.loads(done.stdout)
     assert len(list((tmp_path / 'pictures').glob('*.png'))) == 1
+    assert len(explained(tmp_path / 'page.html')) == 200
 
 
 @pytest.mark.parametrize('attention', [True, False])
@@ -133,8 +136,9 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
     weights = run.model.attention(output)
     assert set(weights) == ({'cross'} if attention else set())
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--input=-', f'--pictures={tmp_path / "pictures"}',
-                  '--extra_length=2', stdin=b'one two\n')
+                  '--extra_length=2', f'--explain={tmp_path / "page.html"}', stdin=b'one two\n')
     assert (done.returncode == 0) == attention, done.stderr.decode()
+    assert (tmp_path / 'page.html').exists() == attention
     if not attention:
         assert b'this model has no attention to look at' in done.stderr
 

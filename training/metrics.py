@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from matplotlib.figure import Figure
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.summary import image, scalar, text
+from tensorboardX.utils import figure_to_image
 
 from errors import UserError, full_disk
 
@@ -48,9 +51,22 @@ class MetricsWriter:
         with self._explained():
             with open(self._path, 'a') as file:
                 file.write(json.dumps({'step': step, **metrics}) + '\n')
-            for name, value in metrics.items():
-                self._events.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
-            self._events.flush()
+            self._add(step, *(scalar(name, value) for name, value in metrics.items()))
+
+    def show(self, step: int, samples: str, figure: Figure | None) -> None:
+        """What an evaluation has to look at, in TensorBoard's tabs TEXT and IMAGES."""
+        shown = []
+        if samples:
+            shown.append(text('samples', '\n'.join(f'    {line}' for line in samples.splitlines())))  # as code
+        if figure:
+            shown.append(image('attention', figure_to_image(figure), dataformats='CHW'))
+        with self._explained():
+            self._add(step, *shown)
+
+    def _add(self, step: int, *summaries: Summary) -> None:
+        for summary in summaries:
+            self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        self._events.flush()
 
     def close(self) -> None:
         with self._explained():

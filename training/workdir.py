@@ -139,10 +139,13 @@ class RunDirectory:
 def read_config(workdir: Path) -> ConfigDict:
     """The resolved config of a run."""
     try:
-        return ConfigDict(json.loads((workdir / CONFIG).read_text()))
-    except FileNotFoundError:
+        config = json.loads((workdir / CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise ValueError('it holds no object')
+        return ConfigDict(config)
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None
 
 

@@ -22,6 +22,10 @@ def changed(values):
     return config
 
 
+LANGUAGE = {'task': 'language_model', 'model.kind': 'language_model', 'eval.metric': 'loss'}
+REGRESSION = {'task': 'regression', 'model.kind': 'patches', 'eval.metric': 'loss', 'data.name': 'pendulum'}
+
+
 def leaves(config, path=''):
     """Key and value of everything in a config."""
     for name, value in config.items():
@@ -111,9 +115,28 @@ def test_unusual_value_is_possible(values):
     ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: means nothing to model.kind=transformer'),
     ({'batch.rows': 9}, 'config.batch.rows=9: means nothing to task=translation'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "config.model.norm='pre': means nothing to model.kind=rnnsearch"),
+    ({'data.dir': 'x'}, "config.data.dir='x': means nothing to data.source=builtin: leave it out"),
+    ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: means nothing to optimizer.schedule=paper'),
+    (LANGUAGE | {'data.tokenizer.joint': False}, 'data.tokenizer.joint=False: means nothing to task=language_model'),
+    (LANGUAGE | {'data.tokenizer.kind': 'byte', 'data.tokenizer.vocab_size': 300},
+     'config.data.tokenizer.vocab_size=300: means nothing to data.tokenizer.kind=byte'),
+    (LANGUAGE | {'eval.bleu_sentences': 9}, 'config.eval.bleu_sentences=9: means nothing to task=language_model'),
+    (LANGUAGE | {'eval.method': 'beam'}, "config.eval.method='beam': means nothing to task=language_model"),
+    (REGRESSION | {'train.label_smoothing': 0.2}, 'config.train.label_smoothing=0.2: means nothing to task=regression'),
+    (REGRESSION | {'decode.beam': 9}, 'config.decode.beam=9: means nothing to task=regression'),
 ])
 def test_an_option_without_a_meaning_is_refused(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
+        checks.check_config(changed(values))
+
+
+def test_what_decides_over_an_option_is_an_option_with_such_values():
+    keys = dict(leaves(base.get_config()))
+    for key, deciders in checks.ONLY_FOR.items():
+        assert key in keys
+        for other, values in deciders.items():
+            assert set(values) < set(checks.CHOICES[other]), (key, other)
+    for values in LANGUAGE | {'decode.batch_size': 9}, REGRESSION | {'decode.batch_size': 9}:
         checks.check_config(changed(values))
 
 

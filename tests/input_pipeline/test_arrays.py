@@ -3,16 +3,21 @@
 import dataclasses
 import gzip
 import json
+import pathlib
+import pickle
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from errors import UserError
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples
+from input_pipeline.array_files import Examples, read_inputs
 from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, Preprocessing, open_arrays
 
 SPLITS = ('train', 'validation', 'test')
@@ -226,6 +231,57 @@ def test_npz_mistakes(tmp_path, arrays, message):
         read(tmp_path)
 
 
+class Canary:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self._path,)
+
+
+def test_inputs_to_predict_from(tmp_path):
+    for inputs in INPUTS, INPUTS[:0], INPUTS.astype(np.uint8), np.asfortranarray(INPUTS):
+        np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
+        np.testing.assert_array_equal(read_inputs(str(tmp_path / 'x.npz'), (7, 2)), inputs)
+
+
+@pytest.mark.parametrize('inputs, message', [
+    (INPUTS.astype(object), r'x\.npz cannot be read: .*allow_pickle'),
+    (INPUTS.astype(str), r'x\.npz: inputs must be finite numbers \(.*U'),
+    (INPUTS.astype(complex), r'x\.npz: inputs must be finite numbers \(.*complex'),
+    (np.zeros((10, 7, 2), [('a', float)]), r'x\.npz: inputs must be finite numbers'),
+    (INPUTS * np.inf, r'x\.npz: inputs must be finite numbers'),
+    (INPUTS[0], r'x\.npz: inputs have the shape \(7, 2\), but the model reads \[n, 7, 2\]'),
+    (INPUTS[:, :6], r'x\.npz: inputs have the shape \(10, 6, 2\)'),
+    (np.float32(1), r'x\.npz: inputs have the shape \(\)'),
+])
+def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path, inputs, message):
+    np.savez(tmp_path / 'x.npz', inputs=inputs)
+    with pytest.raises(UserError, match=message):
+        read_inputs(str(tmp_path / 'x.npz'), (7, 2))
+
+
+@pytest.mark.parametrize('name, content', [
+    ('x.npz', None), ('inputs', None), ('inputs.npy', None), ('inputs.npy', b'text'), ('inputs.npy', b''),
+    ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60, 7, 2)}   \n"),
+    ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999, 7, 2)}\n"),
+    ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '|O', 'fortran_order': False, 'shape': (1, 7, 2)}".ljust(
+        80) + pickle.dumps(np.zeros((1, 7, 2), object)))])
+def test_an_archive_of_something_else_runs_nothing(tmp_path, name, content):
+    canary = tmp_path / 'canary'
+    content = content if content is not None else pickle.dumps(Canary(canary))
+    if name == 'x.npz':
+        (tmp_path / name).write_bytes(content)
+    else:
+        with zipfile.ZipFile(tmp_path / 'x.npz', 'w') as archive:
+            archive.writestr(name, content)
+    with pytest.raises(UserError, match=r'x\.npz'):
+        read_inputs(str(tmp_path / 'x.npz'), (7, 2))
+    assert not canary.exists()
+
+
 def test_damaged_npz(tmp_path):
     write_npz(tmp_path, inputs=INPUTS, targets=CLASSES)
     path = tmp_path / 'train.npz'
@@ -433,6 +489,18 @@ def equal(first, second):
     return all(np.array_equal(one, other) for one, other in zip(
         (first['inputs']['inputs'], first['targets'], first['weights']),
         (second['inputs']['inputs'], second['targets'], second['weights']), strict=True))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 5), st.none() | st.integers(0, 2 ** 40), st.integers(0, 3))
+def test_each_example_once_an_epoch_whatever_the_sizes(count, eights, seed, epoch):
+    plan, again = (ArrayPlan(image_data(count, side=2), 'train', rows=8 * eights, seed=seed) for _ in range(2))
+    steps = range(epoch * len(plan), (epoch + 1) * len(plan))
+    members = [plan(step).tolist() for step in steps]
+    assert sorted(number for batch in members for number in batch) == list(range(count))
+    assert members == [again(step).tolist() for step in reversed(steps)][::-1]
+    assert {plan.batch(step)['inputs']['inputs'].shape for step in steps} == {(8 * eights, 2, 2, 1)}
+    assert sum(plan.batch(step)['weights'].sum() for step in steps) == count
 
 
 @pytest.mark.parametrize('seed', [None, 3])

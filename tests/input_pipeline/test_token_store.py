@@ -1,9 +1,13 @@
 """The token store: what goes in comes out, once built it stays, and nothing half-built is ever opened."""
 
+import errno
 import json
 import logging
 import os
 import pathlib
+import pickle
+import resource
+import signal
 import subprocess
 import sys
 
@@ -12,10 +16,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from errors import UserError
+from input_pipeline import token_store
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
-    SIDES, document_tokenizers, open_document_store, open_store, tokenizers_for)
-from input_pipeline.tokenizer import KINDS
+    SIDES, TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for)
+from input_pipeline.tokenizer import KINDS, ByteTokenizer
 from input_pipeline.windows import WindowPlan
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -195,6 +200,131 @@ def test_two_processes_at_once_both_succeed(tmp_path):
     assert printed[0] == printed[1] and printed[0].startswith('50 ')
     assert len(list(tmp_path.glob('t*.[ab]'))) == 4  # they did meet, twice
     assert len(stores(tmp_path)) == len(list((tmp_path / 'tokenizers').iterdir())) == 1
+
+
+# Says when it is in the middle of writing, and stays there.
+STUCK = """
+import pathlib, sys, time
+from input_pipeline.token_store import open_store
+from input_pipeline.tokenizer import ByteTokenizer
+
+cache = pathlib.Path(sys.argv[1])
+
+class Endless:
+    def pairs(self, split):
+        yield from [('one', 'un')] * 10
+        print('here', flush=True)
+        time.sleep(60)
+
+    def fingerprint(self, split):
+        return {'name': 'listed', 'split': split}
+
+open_store(Endless(), 'train', dict.fromkeys(('source', 'target'), ByteTokenizer()), 64, cache)
+"""
+
+
+def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_path, logged):
+    tokenizers = dict.fromkeys(SIDES, ByteTokenizer())
+    started = [subprocess.Popen([sys.executable, '-c', STUCK, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+               for _ in range(2)]
+    dead, alive = started
+    try:
+        for process in started:
+            assert process.stdout.readline() == b'here\n'
+        assert len(stores(tmp_path)) == 2
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        assert len(stores(tmp_path)) == 2
+        store = open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path)
+        assert texts(store, tokenizers) == PAIRS
+        left = stores(tmp_path)
+        assert len(left) == 2 and '.building-' not in left[0].name and '.building-' in left[1].name
+        assert 'is what a killed build left: removed' in logged.text
+        assert sorted(path.name for path in left[0].iterdir()) == [
+            'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy', 'target.tokens']
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    open_store(Listed(PAIRS, 'other'), 'train', tokenizers, 64, tmp_path)
+    assert len(stores(tmp_path)) == 2 and not any('.building-' in path.name for path in stores(tmp_path))
+
+
+def test_a_build_that_another_removes_before_it_is_locked_begins_anew(tokenizers, tmp_path, monkeypatch):
+    made, make = [], token_store.tempfile.mkdtemp
+
+    def make_and_lose(**options):
+        made.append(make(**options))
+        if len(made) < 3:
+            os.rmdir(made[-1])
+        return made[-1]
+
+    monkeypatch.setattr(token_store.tempfile, 'mkdtemp', make_and_lose)
+    assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
+    assert len(made) == 3 and len(stores(tmp_path)) == 1
+
+
+def test_a_file_system_without_locks_will_do(tokenizers, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(token_store.fcntl, 'flock', no_locks)
+    (tmp_path / 'tokens' / 'x.building-y').mkdir(parents=True)
+    assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
+    assert len(stores(tmp_path)) == 2  # who knows whether somebody builds there
+
+
+def test_a_cache_that_cannot_be_written_is_explained(tokenizers, tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(UserError, match=r'cannot be written: .*Set config\.cache_dir'):
+        open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path / 'file')
+
+
+def test_a_full_disk_is_explained_and_leaves_nothing(tokenizers, tmp_path):
+    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, old[1]))  # no file may be larger
+        with pytest.raises(UserError, match='cannot be written: .*too large'):
+            open_store(Listed(PAIRS * 40), 'train', tokenizers, 64, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert stores(tmp_path) == []
+    assert len(open_store(Listed(PAIRS * 40), 'train', tokenizers, 64, tmp_path)) == 2000
+
+
+class Canary:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize('damage', ['pickle', 'object array', 'cut off', 'other type', 'missing', 'empty'])
+@pytest.mark.parametrize('name', ['source.offsets.npy', 'target.tokens', 'stats.json'])
+def test_a_damaged_store_is_refused_and_runs_nothing(name, damage, tokenizers, tmp_path):
+    open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path)
+    path, canary = stores(tmp_path)[0] / name, tmp_path / 'canary'
+    if damage == 'pickle':
+        path.write_bytes(pickle.dumps(Canary(canary)))
+    elif damage == 'object array':
+        np.save(path.with_suffix('.npy'), np.array([Canary(canary)]), allow_pickle=True)
+        path.with_suffix('.npy').rename(path)
+    elif damage == 'cut off':
+        path.write_bytes(path.read_bytes()[:-4])
+    elif damage == 'other type':
+        np.save(path.with_suffix('.npy'), np.zeros(51, np.float32))
+        path.with_suffix('.npy').rename(path)
+    elif damage == 'missing':
+        path.unlink()
+    else:
+        path.write_bytes(b'')
+    with pytest.raises(UserError, match=r'the token store .* is damaged: .*Delete that folder'):
+        TokenStore(path.parent)
+    assert not canary.exists()
 
 
 # Documents.

@@ -1,6 +1,7 @@
 """The tokenizer: lossless for every string, the same on every machine, and clear about vocabularies that cannot be."""
 
 import hashlib
+import io
 import json
 import pathlib
 import pickle
@@ -8,8 +9,10 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
+import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +134,59 @@ def test_error_of_the_text_is_raised_as_it_is(error):
     with pytest.raises(type(error)) as raised:
         learn(lines())
     assert raised.value is error
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'\x00', b'no model', pickle.dumps([1]), b'{', b'{}', b'[]', b'{"kind": "word"}', b'{"kind": "char"}',
+    b'{"kind": "char", "characters": ""}', b'{"kind": "char", "characters": "ba"}',
+    b'{"kind": "char", "characters": [1]}', b'{"kind": []}', b'{"\xff'])
+def test_a_file_that_is_no_tokenizer_is_named(content, tmp_path):
+    (tmp_path / 'x.model').write_bytes(content)
+    with pytest.raises(UserError, match=r'the tokenizer .*x\.model cannot be read: .+'):
+        load_tokenizer(tmp_path / 'x.model')
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(UserError, match=r'x\.model cannot be read: .*No such file'):
+        load_tokenizer(tmp_path / 'x.model')
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_model_is_refused_or_works(data, tmp_path, tokenizer):
+    model = bytearray(tokenizer.model)
+    for place in data.draw(st.lists(st.integers(0, len(model) - 1), max_size=20)):
+        model[place] = data.draw(st.integers(0, 255))
+    (tmp_path / 'x.model').write_bytes(model[:data.draw(st.integers(0, len(model)))])
+    try:
+        damaged = load_tokenizer(tmp_path / 'x.model')
+    except UserError:
+        return
+    tokens = damaged.encode('bada euros')
+    assert isinstance(damaged.decode(tokens), str) and len(damaged.pieces(tokens)) == len(tokens)
+
+
+def test_subwords_of_another_making_are_refused(tmp_path):
+    with io.BytesIO() as model:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=model, vocab_size=300,
+                                                 minloglevel=2)
+        (tmp_path / 'x.model').write_bytes(model.getvalue())
+    with pytest.raises(UserError, match='its first pieces are not <pad> <s> </s> <unk>'):
+        load_tokenizer(tmp_path / 'x.model')
+
+
+@given(st.lists(st.integers()), st.integers(1, 10))
+def test_a_sample_is_all_of_few_lines_and_the_same_part_of_many(lines, size):
+    sample = list(tokenizer_module._sample(map(str, lines), size))
+    if len(lines) <= size:
+        assert sample == list(map(str, lines))
+    assert len(sample) == min(size, len(lines)) and not Counter(sample) - Counter(map(str, lines))
+    assert sample == list(tokenizer_module._sample(map(str, lines), size))
+
+
+def test_every_line_is_as_likely_in_a_sample():
+    counts = Counter(int(line) // 1000 for line in tokenizer_module._sample(map(str, range(10_000)), 1000))
+    assert all(70 < counts[tenth] < 130 for tenth in range(10))
 
 
 # Documents: line breaks inside, of any length.

@@ -1,0 +1,272 @@
+"""What a model did with each sentence or image, as plain data, and as one web page that needs nothing else.
+
+An `Explanation` holds the tokens, the attention of every layer and head, what the model thought of each token that
+it wrote, and its hypotheses; `Page` writes many of them into explain.html, whose script does the rest.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import re
+import unicodedata
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+from jaxtyping import Float, Num
+from matplotlib.figure import Figure
+
+from errors import UserError
+from inference.pictures import chosen_kind
+from inference.predict import Predictor
+from inference.text import Output, TextModel, TokenProbability
+from inference.translate import Translator
+from input_pipeline.tokenizer import SPACE, SPECIAL
+from model.patches import patch_grid
+
+TEMPLATE = Path(__file__).with_name('explain.html')
+STEPS = 2000  # attention is written as multiples of this fraction: no more than 1/4000 from the array
+MOST_TOKENS = 256  # of a row that are shown
+MOST_BYTES = 64_000_000  # of a page, beyond which it takes no more: a browser should not struggle
+ALTERNATIVES = 5
+ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte, and a character that cannot be seen
+INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')
+# Scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese. A piece of theirs is a word.
+UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]')
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Weights [layer, head, t, s] of a kind, and what their rows (`queries`) and columns (`keys`) stand for.
+
+    `titles` name the two; `written` says that row t belongs to the token that Explanation.predictions[t] is of.
+    """
+    kind: str
+    weights: Float[np.ndarray, 'layer head t s']
+    queries: list[str]
+    keys: list[str]
+    titles: tuple[str, str]
+    written: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """All that the page shows of a sentence, an image or a series.
+
+    Attributes:
+      number: its place in the input, from 1.
+      texts: (what it is, text), the input first.
+      attention: of each kind, the most interesting first.
+      predictions: for each token that the model wrote; None where nothing was predicted.
+      answers: a header and rows: hypotheses with scores, or classes with probabilities.
+      picture: a PNG, for what is no text.
+      grid: rows and columns of the picture's patches, which are the last tokens.
+    """
+    number: int
+    texts: list[tuple[str, str]]
+    attention: list[Attention]
+    predictions: list[TokenProbability | None] = dataclasses.field(default_factory=list)
+    answers: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    picture: bytes | None = None
+    grid: tuple[int, int] | None = None
+
+
+def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
+                 number: int = 1, reference: str = '') -> Explanation:
+    """Of a translation or a continuation: `output` is the model's, `weights` are model.attention(output).
+
+    Raises:
+      UserError: if the model has no attention.
+    """
+    first = chosen_kind(weights, '')
+    translates = isinstance(model, Translator)
+    titles = {'cross': ('translation', 'source'), 'encoder': ('source', 'source'),
+              'decoder': ('translation', 'translation so far')} if translates else {first: ('text', 'text')}
+    attention = [
+        Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], *(row[:MOST_TOKENS] for row in rows),
+                  titles[kind], written=titles[kind][0] != 'source')
+        for kind, rows in model.axes(output).items() if kind in weights]
+    attention.sort(key=lambda each: each.kind != first)
+    predictions = model.token_probabilities(output, ALTERNATIVES)
+    read, written = ('source', 'translation') if translates else ('prompt', 'continuation') if output.text else ('text', '')
+    answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses if each.text]
+    return Explanation(
+        number, [(name, text) for name, text in ((read, output.source), (written, output.text), ('reference', reference))
+                 if text or name == written == 'translation'],
+        attention, (predictions if translates else [None, *predictions])[:MOST_TOKENS],
+        [('score', 'log-probability', written), *answers] if answers else [])
+
+
+def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
+                    output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
+    """Of a raw image or series, and what model.predict made of it.
+
+    Raises:
+      UserError: if this is neither a series nor an image.
+    """
+    if example.ndim > 3:
+        raise UserError(f'--explain shows images and series, not examples of shape {example.shape}')
+    (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
+    grid = math.prod(rows), columns
+    weights = model.attention(example)
+    patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
+               for row in range(grid[0]) for column in range(columns)]
+    attention = [Attention(kind, each, *[[*['class token'] * (each.shape[-1] - len(patches)), *patches]] * 2,
+                           ('patches' if rows else 'windows',) * 2) for kind, each in weights.items()]
+    if model.classes is None:
+        answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
+    else:
+        likely = np.argsort(-output, kind='stable')[:ALTERNATIVES]
+        answers = [('probability', 'class'), *((f'{np.exp(output[each]):.4f}', model.classes[each]) for each in likely)]
+    best = model.named(output)
+    texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
+             *([('expected', target)] if target else [])]
+    return Explanation(number, texts, attention, [], answers, picture_of(example), grid)
+
+
+class Page:
+    """Collects explanations, compressed, and writes them as one HTML file.
+
+    Raises:
+      UserError: at once if the file cannot be written, so that nobody waits in vain.
+    """
+
+    def __init__(self, path: str | Path, about: str, most: int):
+        if most < 1:
+            raise UserError(f'--explain_count={most} must be at least 1')
+        self.path, self._about, self._most = Path(path), about, most
+        self._items: list[str] = []
+        self._bytes = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+                raise PermissionError('it is a folder' if self.path.is_dir() else 'its folder is write-protected')
+        except OSError as error:
+            raise UserError(f'--explain={path} cannot be written: {error}') from None
+
+    @property
+    def count(self) -> int:
+        return len(self._items)
+
+    @property
+    def full(self) -> bool:
+        return len(self._items) >= self._most or self._bytes >= MOST_BYTES
+
+    def add(self, explanation: Explanation) -> None:
+        self._items.append(_json(_packed(explanation)))
+        self._bytes += len(self._items[-1])
+
+    def write(self) -> None:
+        """The file appears under its name when it is whole."""
+        partial = self.path.with_name(f'{self.path.name}.partial')
+        data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
+        try:
+            partial.write_text(_html(data), encoding='utf-8', newline='\n')
+            os.replace(partial, self.path)
+        except OSError as error:
+            raise UserError(f'--explain={self.path} cannot be written: {error}') from None
+
+
+def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The words that `pieces` make up: (text, first piece, one after the last).
+
+    A word begins with its space; where a script has none, every piece is a word. Start and end tokens are, too.
+    """
+    begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
+    return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
+
+
+def _begins_word(previous: str, piece: str) -> bool:
+    if piece.startswith(SPACE) or piece in SPECIAL or previous in SPECIAL:
+        return True
+    if previous == SPACE:  # it is this word's
+        return False
+    if byte := ENCODED.fullmatch(piece):
+        return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
+    if not _spelled([previous]):  # a line break, a no-break space
+        return True
+    return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
+
+
+def _spelled(pieces: Sequence[str]) -> str:
+    """Pieces as text: bytes put together, spaces around it removed."""
+    text = b''.join(bytes([int(byte[1], 16)]) if (byte := ENCODED.fullmatch(piece))
+                    else chr(int(code[1], 16)).encode() if (code := INVISIBLE.fullmatch(piece))
+                    else piece.replace(SPACE, ' ').encode() for piece in pieces)
+    return text.decode(errors='replace').strip()
+
+
+def _packed(explanation: Explanation) -> dict[str, Any]:
+    """As JSON can hold it."""
+    packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
+    packed['predictions'] = [each and (each.piece, _rounded(each.probability),
+                                       [(piece, _rounded(other)) for piece, other in each.alternatives])
+                             for each in explanation.predictions]
+    packed['picture'] = explanation.picture and _base64(explanation.picture)
+    packed['attention'] = [
+        {'kind': each.kind, 'titles': each.titles, 'written': each.written, 'shape': each.weights.shape,
+         'queries': _row(each.queries), 'keys': _row(each.keys),
+         'weights': _deflated(each.weights)}
+        for each in explanation.attention]
+    return packed
+
+
+def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
+    """Multiples of 1 / STEPS: all low bytes, then all high bytes (which are nearly all 0), deflated, in base 64."""
+    steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
+    return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
+
+
+def _row(pieces: list[str]) -> dict[str, Any]:
+    return {'pieces': pieces, 'words': words(pieces), 'special': [piece in SPECIAL for piece in pieces]}
+
+
+def _rounded(probability: float) -> float:
+    return float(f'{probability:.4g}')
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand in a script element, whatever its strings hold: no tag or comment can begin or end there."""
+    text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
+    return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
+
+
+def _html(data: str) -> str:
+    """The template with the data; its policy lets nothing run or load but its own script and style."""
+    template = TEMPLATE.read_text(encoding='utf-8')
+
+    def policy(tag):
+        content = re.search(f'<{tag}>(.*?)</{tag}>', template, re.DOTALL)[1]
+        return f"'sha256-{_base64(hashlib.sha256(content.encode()).digest())}'"
+
+    head, tail = template.replace('STYLE_HASH', policy('style')).replace('SCRIPT_HASH', policy('script')).split('DATA')
+    return head + data + tail
+
+
+def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
+    """A PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
+    file = io.BytesIO()
+    if example.ndim == 3:
+        pixels = example.astype(np.float32)
+        pixels = (pixels - pixels.min()) / max(float(np.ptp(pixels)), 1e-9)
+        matplotlib.image.imsave(file, pixels if pixels.shape[-1] == 3 else pixels.mean(axis=-1), cmap='gray',
+                                format='png')
+        return file.getvalue()
+    figure = Figure(figsize=(8, 2))
+    axes = figure.add_axes((0, 0.02, 1, 0.96), frame_on=False)
+    axes.plot(np.arange(len(example)) + 0.5, example, linewidth=1.5)
+    axes.set(xlim=(0, len(example)), xticks=[], yticks=[])
+    figure.savefig(file, dpi=120, transparent=True, format='png')
+    return file.getvalue()

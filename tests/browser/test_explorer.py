@@ -1,0 +1,340 @@
+"""The page of decode.py --explain in a real browser: what it shows against the arrays, and how it behaves.
+
+Pictures of it are left in build/browser, to be looked at.
+"""
+
+import contextlib
+import itertools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference.explain import Attention, Explanation, Page, picture_of
+from inference.text import TokenProbability
+
+pytestmark = pytest.mark.browser
+
+PICTURES = Path(__file__).parents[2] / 'build' / 'browser'
+NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable')  # as in install_chromium.sh
+PRECISION = 1 / 255 + 0.0005  # of the weights, and of a percentage with one decimal
+SOURCE = ['▁', '1', '2', '▁big', '▁house', 's', '.', '</s>']
+TARGET = ['▁do', 'uz', 'e', '▁grand', 'es', '▁maisons', '.', '</s>']
+HOSTILE = '</script><script>window.harmed=1</script><img src=x onerror="window.harmed=1"><!-- &amp;\u2028'
+
+
+def attention(kind, queries, keys, titles, written, seed, layers=3, heads=2, causal=False):
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(layers, heads, len(queries), len(keys)))
+    weights = np.exp(np.where(np.tri(len(queries), len(keys)), logits, -np.inf) if causal else logits)
+    return Attention(kind, (weights / weights.sum(-1, keepdims=True)).astype(np.float32), queries, keys, titles, written)
+
+
+def translation(number=1, source=SOURCE, target=TARGET, texts=None, **sizes):
+    text = [''.join(row[:-1]).replace('▁', ' ').strip() for row in (source, target)]
+    predictions = [TokenProbability(piece, 0.99 - 0.1 * place, [('▁autre', 0.01), (HOSTILE, 0.005)])
+                   for place, piece in enumerate(target)]
+    return Explanation(
+        number, texts or [('source', text[0]), ('translation', text[1])],
+        [attention('cross', target, source, ('translation', 'source'), True, number, **sizes),
+         attention('encoder', source, source, ('source', 'source'), False, number + 1, **sizes),
+         attention('decoder', target, ['<s>', *target[:-1]], ('translation', 'translation so far'), True, number + 2,
+                   causal=True, **sizes)],
+        predictions, [('score', 'log-probability', 'translation'), ('-0.5', '-1.5', text[1]), ('-0.9', '-2.5', 'autre')])
+
+
+def long(number):
+    """A sentence of 30 pieces on either side."""
+    row = [f'▁word{number}' if place % 3 else f'piece{place}' for place in range(29)]
+    return translation(number, [*row, '</s>'], [*row, '</s>'], layers=4, heads=4)
+
+
+@pytest.fixture(scope='module')
+def browser():
+    playwright = pytest.importorskip('playwright.sync_api', reason='pip install playwright; or make test-browser')
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    assert path, f'none of {", ".join(NAMES)} is installed: make test-browser installs it'
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """opened(explanations, **settings of the browser) -> the page; at its end nothing may have gone wrong in it."""
+    @contextlib.contextmanager
+    def open_page(explanations, width=1280, height=900, **settings):
+        page_file = Page(tmp_path / 'page.html', 'a run', 1000)
+        for each in explanations:
+            page_file.add(each)
+        page_file.write()
+        context = browser.new_context(viewport={'width': width, 'height': height}, **settings)
+        page = context.new_page()
+        said, asked_for = [], []
+        page.on('console', lambda message: said.append(message.text))
+        page.on('pageerror', lambda error: said.append(str(error)))
+        page.on('request', lambda request: asked_for.append(request.url))
+        page.goto(page_file.path.as_uri())
+        page.wait_for_selector('html[data-ready]')
+        page.complaints = said
+        yield page
+        assert said == []
+        assert [url for url in asked_for if not url.startswith('data:')] == [page_file.path.as_uri()]
+        assert page.evaluate('document.documentElement.scrollWidth') <= width
+        assert page.evaluate('window.harmed') is None
+        context.close()
+    return open_page
+
+
+def picture(page, name):
+    page.screenshot(path=PICTURES / f'{name}.png', full_page=True)
+
+
+def share(text):
+    return 0.0005 if text.startswith('<') else float(text.removesuffix(' %')) / 100
+
+
+def cell(page, query, key):
+    """The number that the page says when the pointer is on a cell of the matrix."""
+    x, y = page.evaluate('''([query, key]) => {
+        const box = document.getElementById('matrix').getBoundingClientRect();
+        const {top, cell, column} = view.matrix;
+        return [box.left + column(key) + cell / 2, box.top + top + cell * (query + .5)];
+    }''', [query, key])
+    if not 0 < y < page.viewport_size['height']:
+        page.mouse.wheel(0, y - 300)
+        page.wait_for_timeout(50)
+        return cell(page, query, key)
+    page.mouse.move(x, y)
+    return share(page.locator('#cell .number').inner_text())
+
+
+def texts(page, selector):
+    return page.locator(selector).all_inner_texts()
+
+
+def test_every_layer_and_head_of_every_kind_is_shown_as_it_is(opened):
+    explanation = translation()
+    with opened([explanation]) as page:
+        picture(page, 'light')
+        for each in explanation.attention:
+            page.locator('#kinds label', has_text=each.kind).click()
+            assert texts(page, '#keys .token') == [piece.replace('▁', '') or '␣' for piece in each.keys]
+            for layer, head in itertools.product(range(3), ['mean', 1, 2]):
+                name = f'layer {layer + 1}, {head if head == "mean" else f"head {head}"}'
+                page.get_by_role('button', name=name, exact=True).click()
+                weights = each.weights[layer].mean(0) if head == 'mean' else each.weights[layer, head - 1]
+                shown = np.array(page.evaluate('view.weights.map(row => [...row])'))
+                np.testing.assert_allclose(shown, weights, atol=1 / 255)
+                query, key = divmod(layer * 7 + len(str(head)) * 13, 8)
+                assert cell(page, query % 8, key) == pytest.approx(weights[query % 8, key], abs=PRECISION)
+                opacity = page.evaluate('''() => { const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
+                    return [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]; }''')[3::4]
+                np.testing.assert_allclose(np.reshape(opacity, weights.shape) / 255, weights / weights.max(), atol=0.02)
+
+
+def test_a_chosen_token_shows_where_it_looks_and_what_else_it_might_have_been(opened):
+    explanation = translation()
+    cross = explanation.attention[0].weights[-1].mean(0)
+    with opened([explanation]) as page:
+        token = page.locator('#queries .token').nth(3)
+        token.click()
+        assert token.get_attribute('aria-selected') == 'true'
+        assert token.get_attribute('aria-label') == 'grand, probability 69.0 %'
+        assert page.locator('#detail strong').inner_text() == 'grand'
+        named = texts(page, '#detail .bars:not(.doubt) bdi')
+        assert named == [SOURCE[place].replace('▁', '') or '␣' for place in np.argsort(-cross[3])[:5]]
+        shares = list(map(share, texts(page, '#detail .bars:not(.doubt) span')))
+        np.testing.assert_allclose(shares, np.sort(cross[3])[:-6:-1], atol=PRECISION)
+        assert 'had probability 69.0 %' in page.locator('#detail').inner_text()
+        assert page.locator('#detail .doubt bdi').all_text_contents() == ['autre', HOSTILE.strip()]
+        widths = page.evaluate("[...document.querySelectorAll('#lines path')].map(path => +path.getAttribute('stroke-width'))")
+        expected = [0.6 + 5.4 * weight for weight in np.sort(cross[3])[::-1] if weight >= 0.005]
+        np.testing.assert_allclose(widths, expected, atol=5.4 / 255)
+        picture(page, 'chosen')
+        page.locator('#keys .token').nth(4).hover()  # a column: who looks at it
+        assert 'is looked at by' in page.locator('#detail').inner_text()
+        np.testing.assert_allclose(list(map(share, texts(page, '#detail .bars span'))), np.sort(cross[:, 4])[:-6:-1],
+                                   atol=PRECISION)
+        assert texts(page, '#answers td') == ['-0.5', '-1.5', explanation.texts[1][1], '-0.9', '-2.5', 'autre']
+
+
+def test_subwords_are_merged_into_words(opened):
+    explanation = translation()
+    with opened([explanation]) as page:
+        page.locator('#merged').check()
+        assert texts(page, '#keys .token') == ['12', 'big', 'houses.', '</s>']
+        assert texts(page, '#queries .token') == ['douze', 'grandes', 'maisons.', '</s>']
+        cross = explanation.attention[0].weights[-1].mean(0)
+        # To a word the sum, of a word the mean: grandes -> houses.
+        assert cell(page, 1, 2) == pytest.approx(cross[3:5, 4:7].sum(axis=1).mean(), abs=PRECISION)
+        rows = np.add.reduceat(np.add.reduceat(cross, [0, 3, 4, 7], axis=1), [0, 3, 5, 7]) / [[3], [2], [2], [1]]
+        np.testing.assert_allclose(page.evaluate('view.weights.map(row => [...row])'), rows, atol=1 / 255)
+        assert page.locator('#queries .token').first.get_attribute('aria-label') == \
+            f'douze, probability {99 * 89 * 79 / 1e4:.1f} %'
+        picture(page, 'words')
+
+
+def test_the_keyboard_reaches_everything(opened):
+    with opened([translation(number) for number in (1, 2, 3)]) as page:
+        def press(*keys):
+            for key in keys:
+                page.keyboard.press(key)
+
+        def focused():
+            return page.evaluate('document.activeElement.textContent')
+
+        press('ArrowRight')
+        assert focused() == 'do' and page.locator('#detail strong').inner_text() == 'do'
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == 'solid'
+        press('ArrowRight', 'ArrowRight', 'ArrowLeft')
+        assert focused() == 'uz'
+        press('ArrowUp')
+        assert focused() == '1' and 'is looked at by' in page.locator('#detail').inner_text()
+        press('l')
+        assert page.locator('#shown').inner_text() == 'layer 1, mean of the heads'
+        assert focused() == '1'  # the token stays
+        press('Shift+L', 'h')
+        assert page.locator('#shown').inner_text() == 'layer 3, head 1'
+        press('h', 'h')
+        assert page.locator('#shown').inner_text() == 'layer 3, mean of the heads'
+        press('k')
+        assert page.locator('#kinds input[value=encoder]').is_checked()
+        press('Shift+K', 'w')
+        assert page.locator('#kinds input[value=cross]').is_checked() and page.locator('#merged').is_checked()
+        press('ArrowRight', 'Escape')
+        assert page.locator('[aria-selected=true]').count() == 0
+        press('n', 'n', 'n', 'p')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        press('/', 'w', 'o', 'x')
+        assert page.locator('#found').inner_text() == '0 of 3'
+        assert page.locator('#merged').is_checked()  # the letters went into the field
+        page.locator('#filter').fill('')
+        press('Escape', 't')
+        assert page.locator('#theme').inner_text() == 'Light'
+
+
+@pytest.mark.parametrize('scheme, width', [('light', 360), ('dark', 360), ('dark', 1280)])
+def test_phone_and_dark(opened, scheme, width):
+    link = translation(2, texts=[('source', 'x' * 300), ('translation', '')],
+                       source=['▁' + 'x' * 60, 'y' * 200, '</s>'])
+    with opened([translation(), link, *map(long, range(3))], width=width, color_scheme=scheme) as page:
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix('rgb(')
+        assert (int(background.partition(',')[0]) < 60) == (scheme == 'dark')
+        page.locator('#queries .token').nth(2).click()
+        picture(page, f'{scheme}-{width}')
+        assert page.evaluate('document.documentElement.scrollWidth') <= width
+        page.keyboard.press('n')
+        page.keyboard.press('w')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        assert page.evaluate('document.documentElement.scrollWidth') <= width
+        page.locator('#theme').click()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix('rgb(') != background
+
+
+def test_text_runs_as_its_script_does(opened):
+    hebrew = ['▁של', 'ום', '▁New', '▁York', '▁2', '6', '</s>']
+    chinese = ['▁', '我', '喜欢', '猫', '。', '</s>']
+    arabic = ['▁مر', 'حبا', '▁بالعالم', '</s>']
+    with opened([translation(1, hebrew, chinese), translation(2, chinese, arabic)]) as page:
+        def places(side):
+            return [token.bounding_box()['x'] for token in page.locator(f'#{side} .token').all()]
+
+        def direction(side):
+            return page.evaluate(f"getComputedStyle(document.getElementById('{side}')).direction")
+
+        assert (direction('keys'), direction('queries')) == ('rtl', 'ltr')
+        x = places('keys')
+        assert x[0] > x[1] > x[5] > x[4] > x[3] > x[2] > x[6]  # New York 26 runs to the right
+        assert places('queries') == sorted(places('queries'))
+        assert page.evaluate('view.matrix.column(0) > view.matrix.column(1)')
+        page.locator('#keys .token').first.click()
+        page.keyboard.press('ArrowLeft')  # onwards
+        assert page.evaluate('document.activeElement.textContent') == 'ום'
+        picture(page, 'hebrew')
+        page.keyboard.press('k')
+        page.keyboard.press('k')
+        assert texts(page, '#keys .token')[0] == '<s>' and direction('keys') == 'ltr'
+        page.keyboard.press('n')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        assert (direction('keys'), direction('queries')) == ('rtl', 'rtl')  # the start token does not decide
+        page.keyboard.press('w')
+        page.keyboard.press('k')
+        assert texts(page, '#keys .token') == ['我', '喜欢', '猫', '。', '</s>']
+        assert texts(page, '#queries .token')[:2] == ['مرحبا', 'بالعالم']
+        picture(page, 'arabic')
+
+
+def test_text_that_is_a_program_does_nothing(opened):
+    hostile = translation(1, ['▁' + HOSTILE, '▁<b>bold</b>', '</s>'], ['▁"\'`${1}', '▁<!--', '</s>'],
+                          [('source', HOSTILE), ('translation', '<!--<script>')])
+    hostile.answers.append(('<i>1</i>', '2', HOSTILE))
+    with opened([hostile, translation(2)]) as page:
+        assert page.locator('#texts dd').first.text_content() == HOSTILE
+        assert texts(page, '#keys .token')[1] == '<b>bold</b>'
+        assert page.locator('#answers td').nth(6).inner_text() == '<i>1</i>'
+        page.locator('#keys .token').first.click()
+        cell(page, 0, 0)
+        picture(page, 'hostile')
+        assert page.locator('main b, main i, main script').count() == 0
+        page.evaluate('''() => {  // nor would markup that got in: the page's policy runs and loads nothing
+            document.addEventListener('securitypolicyviolation', event => { window.blocked = event.effectiveDirective; });
+            document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.harmed = 1'}));
+        }''')
+        page.wait_for_function("window.blocked === 'script-src-elem'")
+        page.complaints.clear()
+
+
+def test_images_and_series(opened):
+    rng = np.random.default_rng(0)
+    patches = [f'row {1 + place // 4}, column {1 + place % 4}' for place in range(8)]
+    tokens = ['class token', *patches]
+    one = Explanation(1, [('class', 'cat'), ('expected', 'dog')],
+                      [attention('encoder', tokens, tokens, ('patches', 'patches'), False, 5)], [],
+                      [('probability', 'class'), ('0.9', 'cat')],
+                      picture_of(rng.integers(0, 255, (16, 32, 3)).astype(np.uint8)), (2, 4))
+    windows = [f'window {1 + place}' for place in range(16)]
+    two = Explanation(2, [('value', '1.5')], [attention('encoder', windows, windows, ('patches', 'patches'), False, 6)], [],
+                      [('output', 'value'), ('1', '1.5')], picture_of(np.cumsum(rng.normal(size=(128, 1)), axis=0)), (1, 16))
+    weights = one.attention[0].weights[-1].mean(0)
+
+    def relative(row):  # the class token does not outshine the patches
+        return np.minimum(row / row[1:].max(), 1)
+
+    with opened([one, two]) as page:
+        def shades():
+            return page.evaluate("tokens('queries').map(token => +token.style.getPropertyValue('--weight'))")
+
+        mean = weights.mean(0)
+        np.testing.assert_allclose(shades(), relative(mean), atol=0.02)
+        page.locator('#patches .token').nth(5).click()
+        np.testing.assert_allclose(shades(), relative(weights[6]), atol=0.02)
+        assert page.locator('#detail strong').inner_text() == 'row 2, column 2'
+        page.keyboard.press('ArrowUp')
+        assert page.locator('#detail strong').inner_text() == 'row 1, column 2'
+        page.locator('#others .token').click()
+        np.testing.assert_allclose(shades(), relative(weights[0]), atol=0.02)
+        assert page.evaluate("document.querySelector('#figure img').naturalWidth") == 32
+        picture(page, 'image')
+        page.keyboard.press('n')
+        page.wait_for_selector('#list li:nth-child(2) [aria-current=true]')
+        page.locator('#patches .token').nth(7).click()
+        assert page.locator('#detail strong').inner_text() == 'window 8'
+        picture(page, 'series')
+
+
+def test_200_sentences_open_at_once(opened):
+    with opened(map(long, range(200))) as page:
+        milliseconds = int(page.locator('html').get_attribute('data-ready'))
+        print(f'200 sentences, 4 layers of 4 heads, 30 tokens: ready after {milliseconds} ms')
+        assert milliseconds < 5000  # a quiet machine: a few hundred
+        assert page.locator('#list li').count() == 200
+        page.locator('#filter').fill('word123')
+        assert page.locator('#found').inner_text() == '1 of 200'
+        page.keyboard.press('Enter')
+        page.locator('#list button:visible').click()
+        page.wait_for_selector('#list li:nth-child(124) [aria-current=true]')
+        assert 'word123' in texts(page, '#keys .token')

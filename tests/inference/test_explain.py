@@ -1,0 +1,220 @@
+"""What the explorer's page is made of, without a browser: tests/browser looks at the page itself."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zlib
+
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+
+from errors import UserError
+from inference import explain
+from inference.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
+from inference.generate import Generator
+from inference.predict import Predictor
+from inference.text import Hypothesis, Output, TokenProbability
+from inference.translate import Translator
+from input_pipeline.arrays import Preprocessing
+from input_pipeline.tokenizer import BOS, EOS, ByteTokenizer
+from model.blocks import BlockConfig
+from model.language_model import LanguageModel
+from model.patches import PatchTransformer
+from model.transformer import Transformer
+
+HOSTILE = '</script><script>alert(1)</script><!-- & \u2028 \u2029 \x00 "\''
+BLOCKS = BlockConfig(d_model=16, d_ff=16, num_heads=2)
+TOKENIZER = ByteTokenizer()
+
+
+def initialised(module, **inputs):
+    return jax.jit(module.init)(jax.random.key(0), **inputs)['params']
+
+
+@pytest.fixture(scope='module')
+def translator():
+    module = Transformer(BLOCKS, num_layers=1, source_vocab_size=len(TOKENIZER), target_vocab_size=len(TOKENIZER))
+    tokens = jnp.ones((1, 4), jnp.int32)
+    return Translator(module, initialised(module, source=tokens, target=tokens),
+                      {'source': TOKENIZER, 'target': TOKENIZER}, 64)
+
+
+@pytest.fixture(scope='module')
+def generator():
+    module = LanguageModel(BLOCKS, num_layers=1, vocab_size=len(TOKENIZER))
+    return Generator(module, initialised(module, tokens=jnp.ones((1, 4), jnp.int32)), TOKENIZER, 16, False)
+
+
+def output(source, *targets):
+    hypotheses = [Hypothesis(text, TOKENIZER.encode(text), -1.0 - rank, -2.0 - rank) for rank, text in enumerate(targets)]
+    return Output(source, TOKENIZER.encode(source), hypotheses)
+
+
+def written(path):
+    """(The page, the data in it.)"""
+    html = path.read_text(encoding='utf-8')
+    return html, json.loads(re.search('<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def example(number=1, text='one', pieces=('a', 'b')):
+    weights = np.random.default_rng(number).dirichlet(np.ones(len(pieces)), (2, 3, len(pieces))).astype(np.float32)
+    return Explanation(number, [('source', text), ('translation', text)],
+                       [Attention('cross', weights, list(pieces), list(pieces), ('a', 'b'), True)],
+                       [TokenProbability(piece, 0.5, [(text, 0.25)]) for piece in pieces], [('score',), (text,)])
+
+
+@pytest.mark.parametrize('pieces, expected', [
+    (['▁the', '▁h', 'ous', 'e', '.', '</s>'], ['the', 'house.', '</s>']),
+    (['<s>', '▁', '2', '6'], ['<s>', '26']),
+    (['▁na', '<0xC3>', '<0xAF>', 've'], ['naïve']),
+    (['▁', '我', '喜欢', '<0xE7>', '<0x8C>', '<0xAB>', '。'], ['我', '喜欢', '猫', '。']),
+    (['T', 'o', '▁', 'b', 'e', '<U+000A>', 'o', 'r'], ['To', 'be', 'or']),
+    (['2', '6', '\xa0', '%'], ['26', '%']),
+    (['<0xFF>', 'a'], ['\ufffda']),
+    ([], []),
+])
+def test_pieces_make_words(pieces, expected):
+    found = words(pieces)
+    assert [text for text, _, _ in found] == expected
+    places = [place for _, begin, end in found for place in range(begin, end)]
+    assert places == list(range(len(pieces)))  # every piece once
+
+
+def test_what_is_written_is_what_was_there(tmp_path):
+    page = Page(tmp_path / 'new' / 'page.html', 'about', 5)
+    explanation = example(pieces=('▁a', 'b', '</s>'))
+    page.add(explanation)
+    page.write()
+    html, data = written(page.path)
+    item, = data['items']
+    attention, = item['attention']
+    halves = np.frombuffer(zlib.decompress(base64.b64decode(attention['weights'])), np.uint8).astype(int)
+    low, high = halves.reshape(2, *attention['shape'])
+    np.testing.assert_allclose((low + 256 * high) / data['steps'], explanation.attention[0].weights, atol=0.51 / STEPS)
+    assert item['predictions'][0] == ['▁a', 0.5, [['one', 0.25]]]
+    assert attention['queries']['words'] == [['ab', 0, 2], ['</s>', 2, 3]]
+    assert [path.name for path in page.path.parent.iterdir()] == ['page.html']
+    # The policy lets run what the page has, and nothing else.
+    for tag in 'style', 'script':
+        content = re.search(f'<{tag}>(.*?)</{tag}>', html, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in html
+    assert "default-src 'none'" in html
+    assert set(re.findall(r'https?://[^\'"]*', html)) == {'http://www.w3.org/2000/svg'}  # a name, never asked for
+
+
+def test_hostile_text_stays_text(tmp_path):
+    page = Page(tmp_path / 'page.html', HOSTILE, 5)
+    page.add(example(text=HOSTILE, pieces=(HOSTILE, '▁<b>')))
+    page.write()
+    html, data = written(page.path)
+    assert data['about'] == data['items'][0]['texts'][0][1] == data['items'][0]['answers'][1][0] == HOSTILE
+    assert data['items'][0]['attention'][0]['keys']['pieces'] == [HOSTILE, '▁<b>']
+    assert html.count('<script') == html.count('</script') == 2 and '<!--' not in html
+
+
+def test_a_page_has_limits(tmp_path, monkeypatch):
+    page = Page(tmp_path / 'page.html', '', 2)
+    assert not page.full
+    page.add(example(1))
+    page.add(example(2))
+    assert page.full and page.count == 2
+    monkeypatch.setattr(explain, 'MOST_BYTES', 10)
+    page = Page(tmp_path / 'page.html', '', 100)
+    page.add(example(1))
+    assert page.full
+
+
+@pytest.mark.parametrize('name, most, message', [
+    ('.', 1, 'cannot be written: it is a folder'),
+    ('file/page.html', 1, 'cannot be written'),
+    ('page.html', 0, 'explain_count=0'),
+])
+def test_a_page_that_cannot_be_is_refused_at_once(tmp_path, name, most, message):
+    (tmp_path / 'file').touch()
+    with pytest.raises(UserError, match=message):
+        Page(tmp_path / name, '', most)
+    assert not list(tmp_path.glob('*.partial'))
+
+
+def test_probabilities_are_the_models_own(translator):
+    answer = output('ab', 'cde')
+    found = translator.token_probabilities(answer, top=3)
+    logits = jax.jit(translator.module.apply)({'params': translator.params}, jnp.array([[*answer.source_tokens, EOS]]),
+                                     jnp.array([[BOS, *TOKENIZER.encode('cde')]]))
+    probabilities = np.asarray(jax.nn.softmax(logits))[0]
+    for place, token in enumerate([*TOKENIZER.encode('cde'), EOS]):
+        piece, probability, alternatives = found[place]
+        assert piece == TOKENIZER.pieces([token])[0]
+        assert probability == pytest.approx(probabilities[place, token], rel=1e-4)
+        order = [other for other in np.argsort(-probabilities[place]) if other != token][:3]
+        assert [name for name, _ in alternatives] == TOKENIZER.pieces(order)
+        np.testing.assert_allclose([share for _, share in alternatives], probabilities[place, order], rtol=1e-4)
+    assert len(found) == 4
+    log_probs, = translator.token_log_probs([(answer.source_tokens, answer.hypotheses[0].tokens)])
+    np.testing.assert_allclose(np.log([each.probability for each in found]), log_probs, rtol=1e-4)
+
+
+def test_a_translation_is_explained(translator):
+    answer = output('ab c', 'de', 'f')
+    weights = translator.attention(answer)
+    explanation = explain_text(translator, answer, weights, 7, 'expected')
+    assert explanation.number == 7
+    assert explanation.texts == [('source', 'ab c'), ('translation', 'de'), ('reference', 'expected')]
+    assert [each.kind for each in explanation.attention] == ['cross', 'encoder', 'decoder']
+    for each in explanation.attention:
+        np.testing.assert_array_equal(each.weights, weights[each.kind])
+        assert each.weights.shape == (1, 2, len(each.queries), len(each.keys))
+        assert each.written == (each.kind != 'encoder')
+    assert [each.piece for each in explanation.predictions] == explanation.attention[0].queries == ['d', 'e', '</s>']
+    assert explanation.answers == [('score', 'log-probability', 'translation'), ('-2.000', '-1.000', 'de'),
+                                   ('-3.000', '-2.000', 'f')]
+
+
+def test_a_continuation_is_explained_as_far_as_a_window_reaches(generator):
+    explanation = explain_text(generator, answer := output('abc', 'defghijklmnopqrstuv'), generator.attention(answer))
+    attention, = explanation.attention
+    assert ''.join(attention.queries) == ''.join(attention.keys) == 'abcdefghijklmnop'
+    assert explanation.predictions[0] is None
+    assert [each.piece for each in explanation.predictions[1:]] == attention.queries[1:]
+    logits = jax.jit(generator.module.apply)({'params': generator.params}, jnp.array([TOKENIZER.encode('abcd')]))
+    assert explanation.predictions[4].probability == pytest.approx(
+        float(jax.nn.softmax(logits)[0, 3, TOKENIZER.encode('e')[0]]), rel=1e-4)
+
+
+def test_a_recurrent_models_alignment_is_one_head(translator):
+    alignment = np.full((1, 1, 3, 4), 0.25, np.float32)  # such a model has 'cross' alone
+    attention, = explain_text(translator, output('abc', 'de'), {'cross': alignment}).attention
+    assert attention.kind == 'cross' and len(attention.queries) == 3 and len(attention.keys) == 4
+    with pytest.raises(UserError, match='no attention to look at'):
+        explain_text(translator, output('abc', 'de'), {})
+
+
+@pytest.mark.parametrize('space, classes, grid, first', [
+    ((4, 8), ['cat', 'dog'], (2, 4), 'row 1, column 1'), ((8,), None, (1, 4), 'window 1')])
+def test_an_image_and_a_series_are_explained(space, classes, grid, first):
+    module = PatchTransformer(BLOCKS, num_layers=1, patch=2, outputs=2)
+    inputs = np.random.default_rng(0).integers(0, 255, (1, *space, 3)).astype(np.float32)
+    model = Predictor(module, initialised(module, inputs=jnp.asarray(inputs)), classes,
+                      Preprocessing([0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2, None if classes else [1.0] * 2))
+    found = model.predict(inputs)[0]
+    explanation = explain_example(model, inputs[0], found, 3, 'dog')
+    attention, = explanation.attention
+    assert explanation.grid == grid and attention.keys[:2] == ['class token', first]
+    assert attention.weights.shape == (1, 2, len(attention.queries), len(attention.keys))
+    assert explanation.picture.startswith(b'\x89PNG') and explanation.texts[1] == ('expected', 'dog')
+    assert explanation.texts[0] == (('class', classes[found.argmax()]) if classes
+                                    else ('value', f'{found[0]:.6g} {found[1]:.6g}'))
+    assert len(explanation.answers) == 3
+
+
+def test_a_picture_is_the_image():
+    image = np.random.default_rng(0).integers(0, 256, (3, 5, 3)).astype(np.uint8)
+    image[0, 0], image[0, 1] = 0, 255
+    shown = matplotlib.image.imread(io.BytesIO(picture_of(image)))
+    np.testing.assert_allclose(shown[..., :3], image / 255, atol=0.01)

@@ -1,0 +1,223 @@
+"""The line discipline of decoding: whatever the lines are, one answer each, in order, and bounded memory."""
+
+import gzip
+import io
+import itertools
+import logging
+import re
+import sys
+import types
+
+import flax.linen as nn
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from errors import UserError
+from inference import text as text_module
+from inference.generate import Generator
+from inference.text import Hypothesis, Output, SearchOptions
+from inference.translate import Translator
+from input_pipeline.sources import decode_lines, read_lines
+from input_pipeline.tokenizer import BOS, ByteTokenizer
+
+NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\t',
+         '\u202eright to left', '\u05e2\u05d1\u05e8\u05d9\u05ea \u0627\u0644', '\u6f22\u5b57 mixed \u041a\u0438', 'e\u0301',
+         '\U0001f469\u200d\U0001f469', '\u2581', '\ufeff', '\uffff', '\ue000', 'long ' * 40]
+legal = st.text(st.characters(exclude_characters='\n', exclude_categories=['Cs'])) | st.sampled_from(NASTY)
+OPTIONS = SearchOptions(method='greedy', batch_size=2, extra_length=6)
+
+
+def echo(self, sources, numbers, options, draw=0):
+    """In place of a search: the source itself, as far as it goes."""
+    tokens = [list(source) if isinstance(self, Translator) else list(itertools.islice(
+        itertools.cycle(source), options.extra_length)) for source in sources]
+    return [[Hypothesis(self.tokenizers['target'].decode(each), each, float(number), 0.0)]
+            for each, number in zip(tokens, numbers, strict=True)]
+
+
+class Echo(Translator):
+    find_all = echo
+
+    def __init__(self, max_length=10 ** 6):
+        super().__init__(nn.Dense(1), {}, dict.fromkeys(('source', 'target'), ByteTokenizer()), max_length)
+
+
+class Parrot(Generator):
+    find_all = echo
+
+    def __init__(self, context=64, whole_documents=False):
+        super().__init__(nn.Dense(1), {}, ByteTokenizer(), context, whole_documents)
+
+
+def answers(model, lines, options=OPTIONS):
+    return list(itertools.chain.from_iterable(model.respond_all(lines, options)))
+
+
+@pytest.fixture
+def warned(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    return caplog
+
+
+@settings(deadline=None)
+@given(st.lists(legal, max_size=12), st.sampled_from([1, 30, 2 ** 23]), st.sampled_from([b'\n', b'\r\n']),
+       st.booleans())
+def test_a_translation_of_every_line_in_order(lines, characters, end, ended):
+    lines = [line.rstrip('\r') for line in lines]  # in front of \n it is part of the line's end
+    content = end.join(line.encode() for line in lines) + (end if ended and lines else b'')
+    expected = [line.decode() for line in content.split(end)]
+    if not expected[-1]:
+        expected.pop()  # what is behind the last line end is no line
+    if end == b'\r\n':
+        expected = [line for part in expected for line in part.split('\n')]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, 'CHUNK', 2)
+        patch.setattr(text_module, 'CHUNK_CHARACTERS', characters)
+        found = answers(Echo(), decode_lines(io.BytesIO(content), 'x'))
+    expected[:1] = [line.removeprefix('\ufeff') for line in expected[:1]]
+    assert [answer.source for answer in found] == expected
+    assert [answer.text for answer in found] == [line if line.strip() else '' for line in expected]
+    # The number that draws depend on is that of the line in its file.
+    assert [answer.hypotheses[0].log_prob for answer in found if answer.text] == [
+        number for number, line in enumerate(expected) if line.strip()]
+    assert all(len(answer.line.splitlines()) <= 1 for answer in found)
+
+
+@settings(deadline=None)
+@given(st.lists(legal, max_size=12), st.integers(2, 40), st.booleans(), st.sampled_from([OPTIONS, SearchOptions(
+    method='beam', batch_size=3, extra_length=1)]))
+def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents, options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, 'CHUNK', 2)
+        found = answers(Parrot(context, whole_documents), iter(lines), options)
+    assert [answer.source for answer in found] == lines
+    for answer in found:
+        assert len(answer.hypotheses[0].tokens) == options.extra_length
+        assert len(answer.source_tokens) <= max(1, context - 1)
+        tokens = [BOS] * whole_documents + [4 + byte for byte in answer.source.encode()] or [BOS]
+        if len(tokens) <= context - max(1, options.extra_length * (options.method == 'beam')):
+            assert answer.source_tokens == tokens
+        else:
+            assert answer.source_tokens == tokens[-len(answer.source_tokens):]
+        assert len(answer.line.splitlines()) <= 1
+
+
+@pytest.mark.parametrize('model, options, kept', [
+    (Echo(max_length=8), OPTIONS, 'only the first 7 are translated'),
+    (Parrot(context=8), OPTIONS, 'only the last 4 are read'),
+    (Parrot(context=8, whole_documents=True), OPTIONS, 'only the last 4 are read'),
+    (Parrot(context=8), SearchOptions(extra_length=3), 'only the last 5 are read'),
+])
+def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, kept, warned):
+    found = answers(model, ['short', '0123456789', 'short'], options)
+    assert [answer.source for answer in found] == ['short', '0123456789', 'short']
+    [warning] = warned.records
+    assert warning.getMessage().startswith(f'line 2 has 10 tokens: {kept} (config.data.')
+    which = slice(int(kept.split()[3])) if 'first' in kept else slice(-int(kept.split()[3]), None)
+    assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
+
+
+def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
+    with pytest.raises(UserError, match='8 tokens is asked for, but the model was trained on windows of 8'):
+        answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))
+
+
+def test_lines_are_read_as_they_are_wanted_and_long_ones_fewer_at_a_time(monkeypatch):
+    monkeypatch.setattr(text_module, 'CHUNK', 4)
+    monkeypatch.setattr(text_module, 'CHUNK_CHARACTERS', 100)
+    read = []
+
+    def lines():
+        for number in itertools.count():
+            read.append(number)
+            yield 'x' * (60 if number >= 8 else 1)
+
+    parts = Echo().respond_all(lines(), OPTIONS)
+    assert len(next(parts)) == len(read) == 8
+    assert len(next(parts)) == 2 and len(read) == 10
+
+
+def test_a_million_characters_are_read_in_linear_time_and_little_memory(warned):
+    sizes = []
+
+    class Counting(ByteTokenizer):
+        def encode_parts(self, text):
+            for part in super().encode_parts(text):
+                sizes.append(len(part))
+                yield part
+
+    model = Echo(max_length=32)
+    model.tokenizers['source'] = Counting()
+    found = answers(model, ['a' * 3_000_000])
+    assert found[0].text == 'a' * 31 and len(found[0].source_tokens) == 31
+    assert sum(sizes) == 3_000_000 and max(sizes) <= 2 ** 20
+    assert 'line 1 has 3000000 tokens' in warned.text
+
+
+# Files.
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize('content, expected', [
+    (b'', []), (b'\n', ['']), (b'a', ['a']), (b'a\n\nb', ['a', '', 'b']), (b'a\r\nb\r\n', ['a', 'b']),
+    (b'\xef\xbb\xbfa\n\xef\xbb\xbfb\n', ['a', '\ufeffb']), (b'\xef\xbb\xbf', ['']), (b'a\rb\n', ['a\rb']),
+    ('a\u2028b\u2029c\x85d\x0b\x0c\x1c\n'.encode(), ['a\u2028b\u2029c\x85d\x0b\x0c\x1c']),
+    (b'\x00\n\x00', ['\x00', '\x00'])])
+def test_only_line_feeds_end_lines(content, expected, tmp_path):
+    assert list(read_lines(write(tmp_path / 'x.txt', content))) == expected
+    assert list(read_lines(write(tmp_path / 'x.gz', gzip.compress(content)))) == expected
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('x.txt', b'good\nbad \xff\n', r'x\.txt:2: not UTF-8 \(byte 0xff at column 5\)'),
+    ('x.txt', b'good\n\xed\xa0\x80', r'x\.txt:2: not UTF-8'),  # half a surrogate pair
+    ('x.txt', 'text'.encode('utf-16'), r'x\.txt:1: not UTF-8'),
+    ('x.gz', gzip.compress(b'text ' * 99)[:-9], r'x\.gz cannot be read: '),
+    ('x.gz', b'no gzip', r'x\.gz cannot be read: Not a gzipped file'),
+    ('x.gz', gzip.compress(b'a\n' * 9)[:12] + b'\xff' * 30, r'x\.gz cannot be read: '),
+])
+def test_a_damaged_file_is_named(name, content, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        answers(Echo(), read_lines(write(tmp_path / name, content)))
+
+
+def test_a_folder_is_no_input(tmp_path):
+    with pytest.raises(UserError, match='Is a directory'):
+        list(read_lines(tmp_path))
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, 'stdin', types.SimpleNamespace(buffer=io.BytesIO(b'one\n\xff\n')))
+    lines = read_lines('-')
+    assert next(lines) == 'one'
+    with pytest.raises(UserError, match='stdin:2: not UTF-8'):
+        next(lines)
+    monkeypatch.setattr(sys, 'stdin', None)
+    with pytest.raises(UserError, match='stdin is closed'):
+        list(read_lines('-'))
+
+
+def resident():
+    """Anonymous memory of this process in MB."""
+    with open('/proc/self/status') as status:
+        return int(re.search(r'RssAnon:\s+(\d+) kB', status.read())[1]) / 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
+    class Quick(Echo):
+        def respond(self, lines, options, *, first=0):
+            return [Output(line, list(range(1000, 1200)), [Hypothesis(line, [], 0.0, 0.0)]) for line in lines]
+
+    path = tmp_path / 'lines.txt'
+    path.write_text(('word ' * 40 + '\n') * 15_000)
+    memory, count = [], 0
+    for part in Quick().respond_all(read_lines(path), SearchOptions(batch_size=16)):
+        memory.append(resident())
+        count += len(part)
+    assert count == 15_000
+    assert max(memory) - memory[0] < 30  # all answers at once would be above 100

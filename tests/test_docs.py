@@ -1,0 +1,82 @@
+"""Every command block of README.md and docs/ runs as it stands, in a copy of the tree.
+
+The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
+targets are run on their own). DIR and FILE, which stand for the reader's, are there under these names.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.test_scripts import ROOT, WORDS
+
+pytestmark = pytest.mark.slow
+
+BLOCKS = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2}
+PAIRS = {'data.tokenizer.vocab_size': 285, 'batch.tokens': 1024, 'decode.extra_length': 2}
+RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
+SHORTER = {
+    'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'rnnsearch_demo': RECURRENT | PAIRS,
+    'rnnsearch_multi30k': RECURRENT | PAIRS, 'shakespeare_char': BLOCKS | {'decode.extra_length': 4},
+    'digits_vit': BLOCKS,
+}
+ALWAYS = {'cache_dir': 'cache', 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4, 'checkpoint.every': 2,
+          'optimizer.warmup': 2}
+SHIM = """#!{python}
+import os, re, sys
+shorter, always = {shorter!r}, {always!r}
+recipe = next((match[1] for match in map(re.compile(r'--config=configs/(\\w+).py').fullmatch, sys.argv) if match), None)
+changes = shorter[recipe] | always if recipe else {{}}
+os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
+"""
+
+
+def blocks():
+    """(page, language, code) of each fenced block that is run."""
+    for page in ['README.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]:
+        for language, code in re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M):
+            yield page, language, code
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory):
+    """A copy of the tree with the reader's data in it, and the environment that a block runs in."""
+    tree = tmp_path_factory.mktemp('docs') / 'allyouneed'
+    tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, tracked.split('\0')):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    rng, folder = np.random.default_rng(0), tree / 'DIR'
+    folder.mkdir()
+    for split in 'train', 'validation', 'val', 'test', 'test_2016_flickr':
+        lines = [' '.join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(400 if split == 'train' else 20)]
+        (folder / f'{split}.en').write_text('\n'.join(lines) + '\n')
+        (folder / f'{split}.de').write_text('\n'.join(' '.join(line.split()[::-1]) for line in lines) + '\n')
+    (tree / 'FILE').write_text('\n'.join(lines * 20) + '\n')
+    commands = tree / 'bin'
+    commands.mkdir()
+    (commands / 'python').write_text(SHIM.format(python=sys.executable, shorter=SHORTER, always=ALWAYS))
+    (commands / 'make').write_text('#!/bin/sh\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    environment = os.environ | {'PATH': f'{commands}:{os.environ["PATH"]}'}
+    for name in 'demo', 'rnnsearch_demo':
+        bash(f'python train.py --config=configs/{name}.py --workdir=runs/{name}', tree, environment)
+    return tree, environment
+
+
+def bash(code, tree, environment):
+    done = subprocess.run(['bash', '-euo', 'pipefail', '-c', code], cwd=tree, env=environment, input='one two\n',
+                          text=True, capture_output=True, timeout=900)
+    assert done.returncode == 0, f'{code}\n{done.stdout}\n{done.stderr}'
+    return done.stdout
+
+
+@pytest.mark.parametrize('page, language, code', blocks())
+def test_a_block_of_the_documentation_runs(tree, page, language, code):
+    bash(code if language == 'sh' else f'python - <<"END"\n{code}\nEND', *tree)

@@ -1,0 +1,52 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import demo
+from model.build import build_model
+from training.step import parameter_count
+from training.summary import duration, matmul_flops, matmul_speed, parameter_table
+
+
+def test_flops_of_products_loops_and_gradients():
+    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    one = 2 * 3 * 5 * 7
+    assert matmul_flops(lambda a, b: a @ b, a, b) == one
+    assert matmul_flops(jax.jit(jax.grad(lambda a, b: (a @ b).sum(), argnums=(0, 1))), a, b) == 3 * one
+    batched = jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))
+    assert matmul_flops(lambda a, b: jnp.einsum('bij,bjk->bik', a, b), *batched) == 4 * one
+
+    def loop(a, b):
+        return jax.lax.scan(lambda total, _: (total + a @ b, None), jnp.zeros((3, 7)), length=6)[0]
+    assert matmul_flops(loop, a, b) == 6 * one
+
+
+def test_shapes_are_enough_to_count():
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    assert matmul_flops(jnp.matmul, shape, shape) == 2 * 8 ** 3
+
+
+@pytest.fixture(scope='module')
+def params():
+    config = demo.get_config()
+    config.model.update(num_layers=3, d_model=16, d_ff=32, num_heads=2)
+    module = build_model(config.model, source_vocab_size=50, target_vocab_size=50)
+    tokens = jnp.ones((1, 2), int)
+    return jax.eval_shape(module.init, jax.random.key(0), source=tokens, target=tokens)['params']
+
+
+def test_the_table_counts_every_parameter_once(params):
+    table = parameter_table(params).splitlines()
+    assert table[-1].split() == ['all', f'{parameter_count(params):,}']
+    tops = [line for line in table[1:-1] if not line.startswith(' ')]
+    assert sum(int(line.split()[1].replace(',', '')) for line in tops) == parameter_count(params)
+    assert sum('each of 3 layers' in line for line in table) == 2
+    assert any('query.kernel 16x2x8' in line for line in table)
+
+
+def test_durations_are_readable():
+    assert [duration(s) for s in (40.0, 720.0, 12_600.0, 260_000.0)] == ['40 s', '12 min', '3.5 h', '3.0 days']
+
+
+def test_speed_is_measured():
+    assert matmul_speed(jnp.float32) > 1e8

@@ -1,0 +1,94 @@
+"""What a training is going to be, said before it starts: the model's parts, and how long it may take."""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jax.extend import core
+from jax.typing import DTypeLike
+
+from training.step import parameter_count
+
+LAYER = re.compile(r'layers_\d+')
+MATRIX = 1024        # rows and columns of the products that are timed
+MATMUL_SHARE = 0.4   # of a step's time that goes into matrix products at full speed; seen on CPUs: 0.35 to 0.55
+
+
+def parameter_table(params: Any) -> str:
+    """The parameters by part: how many, and of which shapes. Equal layers share their lines.
+
+    `params` is the nested dict of a module's parameters, or of their shapes.
+    """
+    lines = [('part', 'parameters', 'shapes')]
+
+    def add(name: str, part: Any, depth: int) -> None:
+        lines.append(('  ' * depth + name, f'{parameter_count(part):,}', shapes(part)))
+
+    for name, part in params.items():
+        layers = [layer for layer in part if LAYER.fullmatch(layer)]
+        if not layers:
+            add(name, part, 0)
+            continue
+        lines.append((name, f'{parameter_count(part):,}', ''))
+        lines.append((f'  each of {len(layers)} layers' if len(layers) > 1 else '  its layer',
+                      f'{parameter_count(part[layers[0]]):,}', ''))
+        for sublayer, its in part[layers[0]].items():
+            add(sublayer, its, 2)
+        for other in part.keys() - set(layers):
+            add(other, part[other], 1)
+    lines.append(('all', f'{parameter_count(params):,}', ''))
+    widths = [max(len(line[column]) for line in lines) for column in range(2)]
+    return '\n'.join(f'{name:{widths[0]}}  {count:>{widths[1]}}  {shape}'.rstrip() for name, count, shape in lines)
+
+
+def shapes(part: Any) -> str:
+    """'query.kernel 128x4x32, ...'"""
+    return ', '.join(f'{name} {"x".join(map(str, leaf.shape)) or "scalar"}'
+                     for name, leaf in flatten_dict(part, sep='.').items())
+
+
+def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
+    """Floating-point operations of the matrix products in `function(*arguments)`, those of loops at each turn.
+
+    A product of [m, k] and [k, n] counts 2 m k n. Arguments may be shapes. Nothing is computed or compiled.
+    """
+    return _flops(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _flops(jaxpr: core.Jaxpr) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == 'dot_general':
+            (contracted, _), _ = equation.params['dimension_numbers']
+            left = equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+        inner = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else [value])]
+        total += equation.params.get('length', 1) * sum(  # a scan's number of turns
+            _flops(getattr(each, 'jaxpr', each)) for each in inner if isinstance(each, core.ClosedJaxpr | core.Jaxpr))
+    return total
+
+
+def matmul_speed(dtype: DTypeLike) -> float:
+    """Floating-point operations a second of square matrix products on one device, the best of a few."""
+    matrix = jnp.ones((MATRIX, MATRIX), dtype)
+    product = jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        times.append(time.perf_counter() - began)
+    return 2 * MATRIX ** 3 / min(times)
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min', '3.5 h', '2.1 days'."""
+    for most, length, unit in (90, 1, 's'), (5400, 60, 'min'):
+        if seconds < most:
+            return f'{seconds / length:.0f} {unit}'
+    return f'{seconds / 3600:.1f} h' if seconds < 48 * 3600 else f'{seconds / 86_400:.1f} days'
