@@ -2,7 +2,8 @@
 
 Trains for blocks of --every steps, the same batches each time, one block with a checkpoint at its beginning and one
 without in turn, and prints one JSON line: `ratio` is the median time of the first kind over that of the second. The
-time of a block with a checkpoint ends when the checkpoint is whole.
+time of a block with a checkpoint ends when the checkpoint is whole. `held_s` is for how long the loop itself stands
+still: the median time until `save` returns, which waits for the step that is being computed.
 """
 
 from errors import run_script, use_huge_pages
@@ -47,7 +48,7 @@ def main() -> None:
     compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
                         dropout_key=jax.random.key(1), accumulate=config.train.accumulate, rows=plan.rows)
     state = jax.device_put(init_state(module, optimizer, plan.batch(0), seed=0), compiled.everywhere)
-    size, steps, tokens = parameter_count(state.params), 0, 0
+    size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
         """Seconds of a block."""
@@ -58,7 +59,9 @@ def main() -> None:
             jax.block_until_ready(before)  # one step ahead of the device, as in train.py
             before, steps, tokens = sums, steps + 1, tokens + int(batch['weights'].sum())
             if checkpoints and steps % EVERY.value == 1 % EVERY.value:
+                saving_began = time.perf_counter()
                 checkpoints.save(steps, state, {})
+                held.append(time.perf_counter() - saving_began)
         jax.block_until_ready(sums)
         if checkpoints:
             checkpoints.wait()
@@ -72,7 +75,8 @@ def main() -> None:
     report(saving, tokens, {
         'benchmark': 'checkpoints', 'config': flags.FLAGS['config'].config_filename, 'parameters': size,
         'every': EVERY.value, 'ratio': round(statistics.median(saving) / statistics.median(never), 4),
-        'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4)})
+        'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4),
+        'held_s': round(statistics.median(held[1:]), 4)})
 
 
 if __name__ == '__main__':

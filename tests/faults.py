@@ -34,5 +34,6 @@ def start(workdir, config, profile_steps=None):
 def outcome(workdir):
     """What must not depend on how often a run was interrupted: the last parameters and metrics.jsonl without times."""
     lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-    return ([leaf.tobytes() for leaf in map(jax.device_get, jax.tree.leaves(inference.load(workdir, 'latest').model.params))],
+    params = jax.device_get(inference.load(workdir, 'latest').model.params)
+    return ([leaf.tobytes() for leaf in jax.tree.leaves(params)],
             [{name: value for name, value in line.items() if name not in TIMES} for line in lines])

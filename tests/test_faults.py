@@ -1,4 +1,4 @@
-"""What may go wrong while a run trains, and that nothing is lost: the table of faults in the README, in this process."""
+"""What may go wrong while a run trains, and that nothing is lost: the table of faults in the README."""
 
 import contextlib
 import errno
@@ -24,11 +24,12 @@ import train
 from configs import digits_vit
 from errors import UserError, full_disk
 from input_pipeline.arrays import ArrayPlan
+from input_pipeline.data import open_data
 from tests.faults import outcome, start, tiny_config
 from training import workdir as run_directory
 from training.checkpoints import Checkpoints
 from training.metrics import MetricsWriter
-from training.workdir import MAY_CHANGE, read_config
+from training.workdir import MAY_CHANGE, RunDirectory, read_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,7 +130,8 @@ def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, c
     start(copy, tiny_config(cache))
     assert outcome(copy) == outcome(whole)
     for path in files_of(copy / 'damaged'):  # put aside as it was, when the way was needed
-        assert (copy / 'checkpoints' / '9.damaged' / path.relative_to(copy / 'damaged')).read_bytes() == path.read_bytes()
+        aside = copy / 'checkpoints' / '9.damaged' / path.relative_to(copy / 'damaged')
+        assert aside.read_bytes() == path.read_bytes()
 
 
 def test_no_readable_checkpoint_is_an_error_and_no_fresh_start(copy, cache):
@@ -197,7 +199,8 @@ def test_a_second_signal_ends_at_once_even_where_python_waits(number):
     code = ('import hashlib; from training.preemption import StopSignals\n'
             'with StopSignals() as stop, stop.at_a_step():\n'
             '    print("ready", flush=True); hashlib.pbkdf2_hmac("sha256", b"", b"", 10 ** 9)')
-    with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(number)
         while b'once more' not in process.stderr.readline():
@@ -218,7 +221,8 @@ def on_a_small_disk(tmp_path, arguments, size):
 
 def mounting_is_allowed():
     with contextlib.suppress(OSError):
-        return not subprocess.run(['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt'], capture_output=True).returncode
+        return not subprocess.run(['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt'],
+                                  capture_output=True).returncode
     return False
 
 
@@ -279,8 +283,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     assert steps(tmp_path / 'a run')[-1] == 6
     command = next(line for line in str(error.value).splitlines() if 'input_pipeline.show' in line)
     assert command.endswith(' --step=7') and f"--workdir='{tmp_path}/a run'" in command
-    shown = subprocess.run(command.replace('python', sys.executable, 1), shell=True, cwd=ROOT, capture_output=True, text=True,
-                           timeout=120)
+    shown = subprocess.run(command.replace('python', sys.executable, 1), shell=True, cwd=ROOT,
+                           capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
     assert len(shown.stdout.splitlines()) == 64
 
@@ -347,7 +351,8 @@ def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, 
     def flock(*_):
         raise OSError(95, 'Operation not supported')
     monkeypatch.setattr(fcntl, 'flock', flock)
-    start(copy, tiny_config(cache))
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        assert directory.resumed
     assert 'cannot be locked (Operation not supported)' in said.text
 
 
@@ -375,7 +380,8 @@ def test_a_longer_cosine_is_said(copy, cache, said):
     config = tiny_config(cache, optimizer__schedule='cosine')
     (copy / 'config.json').write_text(config.to_json())
     config.train.steps = 14
-    start(copy, config)
+    with RunDirectory(str(copy), config) as directory:
+        directory.claim(config, open_data(config))
     assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
 
 
@@ -401,16 +407,18 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     for split in ('train', 'validation', 'test'):
         np.savez(folder / f'{split}.npz', inputs=rng.integers(0, 255, (24, 8, 8, 1)).astype(np.uint8),
                  targets=np.arange(24) % 10)
-    config = tiny_config(cache, data__source='files', data__name='', data__dir=str(folder), train__steps=2, batch__rows=8)
+    config = tiny_config(cache, data__source='files', data__name='', data__dir=str(folder), train__steps=2)
     start(tmp_path / 'run', config)
     shutil.move(folder, tmp_path / 'moved')  # the same data elsewhere
     config.data.dir = str(tmp_path / 'moved')
     config.train.steps = 3
     start(tmp_path / 'run', config)
-    np.savez(tmp_path / 'moved' / 'validation.npz', inputs=np.zeros((24, 8, 8, 1), np.uint8), targets=np.arange(24) % 10)
+    np.savez(tmp_path / 'moved' / 'validation.npz', inputs=np.zeros((24, 8, 8, 1), np.uint8),
+             targets=np.arange(24) % 10)
     with pytest.raises(UserError, match='the data has changed since .*run began: validation: validation.npz'):
         start(tmp_path / 'run', config)
-    changed = run_directory.changed_data(tmp_path / 'run', inference.load(tmp_path / 'run').data(), ['validation', 'test'])
+    data = inference.load(tmp_path / 'run').data()
+    changed = run_directory.changed_data(tmp_path / 'run', data, ['validation', 'test'])
     assert changed == ['validation: validation.npz']
 
 

@@ -142,8 +142,8 @@ class Checkpoints:
                 log.warning('%s; it is left as it is, and an older one is used', damage)
                 self._damaged.append(step)
         if self._damaged:
-            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore one '
-                            'from a copy, or begin again in another --workdir')
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
+                            'one from a copy, or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:
@@ -257,8 +257,8 @@ class Checkpoints:
                 raise
             whole = [step for step in self.steps() if step != self._saving]
             still = f'The checkpoint of step {whole[-1]} is still valid' if whole else 'There is no earlier checkpoint'
-            raise UserError(f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, then '
-                            'run the same command again') from error
+            raise UserError(f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, '
+                            'then run the same command again') from error
 
 
 class _Kept:

@@ -94,4 +94,5 @@ class StopSignals:
                     count += 1
                     if count == 2:
                         os._exit(128 + number[0])  # as a shell reports it
-                    os.write(2, f'\n{signal.Signals(number[0]).name}: stopping; once more, and it is at once\n'.encode())
+                    name = signal.Signals(number[0]).name
+                    os.write(2, f'\n{name}: stopping; once more, and it is at once\n'.encode())

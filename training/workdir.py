@@ -60,9 +60,11 @@ class RunDirectory:
             raise UserError(f'--workdir={self.path} is a file: give a directory')
         self._lock, self._changed = None, {}
         # Of a start that was killed while it claimed the directory, these may lie there.
-        others = {each.name for each in self.path.iterdir()} - {LOCK, KEPT, f'{CONFIG}.tmp'} if self.path.exists() else set()
+        there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
+        others = there - {LOCK, KEPT, f'{CONFIG}.tmp'}
         if CONFIG not in others and others:
-            raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty directory')
+            raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty '
+                            'directory')
         self.resumed = CONFIG in others
         if self.resumed:
             self._hold()
@@ -151,7 +153,8 @@ def read_config(workdir: Path) -> ConfigDict:
             raise ValueError('it holds no object')
         return ConfigDict(config)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training') from None
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
+                        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None
 
