@@ -75,9 +75,9 @@ def main() -> None:
         state, progress = restore(checkpoints, state)
 
         def measure(state: TrainState) -> Evaluation:
-            model.params = state.params
+            model.params = compiled.gather(state.params)
             batches = prefetch(validation, 0, len(validation), compiled.part)
-            sums = evaluate(compiled.eval, state.params, batches)
+            sums = evaluate(compiled.eval, model.params, batches)
             found = model.validate(data, sums, config)
             return found._replace(metrics={
                 f'validation_{name}': value for name, value in (sums.means() | found.metrics).items()})
