@@ -119,9 +119,9 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
             log.info('resuming from step %d', state.step)
 
         def measure(state: TrainState) -> Evaluation:
-            model.params = state.params
+            model.params = compiled.gather(state.params)
             batches = prefetch(validation, 0, len(validation), compiled.part)
-            sums = evaluate(compiled.eval, state.params, batches)
+            sums = evaluate(compiled.eval, model.params, batches)
             found = model.validate(data, sums, config)
             measured = sums.means() | found.metrics
             return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})

@@ -76,7 +76,7 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
     for step in range(count):
         state, sums = steps.train(state, ragged_batch(step))
         losses.append(float(sums.loss / sums.tokens))
-    sums = steps.eval(state.params, ragged_batch(count))
+    sums = steps.eval(steps.gather(state.params), ragged_batch(count))
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 

@@ -1,8 +1,8 @@
 """Many devices and many processes: who reads what, what lies where, and the steps compiled for it.
 
 The devices form a mesh of three axes. A batch's rows are spread over 'data' and 'fsdp'; parameters and optimizer state
-over 'fsdp' (whose devices each keep a share and gather the rest when they need it: ZeRO, Rajbhandari et al. 2020,
-arXiv:1910.02054) and 'tensor' (whose devices each compute a share of every matrix product: Shoeybi et al. 2019,
+over 'fsdp' (whose devices each keep a share, and gather the parameters for the length of a step: ZeRO, Rajbhandari et
+al. 2020, arXiv:1910.02054) and 'tensor' (whose devices each compute a share of every matrix product: Shoeybi et al. 2019,
 arXiv:1909.08053). XLA puts in the communication. What is computed is the same on every mesh but for rounding.
 """
 
@@ -223,8 +223,12 @@ class Compiled:
         first, last = zip(*(index[0].indices(shares)[:2] for index in mine), strict=True)
         self.part = Part(min(first), max(last), shares)
 
+        def without_fsdp(sharding):
+            return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
+
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
         self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
+        self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         step = functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
                                  accumulate=accumulate)
         evaluation = functools.partial(eval_step, module=module, loss=loss)
@@ -236,9 +240,11 @@ class Compiled:
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
-            self._train = jax.jit(step, in_shardings=(self._shardings, self._by_rows),
+            # Left to itself, XLA spreads the stream's width as the parameters' is, and has each device compute all rows.
+            place = functools.partial(jax.lax.with_sharding_constraint, shardings=self._gathered)
+            self._train = jax.jit(functools.partial(step, place=place), in_shardings=(self._shardings, self._by_rows),
                                   out_shardings=(self._shardings, self._everywhere), donate_argnums=0)
-            self._eval = jax.jit(evaluation, in_shardings=(self._shardings.params, self._by_rows),
+            self._eval = jax.jit(evaluation, in_shardings=(self._gathered, self._by_rows),
                                  out_shardings=self._everywhere)
 
     def describe(self) -> str:
@@ -260,8 +266,12 @@ class Compiled:
         """train_step on this process's rows of a batch. The old state is gone."""
         return self._train(state, self._placed(batch))
 
+    def gather(self, params: Any) -> Any:
+        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis."""
+        return jax.device_put(params, self._gathered)
+
     def eval(self, params: Any, batch: Batch) -> Sums:
-        """eval_step on this process's rows of a batch."""
+        """eval_step on gathered parameters and this process's rows of a batch."""
         return self._eval(params, self._placed(batch))
 
     def spread(self, arrays: Any) -> Any:

@@ -41,13 +41,13 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
 
 
 def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer: optax.GradientTransformation,
-               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1,
-               axis_name: str | None = None) -> tuple[TrainState, Sums]:
+               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1, axis_name: str | None = None,
+               place: Callable[[Any], Any] = lambda params: params) -> tuple[TrainState, Sums]:
     """One update on the mean loss over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
     after the other; devices along `axis_name`) and divided once. The mean of the parts' means would weigh
-    the tokens of a part with much padding more.
+    the tokens of a part with much padding more. `place` puts parameters and gradients where they are computed.
 
     Where the sum of the losses or the norm of the gradient is not finite, nothing but the step changes, and the
     sums say so: `skipped` is 1 and the others are 0.
@@ -61,24 +61,24 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
         sums = loss(outputs, part['targets'], part['weights'])
         return sums.loss, sums
 
-    gradient = jax.grad(loss_sum, has_aux=True)
+    params, gradient = place(state.params), jax.grad(loss_sum, has_aux=True)
     if accumulate == 1:
-        total = gradient(state.params, batch, key)
+        total = gradient(params, batch, key)
     else:
         def add(total, part):
             index, part = part
-            new = gradient(state.params, part, jax.random.fold_in(key, index))
+            new = gradient(params, part, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, total, new), None
 
         # Every accumulate-th row: batches that are sharded by rows stay so.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
-        first = gradient(state.params, jax.tree.map(lambda x: x[0], parts), jax.random.fold_in(key, 0))
+        first = gradient(params, jax.tree.map(lambda x: x[0], parts), jax.random.fold_in(key, 0))
         total, _ = jax.lax.scan(add, first, (jnp.arange(1, accumulate), jax.tree.map(lambda x: x[1:], parts)))
     if axis_name is not None:
         total = jax.lax.psum(total, axis_name)
     gradients, sums = total
-    gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
+    gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.global_norm(gradients))
