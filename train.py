@@ -257,9 +257,9 @@ def counted(progress: dict, step: int, sums: Sums, config: ConfigDict, workdir: 
     if skipped > allowed:
         raise UserError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} that were left out' if allowed else '')
-                        + f'. To see its batch:\n  {look}\nThe checkpoints are from before. Where the data is sound, try '
-                        'a lower learning rate or optimizer.clip, in another --workdir; to leave out up to K such steps '
-                        f'here, give --config.train.skip_nonfinite=K (now {allowed})')
+                        + f'. To see its batch:\n  {look}\nThe checkpoints are from before. Where the data is sound, '
+                        'try a lower learning rate or optimizer.clip, in another --workdir; to leave out up to K such '
+                        f'steps here, give --config.train.skip_nonfinite=K (now {allowed})')
     log.warning('step %d is left out (%d of at most %d): the loss or the gradient is not finite. Its batch: %s',
                 step, skipped, allowed, look)
     return progress | {'skipped': skipped}
