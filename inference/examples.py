@@ -1,5 +1,6 @@
 """Something trained to look at, for notebooks that are opened before anything was."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # of a sweep
 
 
-def example_run(recipe: str, steps: int = 500) -> Path:
-    """The run directory of a recipe: runs/RECIPE if there is one, otherwise a short training, made now.
+def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
+    """The run directory that the environment variable names, from the project's root; without one runs/RECIPE; where
+    that is not, a short training, made now.
 
     The short one is runs/RECIPE-STEPS, by the README's command with --config.train.steps, in a minute or two: enough
     that attention has found its way. Interrupted, it goes on the next time.
@@ -22,6 +24,8 @@ def example_run(recipe: str, steps: int = 500) -> Path:
       UserError: if the training fails; what it said is above.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
+    if os.environ.get(variable):
+        return ROOT / os.environ[variable]
     if (whole / CONFIG).exists():
         return whole
     _make('train.py', f'--config=configs/{recipe}.py', f'--workdir={short.relative_to(ROOT)}',
@@ -29,14 +33,16 @@ def example_run(recipe: str, steps: int = 500) -> Path:
     return short
 
 
-def example_sweep(name: str, steps: int = 200) -> Path:
-    """The directory of a sweep of the demo: sweeps/NAME if there is one, otherwise a short one of small models, made
-    now as sweeps/NAME-STEPS, in a minute or two.
+def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
+    """The directory of a sweep, or of runs, that the environment variable names, from the project's root; without one
+    sweeps/NAME; where that is not, a short sweep of small models, made now as sweeps/NAME-STEPS, in a few minutes.
 
     Raises:
       UserError: if it fails; what it said is above.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
+    if os.environ.get(variable):
+        return ROOT / os.environ[variable]
     if (whole / SWEEP).exists():
         return whole
     _make('sweep.py', '--config=configs/demo.py', f'--sweep=configs/sweeps/{name}.py',

@@ -19,8 +19,6 @@
 # where these are missing, in a few minutes. The outputs below are those of the whole recipes.
 
 # %%
-import os
-
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,8 +33,8 @@ from training.step import parameter_count
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60
-runs = {'RNNsearch': inference.load(os.environ.get('RNN_RUN') or example_run('rnnsearch_demo')),
-        'Transformer': inference.load(os.environ.get('RUN') or example_run('demo'))}
+runs = {'RNNsearch': inference.load(example_run('rnnsearch_demo', 'RNN_RUN')),
+        'Transformer': inference.load(example_run('demo', 'RUN'))}
 for name, run in runs.items():
     print(f'{name:12} {parameter_count(run.model.params):10,} parameters')
 

@@ -17,8 +17,6 @@
 # minutes. It looks alike, but what it shows is how such models begin.
 
 # %%
-import os
-
 import matplotlib.pyplot as plt
 
 from inference.compare import load_runs, plot_curves, plot_varied, results_table
@@ -26,7 +24,7 @@ from inference.examples import example_sweep
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60
-where = os.environ.get('SWEEP') or example_sweep('scores')
+where = example_sweep('scores', 'SWEEP')
 runs = load_runs(where)
 for run in runs:
     print(f'{run.name:24} {run.state}')

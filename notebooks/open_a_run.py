@@ -10,8 +10,6 @@
 # translations are worse, and more interesting for that. The outputs below are those of the whole demo.
 
 # %%
-import os
-
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -26,7 +24,7 @@ from training.summary import parameter_table
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
-run = inference.load(os.environ.get('RUN') or example_run('demo'))
+run = inference.load(example_run('demo', 'RUN'))
 print(f'the parameters of step {run.checkpoint}')
 print(', '.join(f'{name} {run.config.model[name]}' for name in (
     'kind', 'num_layers', 'd_model', 'd_ff', 'num_heads', 'norm', 'score', 'position')))

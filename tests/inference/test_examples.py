@@ -10,6 +10,8 @@ from inference import examples
 def root(tmp_path, monkeypatch):
     """A project whose scripts only write down how they are called."""
     monkeypatch.setattr(examples, 'ROOT', tmp_path)
+    for variable in 'RUN', 'SWEEP':
+        monkeypatch.delenv(variable, raising=False)
     for name in 'train.py', 'sweep.py':
         (tmp_path / name).write_text(
             'import pathlib, sys\npathlib.Path("called").write_text(" ".join(sys.argv))\nprint("told", file=sys.stderr)')
@@ -25,12 +27,20 @@ def test_a_run_that_is_there_is_taken(root):
     assert not (root / 'called').exists()
 
 
+def test_a_run_that_is_named_goes_first(root, monkeypatch):
+    monkeypatch.setenv('RNN_RUN', 'runs/mine')
+    monkeypatch.setenv('SWEEP', str(root / 'elsewhere'))
+    assert examples.example_run('rnnsearch_demo', 'RNN_RUN') == root / 'runs' / 'mine'
+    assert examples.example_sweep('scores') == root / 'elsewhere'
+    assert not (root / 'called').exists()
+
+
 def test_otherwise_a_short_one_is_made(root, capfd):
-    assert examples.example_run('demo', 40) == root / 'runs' / 'demo-40'
+    assert examples.example_run('demo', steps=40) == root / 'runs' / 'demo-40'
     assert (root / 'called').read_text() == (
         'train.py --config=configs/demo.py --workdir=runs/demo-40 --config.train.steps=40')
     assert capfd.readouterr().err.endswith('told\n')
-    assert examples.example_sweep('scores', 40) == root / 'sweeps' / 'scores-40'
+    assert examples.example_sweep('scores', steps=40) == root / 'sweeps' / 'scores-40'
     called = (root / 'called').read_text().split()
     assert called[:4] == ['sweep.py', '--config=configs/demo.py', '--sweep=configs/sweeps/scores.py',
                           '--workdir=sweeps/scores-40']
