@@ -86,8 +86,8 @@ def start(bench, *arguments, **options):
     return process
 
 
-def wait_for(path):
-    deadline = time.time() + 100
+def wait_for(path, seconds=100):
+    deadline = time.time() + seconds
     while not path.exists():
         assert time.time() < deadline
         time.sleep(0.02)
@@ -254,10 +254,12 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     arguments = [sys.executable, 'sweep.py', '--config=configs/demo.py', f'--sweep={grid}', f'--workdir={tmp_path}/out',
                  *(f'--config.{option}={value}' for option, value in small.items())]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(tmp_path / 'out/num_heads=1,seed=1/checkpoints/4')
-    process.send_signal(signal.SIGINT)
+    try:
+        wait_for(tmp_path / 'out/num_heads=1,seed=1/checkpoints/4', seconds=600)
+    finally:
+        process.send_signal(signal.SIGINT)
     assert process.wait(100) == 130
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert '4 runs: 1 finished, 0 failed before, 3 to do' in done.stderr
     assert 'resuming from step' in (tmp_path / 'out/logs/num_heads=1,seed=1.log').read_text()
