@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ def parameter_table(params: Any) -> str:
         lines.append(('  ' * depth + name, f'{parameter_count(part):,}', shapes(part)))
 
     for name, part in params.items():
-        layers = [layer for layer in part if LAYER.fullmatch(layer)]
+        layers = [layer for layer in part if LAYER.fullmatch(layer)] if isinstance(part, Mapping) else []
         if not layers:
             add(name, part, 0)
             continue
@@ -47,9 +47,9 @@ def parameter_table(params: Any) -> str:
 
 
 def shapes(part: Any) -> str:
-    """'query.kernel 128x4x32, ...'"""
-    return ', '.join(f'{name} {"x".join(map(str, leaf.shape)) or "scalar"}'
-                     for name, leaf in flatten_dict(part, sep='.').items())
+    """'query.kernel 128x4x32, ...', or of a single array '128x4x32'."""
+    leaves = flatten_dict(part, sep='.') if isinstance(part, Mapping) else {'': part}
+    return ', '.join(f'{name} {"x".join(map(str, leaf.shape)) or "scalar"}'.strip() for name, leaf in leaves.items())
 
 
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:

@@ -164,7 +164,8 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     checked = {*checks.AT_LEAST_ONE, *checks.NOT_NEGATIVE, *checks.FRACTIONS, *checks.CHOICES,
                # Checked by themselves.
-               'data.tokenizer.vocab_size', 'eval.metric', 'decode.temperature', 'decode.top_p'}
+               'data.tokenizer.vocab_size', 'eval.metric', 'decode.temperature', 'decode.top_p',
+               'parallel.data', 'parallel.fsdp', 'parallel.tensor'}
     free = {'decode.alpha', 'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
             'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test'}

@@ -76,7 +76,7 @@ def every(sweep, config):
 @pytest.mark.parametrize('recipe', [demo, multi30k, shakespeare_char])
 def test_our_sweeps_are_possible(name, recipe):
     config = recipe.get_config()
-    config.data.update(dir='somewhere', file='somewhere' if recipe is shakespeare_char else '')
+    config.data.update({multi30k: {'dir': 'somewhere'}, shakespeare_char: {'file': 'somewhere'}}.get(recipe, {}))
     assert len({str(changed) for changed in every(name, config)}) > 1
     module = importlib.import_module(f'configs.sweeps.{name}')
     assert f'--sweep=configs/sweeps/{name}.py' in module.__doc__

@@ -51,3 +51,9 @@ def test_durations_are_readable():
 
 def test_speed_is_measured():
     assert matmul_speed(jnp.float32) > 1e8
+
+
+def test_a_parameter_beside_the_parts_has_a_line_of_its_own():
+    table = parameter_table({'class_token': jnp.zeros((1, 1, 8)), 'head': {'kernel': jnp.zeros((8, 2))}}).splitlines()
+    assert [line.split() for line in table[1:]] == [
+        ['class_token', '8', '1x1x8'], ['head', '16', 'kernel', '8x2'], ['all', '24']]
