@@ -14,6 +14,8 @@ import logging
 import math
 import os
 import re
+import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,6 +36,7 @@ from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
 
 MODES = ('jit', 'pmap')
+PATIENCE = 300  # seconds that processes wait for each other at the start; JAX's own
 AXES = ('data', 'fsdp', 'tensor')
 ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch
 RULES = (  # the names that modules give to the axes of their matrices -> the axis of the mesh; earlier ones first
@@ -83,12 +86,33 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
             raise UserError(f'--process_id={number} must be from 0 to {count - 1}, as --num_processes={count}')
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
+        log.info('process %d of %d: all meet at %s', number, count, address)
+        if number:
+            wait_for(host, int(port))
     try:
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:
         raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
     if not is_leader():
         logging.getLogger('allyouneed').setLevel(logging.ERROR)  # one of them tells what happens
+
+
+def wait_for(host: str, port: int) -> None:
+    """Returns when somebody listens there: JAX would end this process without a word that helps.
+
+    Raises:
+      UserError: if nobody does for so many seconds as PATIENCE says.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). Start '
+                                'it, at an address that it has and the others can reach') from None
+            time.sleep(0.5)
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:

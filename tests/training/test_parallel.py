@@ -160,7 +160,9 @@ def test_a_job_is_told_from_a_process_on_its_own(environment, expected):
     (('host', 2, 0), 'must be HOST:PORT'),
     (('host:port', 2, 0), 'must be HOST:PORT'),
     (('host:1234', 2, 2), '--process_id=2 must be from 0 to 1'),
+    (('localhost:1', 2, 1), '--coordinator_address=localhost:1: process 0 does not answer there .*refused'),
 ])
-def test_wrong_flags_are_explained(arguments, message):
+def test_wrong_flags_are_explained(arguments, message, monkeypatch):
+    monkeypatch.setattr(parallel, 'PATIENCE', 0)
     with pytest.raises(UserError, match=message):
         connect(*arguments)
