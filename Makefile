@@ -24,7 +24,7 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
-test-slow: $(VENV)/installed  ## Run the tests that take minutes each
+test-slow: $(VENV)/installed  ## Run the tests that take minutes, the commands of the documentation among them
 	$(VENV)/bin/python -m pytest -m slow
 
 test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser

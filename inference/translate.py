@@ -53,7 +53,7 @@ class Translator(TextModel):
     def forced(self, source: str, target: str) -> Output:
         """An output whose one hypothesis is `target`, with its log-probability, which is also its score: to look at
         the attention and the probabilities of a translation that is given, not found."""
-        tokens = self._cut(self.tokenizers['source'].encode(source), 0)
+        tokens = self._tokens(source, 0)
         target_tokens = self.tokenizers['target'].encode(target)
         [log_probs] = self.token_log_probs([(tokens, target_tokens)])
         return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
@@ -68,7 +68,9 @@ class Translator(TextModel):
         scores = corpus_scores([output.text for output in found], references, chrf=False)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
                             for output, reference in zip(found[:SAMPLES], references, strict=False))
-        return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples, self.picture(found[0]))
+        weights = self.attention(found[0])  # none of a recurrent model with a fixed context
+        return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples,
+                          self.picture(found[0], weights=weights) if weights else None)
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:

@@ -9,6 +9,7 @@
 # Shapes: $n$ queries, $m$ keys, width $d_k$ of queries and keys, $d_v$ of values.
 
 # %%
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -280,7 +281,7 @@ assert (outputs(key, value, nowhere) == 0).all()
 heads, d = 4, 16
 module = MultiHeadAttention(num_heads=heads, d_model=d, d_k=d // heads, d_v=d // heads)
 x = normal(6, d)
-params = module.init(jax.random.key(0), x[None], x[None])['params']
+params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # out of the boxes that name the axes
 output, collections = module.apply({'params': params}, x[None], x[None], mutable=['attention'])
 weights = np.asarray(collections['attention']['weights'][0][0])        # [heads, target, source]
 
@@ -341,7 +342,7 @@ agree(without[0], without[4])
 assert np.abs(with_positions[0] - with_positions[4]).max() > 0.05
 
 module = MultiHeadAttention(num_heads=2, d_model=8, d_k=4, d_v=4)
-params = module.init(jax.random.key(0), x[None], x[None])['params']
+params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # out of the boxes that name the axes
 reordered = x[order] + np.asarray(sinusoids(jnp.arange(6), 8))         # the same words, other places
 assert np.abs(attend(reordered) - attend(placed)[order]).max() > 0.05
 attention_figure(np.stack([without, with_positions]), sentence, sentence, ['without positions', 'with positions'])

@@ -66,8 +66,8 @@ def at_batch(monkeypatch, number, act):
     """`act(batch)` takes the place of batch `number`, counted from 0, of training."""
     batch = ArrayPlan.batch
 
-    def changed(self, step):
-        made = batch(self, step)
+    def changed(self, step, *part):
+        made = batch(self, step, *part)
         return act(made) or made if step == number and self._split == 'train' else made
     monkeypatch.setattr(ArrayPlan, 'batch', changed)
 
@@ -233,6 +233,7 @@ def script_arguments(workdir, config):
             *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not mounting_is_allowed(), reason='needs a user namespace in which a tmpfs can be mounted')
 def test_a_full_disk_is_said_and_the_former_checkpoint_is_valid(tmp_path, cache):
     arguments = script_arguments(tmp_path / 'small' / 'run', tiny_config(

@@ -130,6 +130,7 @@ def test_starting_a_finished_run_again_does_nothing(run, data, cache):
     assert (workdir / 'metrics.jsonl').read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_ends_bit_for_bit_as_one_left_alone(run, data, cache, tmp_path):
     workdir = tmp_path / 'killed'
     arguments = train_arguments(workdir, data, cache)
@@ -304,6 +305,7 @@ def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
     assert (tmp_path / 'out.txt').read_text() == 'precious'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('output, message', [
     ('{tmp_path}', 'Is a directory'), ('{tmp_path}/none/out.txt', 'No such file'), ('/dev/full', 'No space left'),
     (None, 'stdout cannot be written: [Errno 28] No space left on device')])
@@ -420,6 +422,7 @@ def test_log_probability_of_a_translation_is_its_teacher_forced_one(run):
             assert sum(log_probs) == pytest.approx(hypothesis.log_prob, abs=0.3)
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_that_does_not_improve(data, cache, tmp_path):
     arguments = train_arguments(tmp_path / 'run', data, cache, eval__patience=2, eval__every=4, optimizer__peak=0.0)
     result = script(*arguments)
@@ -429,6 +432,7 @@ def test_early_stopping_ends_a_run_that_does_not_improve(data, cache, tmp_path):
     assert again.returncode == 0 and b'finished, at step 12' in again.stderr
 
 
+@pytest.mark.slow
 def test_learned_positions_limit_the_output_and_not_the_padding(data, cache, tmp_path):
     arguments = train_arguments(tmp_path / 'run', data, cache, model__position='learned', model__max_length=25,
                                 train__steps=12)

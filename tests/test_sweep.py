@@ -129,6 +129,7 @@ def test_what_is_run_and_reported(bench):
     assert 'run num_heads=4,seed=0: not in this sweep' in other.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     done = sweep(bench, heads=[2, 1])
     assert done.returncode == 1

@@ -109,6 +109,7 @@ def test_images_are_classified(tmp_path, cache):
         assert done.stdout == b''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
 def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     done = train(recipe, tmp_path / 'run', cache, **TINY | {
@@ -122,7 +123,7 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     assert len(explained(tmp_path / 'page.html')) == 200
 
 
-@pytest.mark.parametrize('attention', [True, False])
+@pytest.mark.parametrize('attention', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
     words = 'one two three four five six seven'.split()
     for split in ('train', 'validation', 'test'):

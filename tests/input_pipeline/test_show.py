@@ -42,7 +42,7 @@ def test_shows_the_text_of_the_batch(tmp_path):
 
 @pytest.mark.parametrize('arguments, message', [
     (['--config=configs/demo.py', '--config.model.num_lyers=2'],
-     'the config has no key \'num_lyers\': did you mean "num_layers"?'),
+     '--config.model.num_lyers: the config has no such option: did you mean model.num_layers?'),
     (['--config=configs/demo.py', '--step=-1'], '--step=-1 must not be negative'),
 ])
 def test_mistakes_are_one_line_and_status_2(arguments, message):

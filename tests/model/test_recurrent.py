@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,7 +135,7 @@ def test_initial_variables():
 def test_recurrent_matrices_begin_orthogonal():
     for block in np.split(orthogonal_blocks(jax.random.key(0), (7, 14)), 2, axis=1):
         close(block @ block.T, np.eye(7))
-    shapes = jax.eval_shape(GRUCell(7).init, jax.random.key(0), normal(0, 2, 7), normal(0, 2, 21))['params']
+    shapes = nn.unbox(jax.eval_shape(GRUCell(7).init, jax.random.key(0), normal(0, 2, 7), normal(0, 2, 21)))['params']
     assert shapes['gates']['kernel'].shape == (7, 14) and shapes['candidate']['kernel'].shape == (7, 7)
 
 
@@ -154,7 +155,7 @@ def test_parameters_are_counted_by_hand():
 
 
 def test_width_of_the_alignment_is_d_hidden_unless_given():
-    weight = shapes_of(rnnsearch(d_align=0)[0])['decoder']['layers_0']['cross_attention']['weight']
+    weight = nn.unbox(shapes_of(rnnsearch(d_align=0)[0]))['decoder']['layers_0']['cross_attention']['weight']
     assert weight.shape == (1, D_HIDDEN)
 
 
