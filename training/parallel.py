@@ -253,6 +253,8 @@ class Compiled:
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
         self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
+        # One program: several at once, each communicating, can wait for each other without end.
+        self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
         step = functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
                                  accumulate=accumulate)
         evaluation = functools.partial(eval_step, module=module, loss=loss)
@@ -292,11 +294,11 @@ class Compiled:
 
     def gather(self, params: Any) -> Any:
         """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis."""
-        return jax.device_put(params, self._gathered)
+        return self._gather(params)
 
     def eval(self, params: Any, batch: Batch) -> Sums:
         """eval_step on gathered parameters and this process's rows of a batch."""
-        return self._eval(params, self._placed(batch))
+        return jax.block_until_ready(self._eval(params, self._placed(batch)))
 
     def spread(self, arrays: Any) -> Any:
         """Arrays that every process has whole, their rows spread over the devices if they can be shared evenly."""

@@ -79,7 +79,7 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
     srun.write_text(SRUN)
     srun.chmod(0o755)
     slurm = subprocess.run(
-        ['bash', 'launch/slurm.sh', *arguments('slurm')[1:]], cwd=ROOT, capture_output=True, timeout=900,
+        ['timeout', '900', 'bash', 'launch/slurm.sh', *arguments('slurm')[1:]], cwd=ROOT, capture_output=True,
         env=environment(2, PATH=f'{srun.parent}:{os.environ["PATH"]}', PYTHON=sys.executable,
                         JAX_COORDINATOR_PORT=str(free_port())))
     said = slurm.stderr.decode()
@@ -100,10 +100,10 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
     for index in ('0', '1'):
         filled = [argument.replace('$(PODS)', '2').replace('$(JOB_COMPLETION_INDEX)', index)
                   .replace('allyouneed-0.allyouneed:8476', f'localhost:{port}') for argument in ours]
-        pods.append(subprocess.Popen([sys.executable, *arguments('kubernetes'), *filled], cwd=ROOT,
+        pods.append(subprocess.Popen(['timeout', '900', sys.executable, *arguments('kubernetes'), *filled], cwd=ROOT,
                                      stderr=subprocess.PIPE, env=environment(1)))
     for index, pod in enumerate(pods):
-        said = pod.communicate(timeout=900)[1].decode()
+        said = pod.communicate()[1].decode()
         assert pod.returncode == 0, said
         assert (f'resuming from step {STEPS // 2}' in said) == (index == 0)
     assert_same_run(tmp_path / 'alone', moved)
