@@ -277,6 +277,7 @@ def poisoned(batch):
     return batch
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(whole, tmp_path, cache, monkeypatch):
     at_batch(monkeypatch, 7, poisoned)
     with pytest.raises(UserError, match='step 8: the loss or the gradient is not finite') as error:

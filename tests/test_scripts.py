@@ -104,6 +104,7 @@ def test_a_run_directory_holds_everything(run):
     assert 'compilations of the train step' in said
 
 
+@pytest.mark.slow
 def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path):
     arguments = [argument for argument in train_arguments(tmp_path / 'run', data, cache) if '--workdir' not in argument]
     printed = script(*arguments, '--print_config')
@@ -283,8 +284,8 @@ def test_decoding_and_training_agree_on_the_perplexity(run):
     (['--workdir={run}', '--input={empty}/none.txt'], 'none.txt'),
     (['--workdir={run}'], '--split=test'),
     (['--workdir={run}', '--input=-', '--checkpoint=average:99'], 'checkpoints are kept'),
-    (['--workdir={run}', '--input=-', '--n_best=9', '--format=jsonl'], 'n_best=9'),
-    (['--workdir={run}', '--input=-', '--top_p=1.5'], 'top_p=1.5'),
+    pytest.param(['--workdir={run}', '--input=-', '--n_best=9', '--format=jsonl'], 'n_best=9', marks=pytest.mark.slow),
+    pytest.param(['--workdir={run}', '--input=-', '--top_p=1.5'], 'top_p=1.5', marks=pytest.mark.slow),
 ])
 def test_mistakes_in_decoding_are_explained(run, tmp_path, arguments, expected):
     empty, started = tmp_path / 'empty', tmp_path / 'started'

@@ -81,6 +81,7 @@ def test_generating_in_a_notebook(language_run):
         run.translate(['abc'])
 
 
+@pytest.mark.slow
 def test_images_are_classified(tmp_path, cache):
     done = train('digits_vit', tmp_path / 'run', cache, **TINY | {
         'model.d_model': 32, 'train.steps': 300, 'eval.every': 150, 'checkpoint.every': 150, 'optimizer.warmup': 20,
@@ -123,7 +124,8 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     assert len(explained(tmp_path / 'page.html')) == 200
 
 
-@pytest.mark.parametrize('attention', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('attention', [True, False])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
     words = 'one two three four five six seven'.split()
     for split in ('train', 'validation', 'test'):
@@ -148,6 +150,7 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
         assert b'this model has no attention to look at' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes, message', [
     ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent.d_hidden=5: means nothing to'),
     ({'data.source_lang': 'de'}, "config.data.source_lang='de': means nothing to task=language_model"),
