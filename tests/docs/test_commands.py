@@ -10,15 +10,15 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from tests.test_scripts import ROOT, WORDS
+from input_pipeline.builtin import make_corpus
+from tests.test_scripts import ROOT
 
 pytestmark = pytest.mark.slow
 
 BLOCKS = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2}
-PAIRS = {'data.tokenizer.vocab_size': 285, 'batch.tokens': 1024, 'decode.extra_length': 2}
+PAIRS = {'data.tokenizer.vocab_size': 400, 'batch.tokens': 1024, 'decode.extra_length': 2}
 RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
 SHORTER = {
     'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'rnnsearch_demo': RECURRENT | PAIRS,
@@ -51,12 +51,12 @@ def tree(tmp_path_factory):
     for name in filter(None, tracked.split('\0')):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    rng, folder = np.random.default_rng(0), tree / 'DIR'
+    corpus, folder = make_corpus('en', 'de'), tree / 'DIR'
     folder.mkdir()
     for split in 'train', 'validation', 'val', 'test', 'test_2016_flickr':
-        lines = [' '.join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(400 if split == 'train' else 20)]
-        (folder / f'{split}.en').write_text('\n'.join(lines) + '\n')
-        (folder / f'{split}.de').write_text('\n'.join(' '.join(line.split()[::-1]) for line in lines) + '\n')
+        pairs = corpus['train'][:2000] if split == 'train' else corpus['test'][:20]
+        for language, lines in zip(('en', 'de'), zip(*pairs, strict=True), strict=True):
+            (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n')
     (tree / 'FILE').write_text('\n'.join(lines * 20) + '\n')
     commands = tree / 'bin'
     commands.mkdir()
