@@ -77,6 +77,6 @@ def bash(code, tree, environment):
     return done.stdout
 
 
-@pytest.mark.parametrize('page, language, code', blocks())
+@pytest.mark.parametrize('page, language, code', list(blocks()))
 def test_a_block_of_the_documentation_runs(tree, page, language, code):
     bash(code if language == 'sh' else f'python - <<"END"\n{code}\nEND', *tree)
