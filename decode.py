@@ -8,7 +8,8 @@ a text. A model of images or series
 takes an .npz file with an array `inputs` and gives a line for each example.
 """
 
-from errors import UserError, run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
+from errors import UserError
 
 if __name__ == '__main__':
     use_huge_pages()

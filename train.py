@@ -9,7 +9,8 @@ Exit status: 0, trained to the end; 2, something to mend, which the last lines o
 stopped by SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
 """
 
-from errors import UserError, run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
+from errors import UserError
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -85,7 +86,7 @@ def main() -> None:
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow) -> None:
     """Data, model, state: the newest checkpoint's or a fresh one; then the loop."""
-    compile_time, workdir = CompileTime(), directory.path
+    workdir = directory.path
     use_compilation_cache(cache_folder(config.cache_dir))
 
     with leader_first('data'):
@@ -126,17 +127,16 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
             measured = sums.means() | found.metrics
             return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 
-        metrics = MetricsWriter(workdir, int(state.step)) if is_leader() else NoMetrics()
-        train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints, metrics, stop, profiler,
-              compile_time)
+        train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints, stop, profiler)
 
 
 def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
           schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
-          checkpoints: Checkpoints, metrics: MetricsWriter | NoMetrics, stop: StopSignals, profiler: ProfilerWindow,
-          compile_time: CompileTime) -> None:
+          checkpoints: Checkpoints, stop: StopSignals, profiler: ProfilerWindow) -> None:
     """The loop: step, log, save, evaluate, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
+    compile_time = CompileTime()
+    metrics = MetricsWriter(workdir, first) if is_leader() else NoMetrics()
 
     def is_evaluated(step: int) -> bool:
         return step % config.eval.every == 0 or step == last

@@ -5,7 +5,7 @@ length. Memory is what the compiled program allocates beside its inputs and outp
 the program is not run.
 """
 
-from errors import run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()

@@ -6,7 +6,7 @@ time of a block with a checkpoint ends when the checkpoint is whole. `held_s` is
 still: the median time until `save` returns, which waits for the step that is being computed.
 """
 
-from errors import run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()

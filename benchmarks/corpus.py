@@ -17,8 +17,8 @@ from typing import Any
 
 from absl import flags
 
+from command_line import run_script
 from configs import wmt14_base
-from errors import run_script
 from input_pipeline.batches import BatchPlan, prefetch
 from input_pipeline.sources import BuiltinCorpus, TextCorpus
 from input_pipeline.token_store import open_store, tokenizers_for

@@ -3,7 +3,7 @@
 256 sources of 24 tokens, each decoded to exactly 32 tokens, 64 at a time, greedy and with a beam of 4. Two JSON lines.
 """
 
-from errors import run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from absl import flags
 
-from errors import run_script
+from command_line import run_script
 from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
 from model.transformer import Transformer

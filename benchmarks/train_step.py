@@ -4,7 +4,7 @@ One JSON line a system. With --peer=torch, PyTorch's nn.Transformer of the same 
 run, where torch is installed. Run it on a quiet machine; compare figures of one run only.
 """
 
-from errors import run_script, use_huge_pages
+from command_line import run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()

@@ -11,8 +11,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from command_line import run_script
 from configs.checks import flatten
-from errors import UserError, run_script
+from errors import UserError
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
 from training.workdir import CONFIG
 

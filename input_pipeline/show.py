@@ -12,8 +12,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from command_line import run_script
 from configs.checks import config_from
-from errors import UserError, run_script
+from errors import UserError
 from input_pipeline.data import open_data
 from training.workdir import read_config
 

@@ -22,7 +22,7 @@ import pytest
 import inference
 import train
 from configs import digits_vit
-from errors import UserError, full_disk
+from errors import UserError, full_disk, full_disk_explained
 from input_pipeline.arrays import ArrayPlan
 from input_pipeline.data import open_data
 from tests.faults import outcome, start, tiny_config
@@ -268,6 +268,12 @@ def test_the_words_of_a_library_around_the_system_s_error_are_understood():
     except RuntimeError as error:
         assert full_disk(error) == 'No space left on device'
     assert full_disk(ValueError('something else')) is None
+
+
+def test_a_full_disk_is_explained_once_where_it_was_met():
+    with (pytest.raises(UserError, match='^the log is full$'), full_disk_explained(lambda *_: 'something is full'),
+          full_disk_explained(lambda *_: 'the log is full')):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # Losses that are not finite

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jaxtyping import Array, UInt32
 
-from errors import UserError, full_disk
+from errors import UserError, full_disk_explained
 from training.metrics import evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
@@ -103,7 +103,7 @@ class Checkpoints:
             self._manager = self._open_manager()
         content = {'progress': progress, 'leaves': fingerprints(state)}
         self._saving = step
-        with self._explained():
+        with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
                 progress=ocp.args.JsonSave(content | {'sha256': _digest(content)})))
@@ -117,13 +117,13 @@ class Checkpoints:
     def wait(self) -> None:
         """Until all that was saved is on disk. Raises as `save` does."""
         if self._manager is not None:
-            with self._explained():
+            with full_disk_explained(self._no_room):
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits, and frees Orbax's threads."""
         if self._manager is not None:
-            with self._explained():
+            with full_disk_explained(self._no_room):
                 self._manager.close()
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -247,18 +247,11 @@ class Checkpoints:
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """That the disk is full, from whichever thread of Orbax, becomes a UserError."""
-        try:
-            yield
-        except Exception as error:
-            if not (reason := full_disk(error)):
-                raise
-            whole = [step for step in self.steps() if step != self._saving]
-            still = f'The checkpoint of step {whole[-1]} is still valid' if whole else 'There is no earlier checkpoint'
-            raise UserError(f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, '
-                            'then run the same command again') from error
+    def _no_room(self, _, reason: str) -> str:
+        whole = [step for step in self.steps() if step != self._saving]
+        still = f'The checkpoint of step {whole[-1]} is still valid' if whole else 'There is no earlier checkpoint'
+        return (f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, then run the '
+                'same command again')
 
 
 class _Kept:

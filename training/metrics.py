@@ -5,7 +5,7 @@ import json
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
-from errors import UserError, full_disk
+from errors import full_disk_explained
 
 METRICS = 'metrics.jsonl'
 EVALUATED = 'validation_'  # what the names of an evaluation's measures begin with
@@ -34,7 +34,7 @@ class MetricsWriter:
     def __init__(self, workdir: Path, step: int):
         self._path, folder = workdir / METRICS, workdir / 'tensorboard'
         kept = [line for line in _lines(workdir) if line['step'] <= step]
-        with self._explained():
+        with full_disk_explained(self._no_room):
             temporary = self._path.with_suffix('.tmp')
             temporary.write_text(''.join(json.dumps(line) + '\n' for line in kept))
             temporary.replace(self._path)
@@ -48,7 +48,7 @@ class MetricsWriter:
         Raises:
           UserError: if the disk is full.
         """
-        with self._explained():
+        with full_disk_explained(self._no_room):
             with open(self._path, 'a') as file:
                 file.write(json.dumps({'step': step, **metrics}) + '\n')
             self._add(step, *(scalar(name, value) for name, value in metrics.items()))
@@ -60,7 +60,7 @@ class MetricsWriter:
             shown.append(text('samples', '\n'.join(f'    {line}' for line in samples.splitlines())))  # as code
         if figure:
             shown.append(image('attention', figure_to_image(figure), dataformats='CHW'))
-        with self._explained():
+        with full_disk_explained(self._no_room):
             self._add(step, *shown)
 
     def _add(self, step: int, *summaries: Summary) -> None:
@@ -69,18 +69,12 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
-        with self._explained():
+        with full_disk_explained(self._no_room):
             self._events.close()
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not (reason := full_disk(error)):
-                raise
-            raise UserError(f'{self._path} or the folder tensorboard beside it cannot be written: {reason}. The '
-                            'checkpoints are still valid: free space, then run the same command again') from error
+    def _no_room(self, _, reason: str) -> str:
+        return (f'{self._path} or the folder tensorboard beside it cannot be written: {reason}. The checkpoints are '
+                'still valid: free space, then run the same command again')
 
 
 class NoMetrics:

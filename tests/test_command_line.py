@@ -11,7 +11,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = """
 from absl import flags
 from ml_collections import config_flags
-from errors import UserError, run_script
+from command_line import run_script
+from errors import UserError
 
 config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
 flags.DEFINE_integer('step', 0, 'The step.')

@@ -1,0 +1,130 @@
+"""The way that every script starts and ends: flags, help, what it says to a mistaken command line, exit status.
+
+Scripts exit with 0 when they did what was asked and with 2, after one message on stderr, when they were
+asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
+"""
+
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+from errors import UserError, full_disk_explained, no_recipe, option_like
+
+
+def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
+    """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.
+
+    `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the
+    logger 'allyouneed') goes to stderr; stdout carries results only.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter('%(message)s'))
+    log = logging.getLogger('allyouneed')
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False  # not once more through absl's handler, which libraries log to
+
+    def parse(argv):
+        if asked := {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(argv):
+            _help(main, full='--helpfull' in asked)
+            sys.exit(0)
+        try:
+            rest = flags.FLAGS(argv)
+        except flags.Error as error:  # a flag that does not exist, or a value of another type
+            _fail(str(error).removeprefix('flag '))
+        except (AttributeError, KeyError) as error:
+            _fail(_unknown_option(argv) or f'--config or an override of it is wrong: {error.args[0]}')
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
+            _fail(_missing_recipe(argv) or f'--config cannot be read: {str(error).splitlines()[-1].strip()}')
+        if len(rest) > (2 if takes else 1):
+            _fail(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
+        if takes and len(rest) < 2:
+            _fail(f'{takes} is missing; --help tells more')
+        return rest
+
+    def guarded(argv):
+        if not flags.FLAGS['verbosity'].present:
+            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
+        try:
+            with full_disk_explained(_no_room):
+                main(*argv[1:])
+        except UserError as error:
+            _fail(str(error))
+
+    try:
+        app.run(guarded, flags_parser=parse)
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _no_room(error: BaseException, reason: str) -> str:
+    return (f'{getattr(error, "filename", None) or "a file"} cannot be written: {reason}. Free space where the output '
+            'and config.cache_dir lie, then run the same command again')
+
+
+def _fail(message: str):
+    print(f'error: {message}', file=sys.stderr)
+    sys.exit(2)
+
+
+def _missing_recipe(argv: list[str]) -> str:
+    paths = [argument.partition('=')[2] for argument in argv if re.match('--?config=', argument)]
+    return no_recipe(paths[-1]) if paths and not Path(paths[-1]).is_file() else ''
+
+
+def _unknown_option(argv: list[str]) -> str:
+    """What to say about the first --config.X=... for an option X that there is not."""
+    from configs import base  # every script imports this file before anything else
+    from configs.checks import flatten
+    options = flatten(base.get_config())
+    for argument in argv:
+        named = re.match(r'--?(?:no)?config\.([^=]+)', argument)
+        if named and named[1] not in options:
+            return (f'--config.{named[1]}: the config has no such option'
+                    + (option_like(named[1], options) or '; configs/base.py has them all'))
+    return ''
+
+
+def _help(main: Callable, *, full: bool) -> None:
+    """Prints what the script does and its own flags; with `full` the config's options too, and the libraries' flags."""
+    print(inspect.cleandoc(sys.modules[main.__module__].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
+    if 'config' not in flags.FLAGS:
+        return
+    if not full:
+        print('\nOptions of the config are flags too, --config.model.num_layers=2: configs/base.py explains them, '
+              '--helpfull prints them,\nand train.py --config=... --print_config those of a recipe.')
+        return
+    from configs import base
+    lines = inspect.getsource(base.get_config).splitlines()
+    print('\nOptions of the config, for --config.OPTION=VALUE, with the defaults of configs/base.py:\n')
+    print('\n'.join(lines[2:-1]))
+    print('\nFlags of the libraries:\n')
+    own = flags.FLAGS.find_module_defining_flag('config')
+    print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())
+                    if module != own))
+
+
+def use_huge_pages() -> None:
+    """Starts the script anew with glibc's malloc asking for huge pages, unless the user set tunables.
+
+    XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
+    this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
+    glibc reads the setting only when a process starts, so call this before the heavy imports.
+    """
+    if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+        tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}
+        os.environ['GLIBC_TUNABLES'] = ':'.join(f'glibc.malloc.{name}={value}' for name, value in tunables.items())
+        os.execv(sys.executable, sys.orig_argv)
