@@ -30,11 +30,13 @@ import submitit
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from command_line import run_script
 from configs.checks import check_config, config_from, flatten
 from configs.sweeps import Overrides, run_names
-from errors import UserError, did_you_mean, option_like, run_script
-from inference.compare import LOGS, SWEEP, load_runs, plot_curves, plot_varied, results_table
+from errors import UserError, did_you_mean, option_like
+from inference.compare import LOGS, SWEEP, load_runs, results_table
 from inference.pictures import save_figure
+from inference.plots import plot_curves, plot_varied
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')

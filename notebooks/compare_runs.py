@@ -19,8 +19,9 @@
 # %%
 import matplotlib.pyplot as plt
 
-from inference.compare import load_runs, plot_curves, plot_varied, results_table
+from inference.compare import load_runs, results_table
 from inference.examples import example_sweep
+from inference.plots import plot_curves, plot_varied
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60

@@ -10,7 +10,8 @@ from configs import base, demo
 from configs.checks import flatten
 from configs.sweeps import product, run_names, seeds
 from errors import UserError
-from inference.compare import LOGS, SWEEP, Spread, load_runs, plot_curves, plot_varied, results_table
+from inference.compare import LOGS, SWEEP, Spread, load_runs, results_table
+from inference.plots import plot_curves, plot_varied
 from inference.show_run import describe, nearest_recipe
 
 CONFIG = flatten(demo.get_config()) | {'train.steps': 100}

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.relation import Relation, look_ahead_mask
 from model.blocks import ACTIVATIONS, NORMS, BlockConfig, DecoderBlock, EncoderBlock, FeedForward, Residual
+from model.relation import Relation, look_ahead_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 

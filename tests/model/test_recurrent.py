@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from inference.search import IMPOSSIBLE, Vocabulary, beam_search, sample
-from model.recurrent import READOUTS, GRUCell, RNNSearch, orthogonal_blocks
 from model.embedding import SHARING
+from model.recurrent import READOUTS, GRUCell, RNNSearch, orthogonal_blocks
 from model.transformer import PAD, Memory
 from tests.model.helpers import close, float64, normal, random_params
 

@@ -7,8 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.attention import (LONG, MultiHeadAttention, additive_scores, attention, chunked_attention, fused_attention,
-                             general_scores)
+from model.attention import (
+    LONG,
+    MultiHeadAttention,
+    additive_scores,
+    attention,
+    chunked_attention,
+    fused_attention,
+    general_scores,
+)
 from model.positional import alibi_slopes
 from model.relation import Relation, look_ahead_mask
 from tests.model.helpers import close, normal, random_params

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.relation import Relation
 from model.blocks import NORMS, BlockConfig
 from model.embedding import SHARING
 from model.positional import ADDED, SCHEMES, sinusoids
+from model.relation import Relation
 from model.transformer import PAD, Decoder, Encoder, Transformer
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params

@@ -1,0 +1,158 @@
+"""Plots of runs side by side: learning curves, and a metric against what was varied.
+
+    runs = load_runs('sweeps/heads')            # inference/compare.py
+    plot_curves(runs)
+    plot_varied(runs)
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from configs.sweeps import run_names, short_names
+from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
+
+Point = tuple[RunRecord, Spread]  # a setting, by its first run, and a metric over its seeds
+
+
+def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
+    """A metric over the steps: for each setting the mean of its seeds, and their range if there is room.
+
+    Args:
+      runs: what `load_runs` returns.
+      metric: of the validation, 'bleu', 'loss', ..., by default that of the first run's config.eval.metric; or any
+        curve by its whole name, 'train_loss', 'tokens_per_second'.
+    """
+    metric = metric or runs[0].config['eval.metric']
+    curve = metric if any(metric in run.curves for run in runs) else f'validation_{metric}'
+    lines = []
+    for of_setting in by_setting(runs):
+        at_step = {}
+        for run in of_setting:
+            for step, value in run.curves.get(curve, []):
+                at_step.setdefault(step, []).append(value)
+        if at_step:
+            steps = sorted(at_step)
+            lines.append((label(of_setting[0]), steps, [at_step[step] for step in steps]))
+    sign = -1 if curve.partition('_')[2] in SMALL_IS_BEST else 1
+    lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
+    columns = -(-len(lines) // 24) or 1  # of the legend
+    drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
+    axes = drawn.add_subplot()
+    for index, (name, steps, values) in enumerate(lines):
+        style = {'color': _color(index, len(lines)), 'linestyle': ('-', '--', ':')[index % 3 if len(lines) > 10 else 0]}
+        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=name, **style)
+        if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more would be mud
+            axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
+                              linewidth=0)
+    axes.set(xlabel='step', ylabel=curve.replace('_', ' '))
+    axes.grid(alpha=0.3)
+    if lines:
+        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='best first')
+    else:
+        axes.set_title('nothing is evaluated yet')
+    return drawn
+
+
+def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
+    """A metric of the results against each varied option: numbers on an axis, names side by side.
+
+    Runs that differ in nothing but that option are joined. Options that change together share a panel, named after the
+    first. Where there is a run of the recipe as it is, each panel has it, as a star; bars are standard deviations over
+    seeds.
+
+    Args:
+      runs: what `load_runs` returns.
+      metric: one of the results; by default that of the first run's config.eval.metric, if it is one.
+      split: whose results.
+    """
+    settings = [of_setting for of_setting in by_setting(runs) if any(split in run.results for run in of_setting)]
+    measured = {name for of_setting in settings for run in of_setting for name in run.results.get(split, {})}
+    usual = runs[0].config['eval.metric']
+    metric = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
+    points = []
+    for of_setting in settings:
+        values = [run.results[split][metric] for run in of_setting if metric in run.results.get(split, {})]
+        if values:
+            points.append((of_setting[0], spread(values)))
+    panels = _panels(points)
+    columns = min(3, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    drawn = Figure(figsize=(4.2 * columns, 3.4 * rows), layout='constrained')
+    short = short_names(runs[0].config)
+    axes = None
+    for index, panel in enumerate(panels):
+        axes = drawn.add_subplot(rows, columns, 1 + index, sharey=axes)
+        _draw_panel(axes, panel, short)
+        axes.set_ylabel(f'{split} {metric.replace("_", " ")}' if index % columns == 0 else '')
+        axes.grid(alpha=0.3)
+    if not panels:
+        drawn.add_subplot().set_title(f'nothing varied has {metric} on {split} yet')
+    return drawn
+
+
+class _Panel(NamedTuple):
+    """A panel of plot_varied: `option` on the axis, `others` that change with it, lines of points by their names."""
+    option: str
+    others: tuple[str, ...]
+    lines: dict[str, list[Point]]
+    base: Point | None
+
+
+def _panels(points: Sequence[Point]) -> list[_Panel]:
+    base = next((point for point in points if not point[0].settings), None)
+    families = {}  # points that set the same options
+    for point in points:
+        if point[0].settings:
+            families.setdefault(tuple(point[0].settings), []).append(point)
+    panels = []
+    for options, family in families.items():
+        of_family = []
+        for option in options:
+            lines = {}
+            for run, value in family:
+                rest = {other: setting for other, setting in run.settings.items() if other != option}
+                lines.setdefault(run_names([rest], run.config)[0], []).append((run, value))
+            lines = {name: line for name, line in lines.items() if len(line) > 1}
+            if lines:
+                of_family.append(_Panel(option, (), lines, base))
+        panels += of_family or [_Panel(options[0], options[1:], {'base': family}, base)]
+    return panels
+
+
+def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
+    base = [] if panel.base is None else [panel.base]
+    joined = base if list(panel.lines) == ['base'] else []  # where no other option is set, the recipe is on the line
+    values = list(dict.fromkeys(run.width(panel.option) for line in [base, *panel.lines.values()] for run, _ in line))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    place = {value: value if numbers else index for index, value in enumerate(values)}
+    if numbers and min(values) > 0 and max(values) / min(values) >= 4:
+        axes.set_xscale('log')
+    for index, (name, line) in enumerate(panel.lines.items()):
+        line = sorted([*joined, *line], key=lambda point: place[point[0].width(panel.option)])
+        color = _color(index, len(panel.lines))
+        axes.errorbar([place[run.width(panel.option)] for run, _ in line], [value.mean for _, value in line],
+                      [value.deviation or 0 for _, value in line], color=color, capsize=3, marker='o', markersize=4,
+                      linestyle='-' if numbers else 'none' if len(panel.lines) == 1 else ':', label=name)
+    for run, value in base:
+        axes.plot([place[run.width(panel.option)]], [value.mean], marker='*', markersize=13, color='black',
+                  linestyle='none', label='base', zorder=3)
+    axes.set_xticks(list(place.values()), [_tick(value) for value in values], fontsize=8,
+                    rotation=30 if not numbers and len(values) > 4 else 0)
+    axes.minorticks_off()
+    axes.margins(x=0.08 if numbers else 0.3)
+    together = f' (with {", ".join(short[option] for option in panel.others)})' if panel.others else ''
+    axes.set_xlabel(short[panel.option] + together)
+    if 1 < len(panel.lines) <= 8:
+        axes.legend(fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+
+def _tick(value: Any) -> str:
+    return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+def _color(index: int, count: int):
+    return f'C{index}' if count <= 10 else matplotlib.colormaps['viridis'](index / (count - 1) * 0.95)
