@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from input_pipeline import tokenizer as tokenizer_module
-from input_pipeline.tokenizer import (
-    BOS, EOS, KINDS, PAD, SUBWORDS, UNK, ByteTokenizer, load_tokenizer, train_tokenizer)
+from input_pipeline.tokenizer import BOS, EOS, KINDS, PAD, SUBWORDS, UNK, ByteTokenizer, load_tokenizer, train_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
 RANDOM = random.Random(0)

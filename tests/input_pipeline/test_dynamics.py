@@ -1,0 +1,33 @@
+"""Simulated series: the integrator against exact solutions, and what the data must not give away."""
+
+import numpy as np
+
+from input_pipeline import dynamics
+from input_pipeline.arrays import open_arrays
+from tests.input_pipeline.helpers import options
+
+
+def test_integration_against_the_exact_solution():
+    damping, interval = np.array([0.05, 0.1, 0.15]), np.array([0.1, 0.2, 0.4])
+    start = np.array([[1.0] * 3, [0.0] * 3])
+    path = dynamics.integrate(dynamics.damped_oscillator, start, damping[None], interval, 100)
+    time = np.arange(100)[:, None] * interval
+    omega = np.sqrt(1 - damping ** 2)
+    exact = np.exp(-damping * time) * (np.cos(omega * time) + damping / omega * np.sin(omega * time))
+    np.testing.assert_allclose(path[:, 0], exact, atol=1e-5)
+
+
+def test_pendulum_swings_at_its_frequency():
+    frequency = np.array([0.5, 1.0, 1.5])
+    path = dynamics.integrate(dynamics.pendulum, np.array([[0.01] * 3, [0.0] * 3]),
+                              np.stack([frequency, np.zeros(3)]), np.full(3, 0.05), 100)
+    np.testing.assert_allclose(path[:, 0], 0.01 * np.cos(2 * np.pi * frequency * np.arange(100)[:, None] * 0.05),
+                               atol=1e-5)
+    assert open_arrays(options(source='builtin', name='pendulum')).targets('train').std(axis=0).min() > 0.1
+
+
+def test_level_and_scale_of_dynamics_tell_nothing():
+    data = open_arrays(options(source='builtin', name='dynamics'))
+    np.testing.assert_allclose(data.inputs('train').mean(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(data.inputs('train').std(axis=1), 1, atol=1e-5)
+    assert np.bincount(data.targets('train')).min() > 600
