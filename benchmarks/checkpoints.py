@@ -29,7 +29,8 @@ from model.build import build_model
 from training.checkpoints import open_checkpoints
 from training.loss import make_loss
 from training.optimizer import make_optimizer, make_schedule
-from training.step import Compiled, init_state, parameter_count, use_compilation_cache
+from training.parallel import Compiled
+from training.step import parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 EVERY = flags.DEFINE_integer('every', 200, 'Steps of a block, with one checkpoint or none.', lower_bound=1)
@@ -45,16 +46,17 @@ def main() -> None:
     module = build_model(config.model, **data.sizes)
     optimizer = make_optimizer(config.optimizer, make_schedule(
         config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
-    compiled = Compiled(module, optimizer, loss=make_loss(config.task, config.train.label_smoothing),
-                        dropout_key=jax.random.key(1), accumulate=config.train.accumulate, rows=plan.rows)
-    state = jax.device_put(init_state(module, optimizer, plan.batch(0), seed=0), compiled.everywhere)
+    compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
+                        loss=make_loss(config.task, config.train.label_smoothing), dropout_key=jax.random.key(1),
+                        accumulate=config.train.accumulate, rows=plan.rows)
+    state = compiled.init(seed=0)
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
         """Seconds of a block."""
         nonlocal state, steps, tokens
         began, before, tokens = time.perf_counter(), None, 0
-        for batch in prefetch(plan, 0, EVERY.value):
+        for batch in prefetch(plan, 0, EVERY.value, compiled.part):
             state, sums = compiled.train(state, batch)
             jax.block_until_ready(before)  # one step ahead of the device, as in train.py
             before, steps, tokens = sums, steps + 1, tokens + int(batch['weights'].sum())

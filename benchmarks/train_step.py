@@ -19,6 +19,7 @@ from absl import flags
 
 from benchmarks.measure import report, times
 from benchmarks.workloads import WORKLOADS, Workload
+from errors import UserError
 from training.loss import make_loss
 from training.step import init_state, train_step
 
@@ -55,7 +56,10 @@ def main() -> None:
 
 def torch_times(workload: Workload, runs: int) -> list[float]:
     """Seconds a step of PyTorch's nn.Transformer with tied embeddings, in eager mode."""
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise UserError("--peer=torch needs PyTorch: python -m pip install -e '.[benchmark]'") from None
 
     class Peer(torch.nn.Module):
         def __init__(self):
