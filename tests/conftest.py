@@ -1,6 +1,7 @@
 """Array annotations are checked in every test; JAX runs on the CPU and compiles a program once a session."""
 
 import os
+import signal
 import sys
 import tempfile
 
@@ -13,6 +14,10 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+
+# A shell that starts the tests in its background has them ignore SIGINT, and so do the scripts that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
