@@ -54,6 +54,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
             absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
+            # And asyncio, with a traceback, of each task of Orbax's that failed beside the one that we report.
+            logging.getLogger('asyncio').setLevel(logging.CRITICAL)
         try:
             with full_disk_explained(_no_room):
                 main(*argv[1:])

@@ -18,7 +18,7 @@ from tests.test_scripts import ROOT
 pytestmark = pytest.mark.slow
 
 BLOCKS = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2}
-PAIRS = {'data.tokenizer.vocab_size': 400, 'batch.tokens': 1024, 'decode.extra_length': 2}
+PAIRS = {'data.tokenizer.vocab_size': 600, 'batch.tokens': 1024, 'decode.extra_length': 2}
 RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
 SHORTER = {
     'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'rnnsearch_demo': RECURRENT | PAIRS,
