@@ -43,7 +43,7 @@ from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
 from training.loss import Sums, make_loss
-from training.metrics import EVALUATED, CompileTime, MetricsWriter, NoMetrics, memory
+from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory
 from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
@@ -135,7 +135,6 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
           checkpoints: Checkpoints, stop: StopSignals, profiler: ProfilerWindow) -> None:
     """The loop: step, log, save, evaluate, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
-    compile_time = CompileTime()
     metrics = MetricsWriter(workdir, first) if is_leader() else NoMetrics()
 
     def is_evaluated(step: int) -> bool:

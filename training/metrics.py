@@ -120,7 +120,10 @@ def memory() -> dict[str, float]:
 
 
 class CompileTime:
-    """Seconds that JAX has spent on tracing, lowering and compiling since this was made."""
+    """Seconds that JAX has spent on tracing, lowering and compiling since this was made.
+
+    JAX keeps the listener for the life of the process, so there is one, `compile_time`.
+    """
 
     def __init__(self):
         self.seconds = 0.0
@@ -129,3 +132,6 @@ class CompileTime:
     def _add(self, event: str, seconds: float, **_) -> None:
         if event.startswith('/jax/core/compile/'):
             self.seconds += seconds
+
+
+compile_time = CompileTime()
