@@ -25,7 +25,7 @@ from configs import digits_vit
 from errors import UserError, full_disk, full_disk_explained
 from input_pipeline.arrays import ArrayPlan
 from input_pipeline.data import open_data
-from tests.faults import outcome, start, tiny_config
+from tests.tiny_run import outcome, start, steps, tiny_config
 from training import workdir as run_directory
 from training.checkpoints import Checkpoints
 from training.metrics import MetricsWriter
@@ -70,10 +70,6 @@ def at_batch(monkeypatch, number, act):
         made = batch(self, step, *part)
         return act(made) or made if step == number and self._split == 'train' else made
     monkeypatch.setattr(ArrayPlan, 'batch', changed)
-
-
-def steps(workdir):
-    return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
 
 
 # Damaged checkpoints
@@ -428,30 +424,3 @@ def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
     data = inference.load(tmp_path / 'run').data()
     changed = run_directory.changed_data(tmp_path / 'run', data, ['validation', 'test'])
     assert changed == ['validation: validation.npz']
-
-
-# Long runs
-
-def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(train.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
-    start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
-                                        checkpoint__keep_last=99, eval__every=1000))
-    assert len(steps(tmp_path / 'run')) > 3
-
-
-def test_the_profile_and_what_is_measured(tmp_path, cache, said):
-    start(tmp_path / 'run', tiny_config(cache, train__steps=5), '3:4')
-    traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
-    assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
-    assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
-    assert 'profile: tensorboard --logdir=' in said.text
-    assert re.search(r'compilation 1: batches of 64, \d+\.\d s', said.text)
-    evaluated = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
-    assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
-
-
-@pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])
-def test_a_malformed_profiler_window_is_refused(tmp_path, cache, window):
-    with pytest.raises(UserError, match='--profile_steps=.*as in 100:110'):
-        start(tmp_path / 'run', tiny_config(cache), window)

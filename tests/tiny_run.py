@@ -37,3 +37,8 @@ def outcome(workdir):
     params = jax.device_get(inference.load(workdir, 'latest').model.params)
     return ([leaf.tobytes() for leaf in jax.tree.leaves(params)],
             [{name: value for name, value in line.items() if name not in TIMES} for line in lines])
+
+
+def steps(workdir):
+    """Those of its checkpoints."""
+    return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())

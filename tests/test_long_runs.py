@@ -1,0 +1,41 @@
+"""What long runs need of train.py: checkpoints by the clock, a window of the profiler, what compiling and memory cost."""
+
+import json
+import re
+
+import pytest
+
+import train
+from errors import UserError
+from tests.tiny_run import start, steps, tiny_config
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(train.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
+    start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
+                                        checkpoint__keep_last=99, eval__every=1000))
+    assert len(steps(tmp_path / 'run')) > 3
+
+
+def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    start(tmp_path / 'run', tiny_config(cache, train__steps=5), '3:4')
+    traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
+    assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
+    assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
+    assert 'profile: tensorboard --logdir=' in caplog.text
+    assert re.search(r'compilation 1: batches of 64, \d+\.\d s', caplog.text)
+    evaluated = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
+
+
+@pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])
+def test_a_malformed_profiler_window_is_refused(tmp_path, cache, window):
+    with pytest.raises(UserError, match='--profile_steps=.*as in 100:110'):
+        start(tmp_path / 'run', tiny_config(cache), window)
