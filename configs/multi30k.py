@@ -20,11 +20,11 @@ def get_config() -> ConfigDict:
     config.data.splits.update(train='train', validation='val', test='test_2016_flickr')
     config.data.tokenizer.vocab_size = 4000
     config.batch.update(tokens=2048, buckets=10)
-    # Few sentences, read 28 times. Strong weight decay makes the first half of the run worse and its end better:
-    # validation perplexity 4.09 against 4.35 without, though that had 1,000 steps more.
+    # Few sentences, read 28 times. Strong weight decay is behind at half time and ahead at the end: validation
+    # perplexity 4.09, against 4.35 without it (and with warmup 800) after 1,000 steps more.
     config.optimizer.update(schedule='cosine', peak=3e-3, warmup=500, weight_decay=0.3)
     config.train.steps = 8500  # 28.5 epochs
     config.eval.every = 2125
     config.checkpoint.update(every=200, keep_last=10)
-    config.decode.update(beam=5, alpha=1.2)  # chosen on the validation split, with sinusoids
+    config.decode.update(beam=5, alpha=1.2)  # by the validation split, where alpha from 0.8 to 1.4 makes 0.2 BLEU
     return config
