@@ -120,13 +120,16 @@ def _help(main: Callable, *, full: bool) -> None:
 
 
 def use_huge_pages() -> None:
-    """Starts the script anew with glibc's malloc asking for huge pages, unless the user set tunables.
+    """Starts the script anew with glibc's malloc asking for huge pages and keeping them, unless the user set tunables.
 
     XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
     this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
+    There is one arena as XLA allocates in threads, whose own arenas get large blocks from Linux, and give them back,
+    whatever the other settings say.
     glibc reads the setting only when a process starts, so call this before the heavy imports.
     """
     if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
-        tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}
+        tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456,
+                    'arena_max': 1}
         os.environ['GLIBC_TUNABLES'] = ':'.join(f'glibc.malloc.{name}={value}' for name, value in tunables.items())
         os.execv(sys.executable, sys.orig_argv)
