@@ -1,6 +1,8 @@
 """Every script: what it says to a mistaken command line, and how it ends."""
 
+import os
 import pathlib
+import platform
 import signal
 import subprocess
 import sys
@@ -107,3 +109,36 @@ def test_interrupt_ends_quietly():
     process.send_signal(signal.SIGINT)
     assert process.communicate()[1] == 'interrupted\n'
     assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='the tunables are those of glibc')
+def test_memory_that_a_thread_frees_is_not_had_from_linux_anew_unless_the_user_has_tunables():
+    """As a train step does, in a thread of XLA's: a large block, touched, freed, and again."""
+    script = """
+import ctypes, resource, threading
+from command_line import use_huge_pages
+use_huge_pages()
+libc, size = ctypes.CDLL(None), ctypes.c_size_t(100_000_000)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def step():
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size.value)
+    libc.free(block)
+
+def steps():
+    step()
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - began)
+
+threading.Thread(target=steps).start()
+"""
+
+    def faults(**tunables):
+        environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'} | tunables
+        return int(subprocess.run([sys.executable, '-c', script], cwd=ROOT, env=environment, check=True,
+                                  capture_output=True, text=True, timeout=120).stdout)
+
+    assert faults() < 50 < 400 < faults(GLIBC_TUNABLES='glibc.malloc.hugetlb=1')  # of 2 MB: 47 a step
