@@ -124,8 +124,8 @@ def use_huge_pages() -> None:
 
     XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
     this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
-    There is one arena as XLA allocates in threads, whose own arenas get large blocks from Linux, and give them back,
-    whatever the other settings say.
+    XLA allocates in threads. A thread has an arena of its own, and what is larger than that (64 MB) comes from Linux
+    and goes back to it whatever mmap_max and trim_threshold say; hence one arena for all.
     glibc reads the setting only when a process starts, so call this before the heavy imports.
     """
     if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:

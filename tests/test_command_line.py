@@ -141,4 +141,4 @@ threading.Thread(target=steps).start()
         return int(subprocess.run([sys.executable, '-c', script], cwd=ROOT, env=environment, check=True,
                                   capture_output=True, text=True, timeout=120).stdout)
 
-    assert faults() < 50 < 400 < faults(GLIBC_TUNABLES='glibc.malloc.hugetlb=1')  # of 2 MB: 47 a step
+    assert faults() < 50 < 400 < faults(GLIBC_TUNABLES='glibc.malloc.hugetlb=1')  # of 2 MB: at least 47 a step
