@@ -13,7 +13,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Programs run once or twice here: compiling is what takes the time, so ask for little optimisation.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 # A shell that starts the tests in its background has them ignore SIGINT, and so do the scripts that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -108,7 +108,8 @@ def parameter_count(params: Any) -> int:
 
 
 def use_compilation_cache(cache: Path) -> None:
-    """Keeps compiled programs, so that a second start takes seconds."""
-    jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
+    """Keeps compiled programs, so that a second start takes seconds. JAX_COMPILATION_CACHE_DIR, if set, says where."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)

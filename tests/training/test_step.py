@@ -1,4 +1,5 @@
 import functools
+import os
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ import pytest
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import make_loss
-from training.step import eval_step, init_state, train_step
+from training.step import eval_step, init_state, train_step, use_compilation_cache
 
 MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
                      source_vocab_size=20, target_vocab_size=20)
@@ -126,3 +127,16 @@ def test_training_fits_one_batch(state):
         state, sums = run(state, ragged_batch())
         losses.append(float(sums.loss / sums.tokens))
     assert losses[-1] < 0.1 < losses[0]
+
+
+def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp_path):
+    chosen = jax.config.jax_compilation_cache_dir
+    assert chosen == os.environ['JAX_COMPILATION_CACHE_DIR']
+    use_compilation_cache(tmp_path)
+    assert jax.config.jax_compilation_cache_dir == chosen
+    try:
+        jax.config.update('jax_compilation_cache_dir', None)
+        use_compilation_cache(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'xla')
+    finally:
+        jax.config.update('jax_compilation_cache_dir', chosen)
