@@ -8,8 +8,10 @@ DEMO := runs/demo
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+# The pip that comes with Python 3.11 takes twice as long over the last step as the newest one.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
