@@ -1,6 +1,7 @@
-"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled to the recipe at hand.
+r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled to the recipe at hand.
 
-    python sweep.py --config=configs/demo.py --sweep=configs/sweeps/table3.py --workdir=sweeps/table3
+    python sweep.py --config=configs/demo.py --config.model.position=sinusoidal --sweep=configs/sweeps/table3.py \
+                    --workdir=sweeps/table3
 
 The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64); here each number of its table is that
 share of the recipe's. (D)'s dropout and label smoothing are the paper's own numbers.
