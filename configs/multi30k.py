@@ -26,5 +26,6 @@ def get_config() -> ConfigDict:
     config.train.steps = 7500  # 25.2 epochs
     config.eval.every = 2500
     config.checkpoint.update(every=200, keep_last=10)
-    config.decode.update(beam=5, alpha=1.2)  # by the validation split, where alpha from 0.8 to 1.4 makes 0.2 BLEU
+    # By the validation split, with a run of 8,500 steps: alpha from 0.8 to 1.4 makes 0.2 BLEU.
+    config.decode.update(beam=5, alpha=1.2)
     return config

@@ -57,7 +57,7 @@ def test_a_sweep_becomes_a_table(sweep):
     assert table.columns == ['num_heads', 'd_k', 'position', 'bleu', 'perplexity', 'seeds', 'parameters', 'tokens/s',
                              'state']
     assert [[row.get(column) for column in table.columns[:4]] for row in table.rows] == [
-        [4, 32, 'sinusoidal', Spread(20.5, pytest.approx(0.5 ** 0.5))],  # the recipe, d_k as it comes to
+        [4, 32, 'rotary', Spread(20.5, pytest.approx(0.5 ** 0.5))],  # the recipe, d_k as it comes to
         [2, 64, None, Spread(22.5, pytest.approx(0.5 ** 0.5))],
         [1, 128, None, Spread(24.0, None)],
         [None, None, 'learned', None]]
