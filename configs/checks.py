@@ -1,6 +1,6 @@
 """What a config must satisfy before anything is read, built or written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
-from errors import UserError, did_you_mean, no_recipe
+from errors import UserError, did_you_mean, no_recipe, option_like
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
 from input_pipeline.documents import DOCUMENT_KINDS
@@ -42,22 +42,38 @@ CHOICES = {
     'data.source': SOURCES, 'data.tokenizer.kind': KINDS, 'data.tokenizer.normalization': NORMALIZATIONS,
     'optimizer.schedule': SCHEDULES, 'parallel.mode': PARALLEL_MODES, 'decode.method': METHODS, 'eval.method': METHODS,
 }
-AT_LEAST_ONE = (
-    'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads', 'model.max_length', 'data.max_length',
-    'model.recurrent.d_hidden', 'model.patches.patch', 'data.context', 'batch.tokens', 'batch.buckets', 'batch.rows',
-    'optimizer.warmup', 'train.steps', 'train.accumulate', 'train.log_every',
-    'eval.every', 'checkpoint.every', 'checkpoint.keep_last', 'checkpoint.keep_best', 'decode.beam', 'decode.batch_size',
-)
-NOT_NEGATIVE = (
-    'seed', 'data.seed', 'data.crop', 'model.d_k', 'model.d_v', 'model.recurrent.d_align', 'optimizer.weight_decay',
-    'decode.top_k',
-    'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
-    'optimizer.clip', 'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
-    'train.skip_nonfinite', 'checkpoint.every_minutes',
-)
+# The least and the most that a number may be, both included. Nobody needs more, and much more fits into no machine.
+DECODING = {  # of a search: the options of config.decode, and two that decode.py has besides
+    'beam': (1, 1000), 'alpha': (-10, 10), 'n_best': (1, 1000), 'extra_length': (0, 100_000),
+    'batch_size': (1, 100_000), 'temperature': (0.01, 100), 'top_k': (0, 1_000_000), 'top_p': (1e-6, 1),
+    'seed': (0, 2 ** 32 - 1),
+}
+BOUNDS = {
+    'seed': (0, 2 ** 32 - 1), 'data.seed': (0, 2 ** 32 - 1),
+    'model.num_layers': (1, 1000), 'model.d_model': (1, 100_000), 'model.d_ff': (1, 1_000_000),
+    'model.num_heads': (1, 10_000), 'model.d_k': (0, 100_000), 'model.d_v': (0, 100_000),
+    'model.max_length': (1, 1_000_000), 'model.recurrent.d_hidden': (1, 100_000),
+    'model.recurrent.d_align': (0, 100_000), 'model.patches.patch': (1, 100_000),
+    'data.max_length': (1, 1_000_000), 'data.context': (1, 1_000_000), 'data.crop': (0, 10_000),
+    'data.tokenizer.vocab_size': (1, 1_000_000),
+    'batch.tokens': (1, 100_000_000), 'batch.buckets': (1, 1000), 'batch.rows': (1, 1_000_000),
+    'optimizer.factor': (0, 1000), 'optimizer.peak': (0, 1000), 'optimizer.warmup': (1, 10 ** 9),
+    'optimizer.eps': (0, 1), 'optimizer.clip': (0, 1e9), 'optimizer.weight_decay': (0, 1000),
+    'train.steps': (1, 10 ** 9), 'train.accumulate': (1, 1_000_000), 'train.log_every': (1, 10 ** 9),
+    'train.skip_nonfinite': (0, 10 ** 9),
+    **{f'parallel.{axis}': (-1, 1_000_000) for axis in AXES},
+    'eval.every': (1, 10 ** 9), 'eval.bleu_sentences': (0, 10 ** 9), 'eval.patience': (0, 10 ** 9),
+    'checkpoint.every': (1, 10 ** 9), 'checkpoint.every_minutes': (0, 1_000_000),
+    'checkpoint.keep_last': (1, 10 ** 9), 'checkpoint.keep_best': (1, 10 ** 9),
+    **{f'decode.{name}': bounds for name, bounds in DECODING.items() if name not in ('n_best', 'seed')},
+}
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
              'data.validation_share', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
+
+MOST_TOKENS = 100_000_000  # of a batch
+LONGEST = 200  # characters of a value in a message
+KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
 # Options that mean something only beside certain values of others, in addition to MODELS and TASKS.
 TEXT_TASKS = ('translation', 'language_model')
@@ -83,35 +99,55 @@ ONLY_FOR = {
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError for the first value that is impossible, with the key and what would do."""
+    """Raises UserError for what is impossible: for each such value a line with its key and what would do."""
+    if problems := config_problems(config):
+        raise UserError('\n'.join(problems))
+
+
+def config_problems(config: ConfigDict) -> list[str]:
+    """For each value that is impossible 'config.KEY=VALUE: what would do', in the order in which to look at them.
+
+    What follows from another one is not told: of an unknown task nobody can say which options mean something to it.
+    """
+    if problems := _misshapen(config):
+        return problems
+    here, problems = flatten(config), {}
 
     def require(holds: bool, key: str, wanted: str):
         if not holds:
-            raise UserError(f'config.{key}={value(key)!r}: {wanted}')
-
-    def value(key: str) -> Any:
-        node = config
-        for part in key.split('.'):
-            node = node[part]
-        return node
+            problems.setdefault(key, f'config.{key}={written(here[key])}: {wanted}')
 
     def require_one_of(choices: Sequence[str], key: str, where: str = ''):
-        near = did_you_mean(str(value(key)), choices)
-        require(value(key) in choices, key, f'must be one of {", ".join(choices)}{where}{near}')
+        near = did_you_mean(here[key], choices)
+        require(here[key] in choices, key, f'must be one of {", ".join(choices)}{where}{near}')
 
     for key, choices in CHOICES.items():
         require_one_of(choices, key)
-    for key in AT_LEAST_ONE:
-        require(value(key) >= 1, key, 'must be at least 1')
-    for key in NOT_NEGATIVE:
-        require(value(key) >= 0, key, 'must not be negative')
+    for key, (least, most) in BOUNDS.items():
+        wanted = outside(here[key], least, most)
+        require(not wanted, key, wanted)
     for key in FRACTIONS:
-        require(0 <= value(key) < 1, key, 'must be at least 0 and below 1')
-    model, kind = config.model, MODELS[config.model.kind]
-    require(config.task in kind.tasks, 'task', f'must be {" or ".join(kind.tasks)} for model.kind={model.kind}')
+        require(0 <= here[key] < 1, key, 'must be at least 0 and below 1')
+    for key, value in here.items():
+        require(not isinstance(value, str) or '\0' not in value, key, 'must not hold a character NUL')
+    if not {'task', 'model.kind'} & problems.keys():
+        kinds = MODELS[config.model.kind].tasks
+        require(config.task in kinds, 'task', f'must be {" or ".join(kinds)} for model.kind={config.model.kind}')
+    if {'task', 'model.kind'} & problems.keys():
+        return list(problems.values())
+    possible_alone = not problems
     require_one_of(METRICS[config.task], 'eval.metric', f' for task={config.task}')
-    check_all_used(config)
-    require(not kind.blocks or model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v), 'model.num_heads',
+    for key, because in _unused(here).items():
+        require(False, key, f'means nothing to {because}={here[because]}: leave it out')
+    if possible_alone:
+        _check_together(config, here, require)
+    return list(problems.values())
+
+
+def _check_together(config: ConfigDict, here: Mapping[str, Any], require: Callable[[bool, str, str], None]) -> None:
+    """Of values that are possible each for itself, those that do not go together."""
+    model, blocks = config.model, MODELS[config.model.kind].blocks
+    require(not blocks or model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v), 'model.num_heads',
             f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
@@ -122,7 +158,7 @@ def check_config(config: ConfigDict) -> None:
     require(config.data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
     longest = {'translation': 'data.max_length', 'language_model': 'data.context'}.get(config.task)
-    require(model.position != 'learned' or not longest or value(longest) <= model.max_length, longest or '',
+    require(model.position != 'learned' or not longest or here[longest] <= model.max_length, longest or '',
             f'must not exceed the learned positions of model.max_length={model.max_length}')
     require(model.attention_kernel != 'fused' or not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
             'model.attention_kernel',
@@ -132,14 +168,14 @@ def check_config(config: ConfigDict) -> None:
             f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}')
     sizes = [config.parallel[axis] for axis in AXES]
     for axis, size in zip(AXES, sizes, strict=True):
-        require(size == -1 or size >= 1, f'parallel.{axis}', 'must be at least 1, or -1 for all devices that are left')
+        require(size != 0, f'parallel.{axis}', 'must be at least 1, or -1 for all devices that are left')
         require(size != -1 or sizes.count(-1) == 1, f'parallel.{axis}', 'must not be -1 where another axis is, too')
         require(config.parallel.mode != 'pmap' or axis == 'data' or size == 1, f'parallel.{axis}',
                 'must be 1 for mode=pmap, which knows data parallelism only')
-    require(config.decode.temperature > 0, 'decode.temperature', 'must be positive; decode.method=greedy takes the best')
-    require(0 < config.decode.top_p <= 1, 'decode.top_p', 'must be above 0 and at most 1')
     require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',
             f'must be below train.steps={config.train.steps} for the cosine to have a place')
+    require(config.task != 'language_model' or config.batch.rows * config.data.context <= MOST_TOKENS, 'batch.rows',
+            f'must be at most {MOST_TOKENS // config.data.context:,} windows of data.context={config.data.context} tokens')
     require(config.data.source != 'files' or bool(config.data.dir or config.data.file), 'data.dir',
             'must name the folder of the files')
     require(config.data.source != 'tfds' or bool(config.data.name), 'data.name', 'must name a TFDS dataset')
@@ -147,10 +183,47 @@ def check_config(config: ConfigDict) -> None:
             or config.data.name in BUILTIN, 'data.name', f'must be one of {", ".join(BUILTIN)}')
 
 
-def check_all_used(config: ConfigDict) -> None:
-    """Raises UserError for an option that was set, but means nothing to this model, task or source."""
-    used = {'model': MODELS[config.model.kind].options(), **TASKS[config.task].options}
+def outside(value: float, least: float, most: float) -> str:
+    """What to say of a number that does not lie between two others, or is none; '' if it does."""
+    if least <= value <= most:
+        return ''
+    if value != value:
+        return 'must be a number'
+    if value < least:
+        return 'must not be negative' if least == 0 else f'must be at least {least:,}'
+    return f'must be at most {most:,}'
+
+
+def written(value: Any) -> str:
+    """A value as messages show it: of a long one the beginning."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        text = 'a number of thousands of digits'
+    return text if len(text) <= LONGEST else f'{text[:LONGEST]}...'
+
+
+def _misshapen(config: Any) -> list[str]:
+    """For each option that is missing, unknown or of another kind than in configs/base.py, what is wrong with it."""
+    if not isinstance(config, ConfigDict):
+        return [f'the config is {written(config)}: get_config must return a ConfigDict, as configs/base.py makes it']
     here, default = flatten(config), flatten(base.get_config())
+    problems = [f'config.{key}: the config has no such option{option_like(key, default)}'
+                for key in here.keys() - default.keys()]
+    problems += [f'config.{key} is missing: begin with base.get_config(), which has every option'
+                 for key in default.keys() - here.keys()]
+    for key in [key for key in default if key in here]:
+        kind = type(default[key])
+        number = isinstance(here[key], int) and not isinstance(here[key], bool)
+        if not (type(here[key]) is kind or kind in (int, float) and number):
+            problems.append(f'config.{key}={written(here[key])}: must be {KIND_NAMES[kind]}')
+    return problems
+
+
+def _unused(here: Mapping[str, Any]) -> dict[str, str]:
+    """The options that were set, but mean nothing to this model, task or source, and the option that decides that."""
+    used = {'model': MODELS[here['model.kind']].options(), **TASKS[here['task']].options}
+    default, unused = flatten(base.get_config()), {}
     for key, value in here.items():
         section, name, *_ = *key.split('.'), ''
         decisive = []
@@ -158,7 +231,8 @@ def check_all_used(config: ConfigDict) -> None:
             decisive.append('model.kind' if section == 'model' else 'task')
         decisive += [other for other, choices in ONLY_FOR.get(key, {}).items() if here[other] not in choices]
         if decisive and value != default[key]:
-            raise UserError(f'config.{key}={value!r}: means nothing to {decisive[0]}={here[decisive[0]]}: leave it out')
+            unused[key] = decisive[0]
+    return unused
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from configs.checks import DECODING, METHODS, outside
 from errors import UserError
 from inference import search
 from inference.pictures import attention_figure, chosen
@@ -27,6 +28,7 @@ VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
 CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time: memory is bounded
 CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
+HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps every token'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +95,13 @@ class SearchOptions:
         def require(holds, message):
             if not holds:
                 raise UserError(message)
-        require(self.method in ('beam', 'greedy', 'sample'), f'method={self.method!r} is not beam, greedy or sample')
-        require(self.beam >= 1, f'beam={self.beam} must be at least 1')
-        require(self.n_best >= 1, f'n_best={self.n_best} must be at least 1')
+        require(self.method in METHODS, f'method={self.method!r} is not beam, greedy or sample')
+        for name, (least, most) in DECODING.items():
+            wanted = outside(getattr(self, name), least, most)
+            require(not wanted, f'{name}={getattr(self, name)} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
         require(self.method != 'greedy' or self.n_best == 1, 'greedy search has one result: use n_best=1 or method=beam')
-        require(self.extra_length >= 0, f'extra_length={self.extra_length} must not be negative')
-        require(self.batch_size >= 1, f'batch_size={self.batch_size} must be at least 1')
-        require(self.temperature > 0, f'temperature={self.temperature} must be positive; method=greedy takes the best')
-        require(self.top_k >= 0, f'top_k={self.top_k} must not be negative; 0 keeps every token')
-        require(0 < self.top_p <= 1, f'top_p={self.top_p} must be above 0 and at most 1')
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:

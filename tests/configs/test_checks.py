@@ -1,6 +1,7 @@
 """Recipes are possible; what is impossible is refused with its key."""
 
 import importlib
+import math
 import pathlib
 import re
 
@@ -154,19 +155,18 @@ def test_what_decides_over_an_option_is_an_option_with_such_values():
 
 
 @pytest.mark.parametrize('key, value', [
-    *((key, 0) for key in checks.AT_LEAST_ONE), *((key, -1) for key in checks.NOT_NEGATIVE),
-    *((key, 1.0) for key in checks.FRACTIONS), *((key, '?') for key in checks.CHOICES)])
+    *((key, beyond) for key, (least, most) in checks.BOUNDS.items() for beyond in (least - 1, most + 1)),
+    *((key, beyond) for key, value in leaves(base.get_config()) if isinstance(value, float)
+      for beyond in (math.nan, math.inf, -math.inf)),
+    *((key, beyond) for key in checks.FRACTIONS for beyond in (-0.01, 1.0)), *((key, '?') for key in checks.CHOICES)])
 def test_every_bound_holds(key, value):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: must '):
         checks.check_config(changed({key: value}))
 
 
 def test_every_number_has_a_bound_and_every_word_its_choices():
-    checked = {*checks.AT_LEAST_ONE, *checks.NOT_NEGATIVE, *checks.FRACTIONS, *checks.CHOICES,
-               # Checked by themselves.
-               'data.tokenizer.vocab_size', 'eval.metric', 'decode.temperature', 'decode.top_p',
-               'parallel.data', 'parallel.fsdp', 'parallel.tensor'}
-    free = {'decode.alpha', 'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
+    checked = {*checks.BOUNDS, *checks.FRACTIONS, *checks.CHOICES, 'eval.metric'}
+    free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
             'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test'}
     assert {key for key, value in leaves(base.get_config()) if not isinstance(value, bool)} - checked == free
