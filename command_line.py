@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import app, flags
 from absl import logging as absl_logging
 
-from errors import UserError, full_disk_explained, no_recipe, option_like
+from errors import UserError, faults_in, full_disk_explained, little_memory_explained, no_recipe, option_like
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
@@ -30,21 +30,30 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # not once more through absl's handler, which libraries log to
+    if sys.stdout is not None:  # whatever the locale says: names of files, which may be no text, as they are
+        sys.stdout.reconfigure(encoding='utf-8', errors='surrogateescape')
 
     def parse(argv):
         if asked := {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(argv):
             _help(main, full='--helpfull' in asked)
             sys.exit(0)
+        recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
+        if recipe and not Path(recipe).is_file():
+            _fail(no_recipe(recipe))
         try:
-            rest = flags.FLAGS(argv)
+            with faults_in(recipe):
+                rest = flags.FLAGS(argv)
+        except UserError as error:
+            _fail(str(error))
         except flags.Error as error:  # a flag that does not exist, or a value of another type
-            _fail(str(error).removeprefix('flag '))
+            _fail(_no_config(recipe, error) or str(error).removeprefix('flag '))
         except (AttributeError, KeyError) as error:
-            _fail(_unknown_option(argv) or f'--config or an override of it is wrong: {error.args[0]}')
+            _fail(_unknown_option(argv) or _no_config(recipe, error)
+                  or f'--config or an override of it is wrong: {error.args[0]}')
         except BrokenPipeError:
             raise
         except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
-            _fail(_missing_recipe(argv) or f'--config cannot be read: {str(error).splitlines()[-1].strip()}')
+            _fail(f'--config or another file of flags cannot be read: {str(error).splitlines()[-1].strip()}')
         if len(rest) > (2 if takes else 1):
             _fail(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
         if takes and len(rest) < 2:
@@ -57,10 +66,14 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
             # And asyncio, with a traceback, of each task of Orbax's that failed beside the one that we report.
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
         try:
-            with full_disk_explained(_no_room):
+            with full_disk_explained(_no_room), little_memory_explained():
                 main(*argv[1:])
         except UserError as error:
             _fail(str(error))
+        except OSError as error:  # the system refuses a file; without a name in it, it may be our own fault
+            if error.filename is None:
+                raise
+            _fail(f'{error.filename}: {error.strerror}')
 
     try:
         app.run(guarded, flags_parser=parse)
@@ -82,9 +95,24 @@ def _fail(message: str):
     sys.exit(2)
 
 
-def _missing_recipe(argv: list[str]) -> str:
-    paths = [argument.partition('=')[2] for argument in argv if re.match('--?config=', argument)]
-    return no_recipe(paths[-1]) if paths and not Path(paths[-1]).is_file() else ''
+def _recipe(argv: list[str]) -> str:
+    """The last --config=RECIPE or --config RECIPE."""
+    found = ''
+    for argument, following in zip(argv, [*argv[1:], ''], strict=True):
+        if named := re.fullmatch('--?config(?:=(.*))?', argument, re.DOTALL):
+            found = following if named[1] is None else named[1]
+    return found
+
+
+def _no_config(recipe: str, error: BaseException) -> str:
+    """What to say where ml_collections could not call the recipe's get_config()."""
+    if "no attribute 'get_config'" in str(error):
+        return f'{recipe} has no function get_config()'
+    if 'Error whilst parsing config file' not in str(error):  # its words around what it met, with the traceback
+        return ''
+    while error.__context__ is not None:
+        error = error.__context__
+    return f'{recipe}: {error}'
 
 
 def _unknown_option(argv: list[str]) -> str:

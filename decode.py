@@ -10,6 +10,7 @@ takes an .npz file with an array `inputs` and gives a line for each example.
 
 from command_line import run_script, use_huge_pages
 from errors import UserError
+from files import check_file, check_folder, expanded, naming, write_text, written_whole
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -39,7 +40,7 @@ from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
 from training.step import parameter_count, use_compilation_cache
-from training.workdir import changed_data
+from training.workdir import CONFIG, changed_data
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -74,8 +75,12 @@ log = logging.getLogger('allyouneed.decode')
 def main() -> None:
     if not WORKDIR.value:
         raise UserError('--workdir is missing: give the run directory of a training')
-    if (INPUT.value is None) == (SPLIT.value is None):
+    if not INPUT.value and not SPLIT.value or INPUT.value is not None and SPLIT.value:
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+    check_writable()
+    for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
+        if flag.value < least:
+            raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
     # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
     use_compilation_cache(cache_folder(''))
@@ -95,6 +100,22 @@ def main() -> None:
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
+
+
+def check_writable() -> None:
+    """Raises UserError for what this is to write, and cannot, before anything is computed."""
+    for flag in (OUTPUT, PICTURES, EXPLAIN):
+        if flag.value == '':
+            raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
+    if OUTPUT.value:
+        check_file(Path(OUTPUT.value))
+    if PICTURES.value:
+        check_folder(Path(PICTURES.value))
+    results = expanded(WORKDIR.value) / 'results'
+    if SPLIT.value and (results.parent / CONFIG).is_file():
+        check_folder(results)
+        for ending in ('json', 'tsv') if results.is_dir() else ():
+            check_file(results / f'{SPLIT.value}.{ending}')
 
 
 def open_page(run: Run) -> Page | None:
@@ -176,10 +197,11 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
                 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
-    folder.mkdir(exist_ok=True)
-    (folder / f'{split}.json').write_text(text + '\n')
-    (folder / f'{split}.tsv').write_text(''.join(
+    with naming(folder):
+        folder.mkdir(exist_ok=True)
+    write_text(folder / f'{split}.tsv', ''.join(
         '\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in table))
+    write_text(folder / f'{split}.json', text + '\n')  # the last: where it is, the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
@@ -225,7 +247,6 @@ def open_output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         if sys.stdout is None:
             raise UserError('stdout is closed: give --output=FILE')
-        sys.stdout.reconfigure(encoding='utf-8')
         try:
             yield sys.stdout
             sys.stdout.flush()
@@ -235,18 +256,16 @@ def open_output(path: str | None) -> Iterator[TextIO]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
             raise UserError(f'stdout cannot be written: {error}') from None
         return
-    path = os.path.realpath(path)
-    whole = os.path.isfile(path) or not os.path.exists(path)
-    partial = f'{path}.partial' if whole else path
-    try:
-        with open(partial, 'w', encoding='utf-8') as file:
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with naming(path), open(path, 'w', encoding='utf-8') as file:
             yield file
-        if whole:
-            os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f'--output={path} cannot be written: {error}') from None
+        return
+    try:
+        with written_whole(path, '.partial') as file:
+            yield file
     finally:
-        if whole and os.path.exists(partial):
+        if (partial := path.with_name(f'{path.name}.partial')).exists():
             log.info('not complete: what was answered until then is in %s', partial)
 
 

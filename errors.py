@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,51 @@ def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterato
         if not (reason := full_disk(error)):
             raise
         raise UserError(explain(error, reason)) from error
+
+
+@contextlib.contextmanager
+def little_memory_explained() -> Iterator[None]:
+    """Within this, that memory does not suffice, the machine's or a device's, is a UserError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # the second is JAX's
+        if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
+            raise
+        reason = str(error).partition('\n')[0] or 'no more can be had'
+        raise UserError(f'there is not enough memory ({reason}). Lower the sizes: of the batch (batch.tokens, batch.rows, '
+                        '--batch_size), of the model (model.d_model, model.num_layers) or of the search (--beam, '
+                        '--extra_length)') from error
+
+
+@contextlib.contextmanager
+def faults_in(path: str) -> Iterator[None]:
+    """Within this, whatever the user's own Python file at `path` raises is a UserError: 'PATH:LINE: NameError: ...'.
+
+    What other code raises is not touched.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not (place := _place_in(path, error)):
+            raise
+        line, cause = place
+        what = str(cause) if isinstance(cause, UserError) else f'{type(cause).__name__}: {getattr(cause, "msg", cause)}'
+        raise UserError(f'{path}:{line}: {what}') from error
+
+
+def _place_in(path: str, error: BaseException | None) -> tuple[int, BaseException] | None:
+    """The line of the file at `path` that `error`, or what led to it, came from, and that exception."""
+    def is_it(name: str | None) -> bool:
+        return name is not None and os.path.abspath(name) == os.path.abspath(path)
+
+    while error is not None:
+        if isinstance(error, SyntaxError) and is_it(error.filename):
+            return error.lineno or 1, error
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if is_it(frame.f_code.co_filename)]
+        if lines:
+            return lines[-1], error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

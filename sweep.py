@@ -31,10 +31,11 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from command_line import run_script
-from configs.checks import check_config, config_from, flatten
+from configs.checks import check_config, config_from, flatten, written
 from configs.sweeps import Overrides, run_names
-from errors import UserError, did_you_mean, option_like
-from inference.compare import LOGS, SWEEP, load_runs, results_table
+from errors import UserError, did_you_mean, faults_in, option_like
+from files import check_folder, expanded, write_text
+from inference.compare import LOGS, SWEEP, load_runs, read_sweep as read_claimed, results_table
 from inference.pictures import save_figure
 from inference.plots import plot_curves, plot_varied
 
@@ -65,7 +66,7 @@ log = logging.getLogger('allyouneed.sweep')
 def main() -> None:
     if not WORKDIR.value:
         raise UserError('--workdir is missing: give the directory that the sweep is to be kept in')
-    directory = Path(WORKDIR.value).expanduser()
+    directory = expanded(WORKDIR.value)
     if REPORT.value:
         return report(directory)
     config = config_from(CONFIG_FLAG)
@@ -108,12 +109,15 @@ def read_sweep(config: ConfigDict) -> list[Overrides]:
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), there)}')
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with faults_in(str(path)):
+        spec.loader.exec_module(module)
     if not callable(getattr(module, 'get_sweep', None)):
         raise UserError(f'--sweep={path} has no function get_sweep(config); configs/sweeps/__init__.py tells how')
-    sweep = module.get_sweep(config)
-    if not sweep or not all(isinstance(overrides, dict) for overrides in sweep):
-        raise UserError(f'--sweep={path}: get_sweep must return at least one run, each a dict of overrides')
+    with faults_in(str(path)):
+        sweep = module.get_sweep(config)
+    if not (isinstance(sweep, list | tuple) and sweep and all(
+            isinstance(overrides, dict) and all(isinstance(option, str) for option in overrides) for overrides in sweep)):
+        raise UserError(f'--sweep={path}: get_sweep must return a list of at least one run, each a dict of overrides')
     return sweep
 
 
@@ -131,8 +135,8 @@ def planned_runs(config: ConfigDict, sweep: Sequence[Overrides]) -> dict[str, Ov
         try:
             changed.update_from_flattened_dict(overrides)
             check_config(changed)
-        except (TypeError, UserError) as error:
-            raise UserError(f'--sweep={GRID.value}, run {overrides}: {error}') from None
+        except (TypeError, ValueError, UserError) as error:
+            raise UserError(f'--sweep={GRID.value}, run {written(overrides)}: {error}') from None
         unlike.setdefault(repr(flatten(changed)), overrides)
     if len(unlike) < len(sweep):
         log.info('%d runs of the sweep are the same as others, and left out', len(sweep) - len(unlike))
@@ -161,7 +165,7 @@ def claim_directory(directory: Path, config: dict[str, Any], runs: dict[str, Ove
     path, here = directory / SWEEP, {'recipe': flags.FLAGS['config'].config_filename, 'sweep': GRID.value,
                                      'config': config, 'runs': runs}
     if path.exists():
-        there = json.loads(path.read_text())
+        there = read_claimed(directory)
         changed = differences(there['config'], config) + [
             line for name, overrides in there['runs'].items()
             for line in ([f'run {name}: not in this sweep'] if name not in runs else
@@ -171,10 +175,9 @@ def claim_directory(directory: Path, config: dict[str, Any], runs: dict[str, Ove
                             + '\nGive another --workdir, or the sweep of that directory to go on with it')
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f'--workdir={directory} holds no sweep ({SWEEP}): give a new or an empty directory')
+    check_folder(directory / LOGS)
     (directory / LOGS).mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(json.dumps(here, indent=2) + '\n')
-    temporary.replace(path)
+    write_text(path, json.dumps(here, indent=2) + '\n')
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -224,10 +227,11 @@ def report(directory: Path) -> None:
     runs = load_runs(directory)
     table = results_table(runs, split=SPLIT.value)
     print(table.markdown(), end='')
-    (directory / 'report.csv').write_text(table.csv())
+    write_text(directory / 'report.csv', table.csv())
     save_figure(plot_curves(runs, METRIC.value), directory / 'curves.png')
     save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
-    (directory / 'report.md').write_text(
+    write_text(
+        directory / 'report.md',
         f'# {directory.resolve().name}\n\nScores on the {SPLIT.value} split; the best in bold; ± is the standard '
         f'deviation over seeds.\n\n{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric against what was varied](varied.png)\n')

@@ -34,7 +34,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from configs import base
-from configs.checks import config_from, flatten
+from configs.checks import check_fits, config_from, flatten
 from inference.run import answering
 from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
@@ -93,6 +93,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         data = open_data(config, workdir if directory.resumed else None)
         directory.check_data(data)
         plan, validation = data.plan('train'), data.plan('validation')
+    check_fits(config, data.sizes)
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)

@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
-from errors import UserError, did_you_mean, no_recipe, option_like
+from errors import UserError, did_you_mean, faults_in, no_recipe, option_like
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
 from input_pipeline.documents import DOCUMENT_KINDS
@@ -19,7 +19,7 @@ from model.attention import KERNELS, SCORES
 from model.blocks import ACTIVATIONS, NORMS
 from model.build import KINDS as MODELS
 from model.embedding import SHARING
-from model.patches import POOLINGS
+from model.patches import POOLINGS, grid_sinusoids, patch_grid
 from model.positional import SCHEMES
 from model.recurrent import READOUTS
 from training.optimizer import SCHEDULES
@@ -183,6 +183,20 @@ def _check_together(config: ConfigDict, here: Mapping[str, Any], require: Callab
             or config.data.name in BUILTIN, 'data.name', f'must be one of {", ".join(BUILTIN)}')
 
 
+def check_fits(config: ConfigDict, sizes: Mapping[str, Any]) -> None:
+    """Raises UserError, with the key, for an option of the model that does not fit the data, whose `sizes` they are."""
+    if config.model.kind != 'patches':
+        return
+    space, key = tuple(sizes['shape'][:-1]), 'patches.patch'
+    try:
+        counts, _ = patch_grid(space, config.model.patches.patch)
+        key = 'd_model'
+        if config.model.position == 'sinusoidal':
+            grid_sinusoids((1,) * len(counts), config.model.d_model)
+    except ValueError as error:
+        raise UserError(f'config.model.{key}: {error}') from None
+
+
 def outside(value: float, least: float, most: float) -> str:
     """What to say of a number that does not lie between two others, or is none; '' if it does."""
     if least <= value <= most:
@@ -212,11 +226,17 @@ def _misshapen(config: Any) -> list[str]:
                 for key in here.keys() - default.keys()]
     problems += [f'config.{key} is missing: begin with base.get_config(), which has every option'
                  for key in default.keys() - here.keys()]
-    for key in [key for key in default if key in here]:
-        kind = type(default[key])
-        number = isinstance(here[key], int) and not isinstance(here[key], bool)
-        if not (type(here[key]) is kind or kind in (int, float) and number):
-            problems.append(f'config.{key}={written(here[key])}: must be {KIND_NAMES[kind]}')
+    return problems + wrong_kinds(here)
+
+
+def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
+    """For each of the options {'model.d_model': 512, ...} that is no number, no text ... as it should be, what it is."""
+    problems = []
+    for key, usual in flatten(base.get_config()).items():
+        kind, value = type(usual), here.get(key, usual)
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if not (type(value) is kind or kind in (int, float) and number):
+            problems.append(f'config.{key}={written(value)}: must be {KIND_NAMES[kind]}')
     return problems
 
 
@@ -254,5 +274,6 @@ def config_from(flag: flags.FlagHolder) -> ConfigDict:
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not Path(path).is_file():
         raise UserError(no_recipe(path))
-    check_config(flag.value)
+    with faults_in(path):  # ml_collections keeps some of a recipe's errors for later
+        check_config(flag.value)
     return flag.value

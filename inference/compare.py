@@ -10,17 +10,19 @@ Only files are read, and JAX does nothing.
 import csv
 import dataclasses
 import io
-import json
+import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import base
-from configs.checks import flatten
+from configs.checks import flatten, wrong_kinds
 from configs.sweeps import differing, run_names, short_names
 from errors import UserError
+from files import read_json
 from training.checkpoints import LOWER_IS_BETTER
+from training.metrics import read_metrics
 from training.workdir import CONFIG, read_config
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'config': {option: value}, 'runs': {name: overrides}}
@@ -29,6 +31,8 @@ METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bit
            'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
 SMALL_IS_BEST = {*LOWER_IS_BETTER, 'mean_absolute_error', 'root_mean_squared_error'}
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs may differ and be the same setting
+
+log = logging.getLogger('allyouneed.compare')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +176,8 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     """{'train_loss': [(100, 5.07), ...], 'validation_bleu': ...}: value over step, as metrics.jsonl has them."""
-    path, curves = Path(workdir) / 'metrics.jsonl', {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            metrics = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed while it wrote
+    curves = {}
+    for metrics in read_metrics(Path(workdir)):
         step = metrics.pop('step')
         for name, value in metrics.items():
             curves.setdefault(name, []).append((step, value))
@@ -185,8 +185,41 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
-    """{'test': {'bleu': 38.8, ...}}: what decode.py --split=... has written, by split."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(Path(workdir).glob('results/*.json'))}
+    """{'test': {'bleu': 38.8, ...}}: what decode.py --split=... has written, by split.
+
+    Raises:
+      UserError: if a file is damaged.
+    """
+    return {path.stem: _read_scores(path) for path in sorted(Path(workdir).glob('results/*.json'))}
+
+
+def _read_scores(path: Path) -> dict[str, Any]:
+    advice = f'Delete it: decode.py --split={path.stem} writes it again'
+    scores = read_json(path, advice)
+    for name in (*METRICS, 'parameters'):
+        if not isinstance(scores.get(name, 0), int | float):
+            raise UserError(f'{path} is damaged: {name} is no number. {advice}')
+    if not isinstance(scores.get('checkpoint_steps', []), list):
+        raise UserError(f'{path} is damaged: checkpoint_steps is no list. {advice}')
+    return scores
+
+
+def read_sweep(directory: Path) -> dict[str, Any]:
+    """What sweep.json holds: {'config': {option: value}, 'runs': {name: overrides}}, and what it was made from.
+
+    Raises:
+      UserError: if it is damaged.
+    """
+    advice = 'Take it from a copy, or give another --workdir'
+    sweep = read_json(directory / SWEEP, advice)
+    config, runs = sweep.get('config'), sweep.get('runs')
+    if not (isinstance(config, dict) and isinstance(runs, dict) and runs
+            and all(isinstance(overrides, dict) for overrides in runs.values())):
+        raise UserError(f'{directory / SWEEP} is damaged: it has no config or no runs. {advice}')
+    for options in config, *runs.values():
+        if problems := wrong_kinds(options):
+            raise UserError(f'{directory / SWEEP} is damaged: {problems[0]}. {advice}')
+    return sweep
 
 
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
@@ -271,13 +304,24 @@ def _state(of_setting: Sequence[RunRecord]) -> str:
 
 
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
-    sweep = json.loads((directory / SWEEP).read_text())
+    sweep, default = read_sweep(directory), flatten(base.get_config())
     varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
     records = []
     for name, overrides in sweep['runs'].items():
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            sweep['config'] | overrides, read_curves(directory / name), read_results(directory / name),
-            failed.read_text().strip() if failed.exists() else ''))
+            default | sweep['config'] | overrides, read_curves(directory / name), _results_in_sweep(directory / name),
+            failed.read_text(encoding='utf-8', errors='replace').strip() if failed.exists() else ''))
     return records
+
+
+def _results_in_sweep(workdir: Path) -> dict[str, dict[str, Any]]:
+    """The same as `read_results`, but damaged ones count as not there: the sweep scores again, and writes them anew."""
+    results = {}
+    for path in sorted(workdir.glob('results/*.json')):
+        try:
+            results[path.stem] = _read_scores(path)
+        except UserError as error:
+            log.warning('%s', error)
+    return results

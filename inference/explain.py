@@ -25,6 +25,7 @@ from jaxtyping import Float, Num
 from matplotlib.figure import Figure
 
 from errors import UserError
+from files import write_text
 from inference.pictures import chosen_kind
 from inference.predict import Predictor
 from inference.text import Output, TextModel, TokenProbability
@@ -166,13 +167,8 @@ class Page:
 
     def write(self) -> None:
         """The file appears under its name when it is whole."""
-        partial = self.path.with_name(f'{self.path.name}.partial')
         data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
-        try:
-            partial.write_text(_html(data), encoding='utf-8', newline='\n')
-            os.replace(partial, self.path)
-        except OSError as error:
-            raise UserError(f'--explain={self.path} cannot be written: {error}') from None
+        write_text(self.path, _html(data))
 
 
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -8,6 +8,7 @@ import flax.linen as nn
 from ml_collections import ConfigDict
 
 from errors import UserError
+from files import expanded
 from inference.generate import Generator
 from inference.predict import Predictor
 from inference.text import Output, SearchOptions, search_options
@@ -17,6 +18,7 @@ from input_pipeline.data import KEPT, Data, load_tokenizers, open_data, read_siz
 from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
+from training.parallel import check_devices
 from training.workdir import read_config
 
 Answering = Translator | Generator | Predictor
@@ -45,9 +47,10 @@ class Run:
 
     def __init__(self, workdir: Path, checkpoint: str):
         self.workdir, self.config = workdir, read_config(workdir)
+        check_devices()
         checkpoints = Checkpoints(workdir, metric=self.config.eval.metric)
         params, self.checkpoint = checkpoints.parameters(checkpoint)
-        sizes = read_sizes(workdir)
+        sizes = read_sizes(workdir, self.config.task)
         module = build_model(self.config.model, **sizes)
         self.model = answering(self.config, module, params, load_tokenizers(workdir / KEPT), sizes)
         self.options = search_options(self.config)
@@ -80,4 +83,4 @@ def load(workdir: str | Path, checkpoint: str = 'best') -> Run:
     Raises:
       UserError: if the directory is not a run's, or has no such checkpoint.
     """
-    return Run(Path(workdir), checkpoint)
+    return Run(expanded(workdir), checkpoint)

@@ -14,7 +14,9 @@ import orbax.checkpoint as ocp
 from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
+from files import expanded
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
+from training.checkpoints import Checkpoints
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
@@ -22,7 +24,7 @@ NO_RECIPES = ('__init__', 'base', 'checks')
 
 
 def main(folder: str) -> None:
-    workdir = Path(folder)
+    workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
     [run] = load_runs([workdir])
@@ -34,7 +36,7 @@ def main(folder: str) -> None:
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     """(heading, lines) from top to bottom; what there is nothing of is left out."""
     config, workdir = run.config, run.workdir
-    steps = sorted(int(path.name) for path in workdir.glob('checkpoints/*') if path.name.isdecimal())
+    steps = Checkpoints(workdir).steps()
     yield 'run', [f'{workdir}: {run.state}']
     recipe, changes = nearest_recipe(run.config)
     yield 'config', [recipe, *(f'  {option}={value}' for option, value in changes.items())]
@@ -43,8 +45,8 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     yield 'progress', list(progress_lines(run))
     for split, results in run.results.items():
         scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
-        yield f'{split} scores', [f'{scores} (checkpoint {results["checkpoint"]}, '
-                                  f'step {", ".join(map(str, results["checkpoint_steps"]))})']
+        yield f'{split} scores', [f'{scores} (checkpoint {results.get("checkpoint")}, '
+                                  f'step {", ".join(map(str, results.get("checkpoint_steps", [])))})']
     if steps:
         yield 'checkpoints', [', '.join(f'{step:,} ({size(workdir / "checkpoints" / str(step))})' for step in steps)]
     yield 'on disk', [size(workdir)]
@@ -86,10 +88,19 @@ def described_model(config: dict[str, Any]) -> str:
 
 
 def parameter_lines(workdir: Path, step: int) -> list[str]:
-    """The number of parameters, in all and of each part, from the description of a checkpoint."""
-    with ocp.StandardCheckpointer() as reader:
-        tree = reader.metadata((workdir / 'checkpoints' / str(step) / 'state').absolute()).item_metadata.tree
-    parts = {name: count(part) for name, part in tree['params'].items()}
+    """The number of parameters, in all and of each part, from the description of a checkpoint.
+
+    Raises:
+      UserError: if that is damaged.
+    """
+    folder = (workdir / 'checkpoints' / str(step)).absolute()
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            tree = reader.metadata(folder / 'state').item_metadata.tree
+        parts = {name: count(part) for name, part in tree['params'].items()}
+    except Exception as error:  # Orbax raises what it likes
+        reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
+        raise UserError(f'{folder} is damaged: {reason}. Move it away, to see the run without it') from error
     return [f'{sum(parts.values()):,} parameters: ' + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 
 

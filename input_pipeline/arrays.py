@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Num
 from ml_collections import ConfigDict
 
 from errors import UserError
+from files import expanded
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder
 from input_pipeline.batches import ALL, ROWS, Batch, Part
@@ -157,7 +158,7 @@ def open_arrays(data: ConfigDict) -> ArrayData:
     if data['source'] == 'builtin':
         return open_builtin(data['name'], data['seed'])
     if data['source'] == 'files':
-        return ArrayData(open_folder(Path(data['dir']).expanduser(), data['validation_share']))
+        return ArrayData(open_folder(expanded(data['dir']), data['validation_share']))
     if data['source'] == 'tfds':
         return open_tfds_images(data['name'], data['dir'], dict(data['splits']))
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(ARRAY_SOURCES)}')

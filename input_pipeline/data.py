@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from errors import UserError
-from input_pipeline.arrays import ArrayPlan, open_arrays
+from files import read_json, write_text
+from input_pipeline.arrays import ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import Pair, open_corpus
@@ -20,6 +21,7 @@ from input_pipeline.windows import WindowPlan
 
 KEPT = 'data'  # the folder of a run directory for what decoding needs to know of the data
 SIZES = 'sizes.json'
+AS_WRITTEN = 'Give a run directory as training wrote it'
 
 
 @runtime_checkable
@@ -50,13 +52,16 @@ def open_data(config: ConfigDict, run: Path | None = None) -> Data:
     return TASKS[config.task].data(config, run / KEPT if run else None)
 
 
-def read_sizes(run: Path) -> dict[str, Any]:
+def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """What the model of a run must know of its data.
 
     Raises:
       UserError: if that is not there, or damaged.
     """
-    return _read_sizes(run / KEPT)
+    sizes = _read_sizes(run / KEPT)
+    if missing := TASKS[task].sizes - sizes.keys():
+        raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
+    return sizes
 
 
 class PairData:
@@ -156,20 +161,22 @@ class Task(NamedTuple):
     """A kind of data and the options that it takes."""
     data: Callable[[ConfigDict, Path | None], Data]
     options: dict[str, frozenset[str]]  # of config.data and config.batch
+    sizes: frozenset[str]  # what a model must know
 
 
 _COMMON = {'source', 'dir', 'name', 'splits', 'seed'}
+_EXAMPLES = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
 _ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
 TASKS = {
     'translation': Task(PairData, {
         'data': frozenset({*_COMMON, 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
-        'batch': frozenset({'tokens', 'buckets'})}),
+        'batch': frozenset({'tokens', 'buckets'})}, frozenset({'source_vocab_size', 'target_vocab_size'})),
     'language_model': Task(DocumentData, {
         'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',
                            'tokenizer'}),
-        'batch': frozenset({'rows'})}),
-    'classification': Task(ExampleData, _ARRAYS),
-    'regression': Task(ExampleData, _ARRAYS),
+        'batch': frozenset({'rows'})}, frozenset({'vocab_size'})),
+    'classification': Task(ExampleData, _ARRAYS, _EXAMPLES),
+    'regression': Task(ExampleData, _ARRAYS, _EXAMPLES),
 }
 
 
@@ -198,18 +205,37 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 
 def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SIZES).write_text(json.dumps(sizes, indent=2) + '\n')
+    write_text(folder / SIZES, json.dumps(sizes, indent=2) + '\n')
 
 
 def _read_sizes(folder: Path) -> dict[str, Any]:
     path = folder / SIZES
-    try:
-        sizes = json.loads(path.read_text())
-        if not isinstance(sizes, dict):
-            raise ValueError('it holds no object')
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}. Give a run directory as training wrote it') from None
+    sizes = read_json(path, AS_WRITTEN)
+    for name, value in sizes.items():
+        if not _is_size(name, value):
+            raise UserError(f'{path} is damaged: {name}={str(value)[:200]} is impossible. {AS_WRITTEN}')
     return sizes
+
+
+def _is_size(name: str, value: Any) -> bool:
+    """Whether sizes.json may hold this."""
+    def count(number) -> bool:
+        return type(number) is int and 1 <= number < 2 ** 31
+
+    def numbers(values) -> bool:
+        return isinstance(values, list) and bool(values) and all(type(each) in (int, float) for each in values)
+
+    if name.endswith('vocab_size') or name == 'outputs':
+        return count(value)
+    if name == 'shape':
+        return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
+    if name == 'classes':
+        return value is None or isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if name == 'preprocessing':
+        parts = {field.name for field in dataclasses.fields(Preprocessing)}
+        return isinstance(value, dict) and value.keys() == parts and all(
+            numbers(each) or each is None and part.startswith('target') for part, each in value.items())
+    return True  # of a later version
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from errors import UserError
+from files import expanded
 from input_pipeline.sources import (
     decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
 
@@ -46,8 +47,8 @@ def open_documents(data: ConfigDict) -> Documents:
         if bool(data['file']) == bool(data['dir']):
             raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
         if data['file']:
-            return OneFile(Path(data['file']).expanduser(), data['documents'], data['validation_share'])
-        return FileDocuments(Path(data['dir']).expanduser(), data['documents'], names)
+            return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
+        return FileDocuments(expanded(data['dir']), data['documents'], names)
     if data['source'] == 'tfds':
         return TfdsDocuments(data['name'], data['dir'], data['feature'], names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(DOCUMENT_SOURCES)}, '

@@ -7,7 +7,6 @@ a series the target. stderr: shapes.
 """
 
 import logging
-from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
@@ -15,6 +14,7 @@ from ml_collections import config_flags
 from command_line import run_script
 from configs.checks import config_from
 from errors import UserError
+from files import expanded
 from input_pipeline.data import open_data
 from training.workdir import read_config
 
@@ -28,7 +28,7 @@ log = logging.getLogger('allyouneed.show')
 def main() -> None:
     if CONFIG_FLAG.present and WORKDIR.value:
         raise UserError('give either --config or --workdir')
-    run = Path(WORKDIR.value).expanduser() if WORKDIR.value else None
+    run = expanded(WORKDIR.value) if WORKDIR.value else None
     config = read_config(run) if run else config_from(CONFIG_FLAG)
     if STEP.value < 0:
         raise UserError(f'--step={STEP.value} must not be negative')

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from errors import UserError
+from files import expanded
 from input_pipeline import builtin
 
 Pair = tuple[str, str]
@@ -43,7 +44,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     if data['source'] == 'builtin':
         return BuiltinCorpus(*languages, seed=data['seed'])
     if data['source'] == 'files':
-        return TextCorpus(Path(data['dir']).expanduser(), *languages, names)
+        return TextCorpus(expanded(data['dir']), *languages, names)
     if data['source'] == 'tfds':
         return TfdsCorpus(data['name'], data['dir'], *languages, names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')

@@ -25,6 +25,7 @@ from jaxtyping import Int, UInt32
 from ml_collections import ConfigDict
 
 from errors import UserError
+from files import expanded
 from input_pipeline.documents import Documents
 from input_pipeline.sources import Corpus, Pair
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -38,7 +39,7 @@ BUILDING = '.building-'  # in the names of folders where something is built
 
 def cache_folder(cache_dir: str) -> Path:
     """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or the user's cache."""
-    return Path(cache_dir or '~/.cache/allyouneed').expanduser()
+    return expanded(cache_dir or '~/.cache/allyouneed')
 
 
 class TokenStore:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from errors import UserError, full_disk_explained
 from training.metrics import evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
+STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
 
 log = logging.getLogger('allyouneed.checkpoints')
@@ -90,7 +92,7 @@ class Checkpoints:
         """The complete checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
+        return sorted(int(path.name) for path in self._folder.iterdir() if STEP.fullmatch(path.name))
 
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
         """Writes `state` in the background. `progress` is JSON: what the loop knows beside the state.
@@ -160,12 +162,12 @@ class Checkpoints:
             return steps[-1:]
         if choice == 'best':
             return self._best_first(steps)[:1] or steps[-1:]
-        if kind == 'average' and count.isdecimal() and int(count):
+        if kind == 'average' and STEP.fullmatch(count) and int(count):
             if int(count) > len(steps):
                 raise UserError(f'checkpoint={choice}: only {len(steps)} checkpoints are kept, at steps '
                                 f'{_listed(steps)}; see config.checkpoint.keep_last')
             return steps[-int(count):]
-        if choice.isdecimal() and int(choice) in steps:
+        if STEP.fullmatch(choice) and int(choice) in steps:
             return [int(choice)]
         raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps {_listed(steps)}')
 

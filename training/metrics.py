@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 from matplotlib.figure import Figure
@@ -18,6 +17,7 @@ from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
 from errors import full_disk_explained
+from files import write_text
 
 METRICS = 'metrics.jsonl'
 EVALUATED = 'validation_'  # what the names of an evaluation's measures begin with
@@ -33,11 +33,9 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path, step: int):
         self._path, folder = workdir / METRICS, workdir / 'tensorboard'
-        kept = [line for line in _lines(workdir) if line['step'] <= step]
+        kept = [line for line in read_metrics(workdir) if line['step'] <= step]
         with full_disk_explained(self._no_room):
-            temporary = self._path.with_suffix('.tmp')
-            temporary.write_text(''.join(json.dumps(line) + '\n' for line in kept))
-            temporary.replace(self._path)
+            write_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
             folder.mkdir(exist_ok=True)
             self._events = EventsWriter(str(folder / 'events'), f'.{os.getpid()}')
             self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # purges
@@ -49,7 +47,7 @@ class MetricsWriter:
           UserError: if the disk is full.
         """
         with full_disk_explained(self._no_room):
-            with open(self._path, 'a') as file:
+            with open(self._path, 'a', encoding='utf-8') as file:
                 file.write(json.dumps({'step': step, **metrics}) + '\n')
             self._add(step, *(scalar(name, value) for name, value in metrics.items()))
 
@@ -93,17 +91,21 @@ class NoMetrics:
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
     """What the evaluations of a run found, by step."""
     name = EVALUATED + metric
-    return {line['step']: line[name] for line in _lines(workdir) if name in line}
+    return {line['step']: line[name] for line in read_metrics(workdir) if name in line}
 
 
-def _lines(workdir: Path) -> list[dict[str, Any]]:
-    """Of metrics.jsonl; without what a run that was killed in the middle of a line left there."""
+def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
+    """The lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
+
+    Without what a run that was killed in the middle of a line left there, and without what is no number.
+    """
     path, lines = Path(workdir) / METRICS, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(line)
             if isinstance(found, dict) and isinstance(found.get('step'), int):
-                lines.append(found)
+                lines.append({name: value for name, value in found.items()
+                              if isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63})
     return lines
 
 

@@ -74,7 +74,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
     if len(missing) == len(given):
         options = detected(os.environ)
         if options is None:
-            return
+            return check_devices()
     elif missing:
         raise UserError(f'{", ".join(missing)} is missing: of {", ".join(given)} give all, to each process its own id, '
                         'or none')
@@ -93,8 +93,18 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         jax.distributed.initialize(**options)
     except (RuntimeError, ValueError) as error:
         raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
+    check_devices()
     if not is_leader():
         logging.getLogger('allyouneed').setLevel(logging.ERROR)  # one of them tells what happens
+
+
+def check_devices() -> None:
+    """Raises UserError if JAX finds no device of the kind that it is told to use."""
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {str(error).splitlines()[0]}. Set it to cpu, '
+                        'or leave it out') from None
 
 
 def wait_for(host: str, port: int) -> None:
@@ -213,6 +223,18 @@ def shardings_of(boxed: Any, mesh: Mesh) -> Any:
     return fitted
 
 
+def check_memory(state: Any, devices: list[jax.Device]) -> None:
+    """Raises UserError if a state of these shapes, alone, is larger than the memory of all devices."""
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    limits = [(device.memory_stats() or {}).get('bytes_limit') for device in devices]
+    # Devices that do not tell are CPUs, and share what the machine has.
+    there = sum(limits) if None not in limits else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if needed > there:
+        raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
+                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, d_ff or '
+                        'data.tokenizer.vocab_size')
+
+
 class Compiled:
     """Fresh state, train step and eval step for a mesh, compiled in one of two ways.
 
@@ -232,7 +254,8 @@ class Compiled:
         """`example` is any batch, of which only the shapes count; `rows` are the row counts that will come.
 
         Raises:
-          UserError: if the mesh does not fit the devices, or rows cannot be shared evenly.
+          UserError: if the mesh does not fit the devices, rows cannot be shared evenly, or the state is larger than
+            the memory of all devices.
         """
         self.mesh = mesh = make_mesh(parallel, devices)
         shares = mesh.shape['data'] * mesh.shape['fsdp']
@@ -251,7 +274,9 @@ class Compiled:
             return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
 
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
-        self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
+        fresh = jax.eval_shape(lambda: self._fresh(seed=0))
+        check_memory(fresh, list(mesh.devices.flat))
+        self._shardings = shardings_of(fresh, mesh)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from configs.checks import flatten
 from errors import UserError
+from files import check_folder, expanded, naming, read_json, write_text
 from input_pipeline.data import KEPT, Data
 
 CONFIG = 'config.json'
@@ -55,7 +56,7 @@ class RunDirectory:
         """
         if not path:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
-        self.path, self._writes = Path(path).expanduser(), writes
+        self.path, self._writes = expanded(path), writes
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file: give a directory')
         self._lock, self._changed = None, {}
@@ -66,6 +67,8 @@ class RunDirectory:
             raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty '
                             'directory')
         self.resumed = CONFIG in others
+        if writes and not self.resumed:
+            check_folder(self.path)
         if self.resumed:
             self._hold()
             self._changed = changed_keys(read_config(self.path), config)
@@ -93,8 +96,8 @@ class RunDirectory:
             if (self.path / CONFIG).exists():
                 raise UserError(f'another run has begun in {self.path} meanwhile: give another --workdir')
             data.keep(self.path / KEPT)
-            (self.path / KEPT / FINGERPRINTS).write_text(
-                json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+            write_text(self.path / KEPT / FINGERPRINTS,
+                       json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
         elif self._changed:
             for key, (there, here) in self._changed.items():
                 note = may_change(key)
@@ -102,13 +105,11 @@ class RunDirectory:
                     note = 'the cosine ends there now: the learning rate follows the new curve from here on'
                 log.info('changed since the run began: %s %r -> %r%s', key, there, here, note and f' ({note})')
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-            with open(self.path / CHANGES, 'a') as file:
+            with naming(self.path / CHANGES), open(self.path / CHANGES, 'a', encoding='utf-8') as file:
                 file.write(json.dumps({'time': when, 'changed': self._changed}) + '\n')
         else:
             return
-        temporary = self.path / f'{CONFIG}.tmp'
-        temporary.write_text(config.to_json(indent=2) + '\n')
-        os.replace(temporary, self.path / CONFIG)
+        write_text(self.path / CONFIG, config.to_json(indent=2) + '\n')
 
     def close(self) -> None:
         """Lets another process have it."""
@@ -127,7 +128,8 @@ class RunDirectory:
         if not self._writes:
             return
         path = self.path / LOCK
-        self._lock = open(path, 'a+')
+        with naming(path):
+            self._lock = open(path, 'a+', encoding='utf-8', errors='replace')
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -174,12 +176,11 @@ def may_change(key: str) -> str | None:
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
     """For each of `splits` that a run knows, and that is other data now: 'train: train.en, train.de'."""
     path = workdir / KEPT / FINGERPRINTS
-    try:
-        kept = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}. Take it from a copy of the run') from None
+    kept = read_json(path, 'Take it from a copy of the run')
     changed = []
     for split in splits:
+        if not isinstance(kept.get(split, {}), dict):
+            raise UserError(f'{path} is damaged: its {split} is no object. Take it from a copy of the run')
         now = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
         if split in kept and now != kept[split]:
             before = _files(kept[split])
@@ -190,4 +191,6 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
 
 def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:
     """Name -> digest of the files that a fingerprint knows."""
-    return dict(fingerprint.get('files', [fingerprint['file']] if 'file' in fingerprint else []))
+    files = fingerprint.get('files', [fingerprint.get('file')])
+    return {str(file[0]): file[1] for file in files if isinstance(file, list) and len(file) == 2
+            } if isinstance(files, list) else {}

@@ -1,0 +1,106 @@
+"""Files of the user's: written whole or not at all, found to be unwritable before the work, read as JSON."""
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from errors import UserError
+
+
+def expanded(path: str | Path) -> Path:
+    """The path, with ~ and ~NAME replaced: shells leave them where they stand behind an =.
+
+    Raises:
+      UserError: if there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f'{path}: {error}') from None
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Within this, that the system refuses to write something is a UserError which names `path`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f'{path} cannot be written: {error.strerror or error}') from error
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
+    """A text file, in UTF-8, that appears under its name when it is whole: a failure leaves what was there.
+
+    Until then, and after a failure, it is called PATH`ending`.
+
+    Raises:
+      UserError: naming the file, if it cannot be written.
+    """
+    partial = path.with_name(path.name + ending)
+    with naming(path):
+        with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
+            yield file
+        os.replace(partial, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for a text that is at hand."""
+    with written_whole(path) as file:
+        file.write(text)
+
+
+def check_folder(folder: Path) -> None:
+    """Sees that files can be written in a folder, which need not be there yet; leaves nothing behind.
+
+    Raises:
+      UserError: naming it, if they cannot.
+    """
+    made = []
+    try:
+        with naming(folder):
+            for each in [*reversed(folder.parents), folder]:
+                if not each.exists():
+                    each.mkdir()
+                    made.append(each)
+            tempfile.TemporaryFile(dir=folder).close()
+    finally:
+        for each in reversed(made):
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                each.rmdir()
+
+
+def check_file(path: Path) -> None:
+    """Sees that a file can be written, in a folder that is there; leaves nothing behind.
+
+    Raises:
+      UserError: naming it, if it cannot.
+    """
+    with naming(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():  # a device or a pipe is not replaced
+            tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """The object that a file of JSON holds.
+
+    Raises:
+      UserError: naming the file, if it cannot be read or is damaged; it ends with the `advice`.
+    """
+    try:
+        found = json.loads(path.read_text(encoding='utf-8'))
+        if not isinstance(found, dict):
+            raise ValueError('it holds no object')
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise UserError(f'{path} cannot be read: {reason}. {advice}') from None

@@ -1,0 +1,200 @@
+"""What a line of the tables is, and how it is tried."""
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.checks import flatten
+from ml_collections import ConfigDict
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60  # that a case may take
+GONE, FOLDER, FIFO, LOOP, NULL = 'is not there', 'is a folder', 'is a fifo', 'is a link to itself', 'is /dev/null'
+
+
+class Case(NamedTuple):
+    """A mistake of the user's, and what must come of it.
+
+    Attributes:
+      arguments: of the command line; {here}, {run}, {new}, {data}, {root} and {same} are explained at `Bench.fill`.
+      says: stderr must hold each of these.
+      files: what lies where, below {here}: text, bytes, GONE and its like, or a function of what is there.
+      status: of the exit.
+      stdin: what is piped in.
+      environment: beside the tests' own.
+      alone: to be run by a Python of its own, as what its environment says is read at its start.
+    """
+    arguments: str
+    says: str | tuple[str, ...]
+    files: Mapping[str, str | bytes | Callable[[bytes], bytes] | list] = {}
+    status: int = 2
+    stdin: bytes = b''
+    environment: Mapping[str, str] = {}
+    alone: bool = False
+
+
+def without(*names):
+    """A file of JSON without some of its names."""
+    return lambda content: json.dumps({name: value for name, value in json.loads(content).items()
+                                       if name not in names}).encode()
+
+
+def with_values(**values):
+    """A file of JSON with other values: model__d_model is that of d_model in model."""
+    def changed(content):
+        found = json.loads(content)
+        for name, value in values.items():
+            *parents, last = name.split('__')
+            place = found
+            for parent in parents:
+                place = place[parent]
+            place[last] = value
+        return json.dumps(found).encode()
+    return changed
+
+
+def cut(content):
+    """The first half."""
+    return content[:len(content) // 2]
+
+
+def flipped(content):
+    """With other bits in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes(byte ^ 0xff for byte in content[middle:middle + 8]) + content[middle + 8:]
+
+
+def zipped(text):
+    return gzip.compress(text if isinstance(text, bytes) else text.encode())
+
+
+class Bench:
+    """Where cases are tried: a folder for what they share, and a server for each script."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._servers, self._count = folder, {}, 0
+        with tarfile.open(ROOT / 'tests/runs/first.tar.gz') as archive:
+            archive.extractall(folder / 'first', filter='data')
+        self._change_config(folder / 'first/run', data__dir=str(folder / 'first/data'), cache_dir=str(folder / 'cache'))
+
+    def _change_config(self, run, **values):
+        (run / 'config.json').write_bytes(with_values(**values)((run / 'config.json').read_bytes()))
+
+    def train(self, name: str, arguments: str) -> None:
+        """A run to be called {name} in the tables."""
+        out = self.folder / name
+        status = self._server('train').run(shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT)),
+                                           ROOT, {}, os.devnull, self.folder / 'training', 300)
+        assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
+
+    def fill(self, text: str, here: Path) -> str:
+        """{here}: the case's folder; {run}: a copy of a finished translation there; {digits}, {letters}: of runs that
+        `train` made; {new}: where nothing is; {data}: text files there, copies too; {root}: the repository; {same}: the
+        flags that {run} was trained with; {text}: those of a training of two steps on {data}.
+        """
+        names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
+        for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits'), ('letters', 'letters')):
+            names[name] = here / name
+            if f'{{{name}}}' in text and not names[name].exists():
+                shutil.copytree(self.folder / original, names[name])
+        if '{text}' in text and not names['data'].exists():
+            shutil.copytree(self.folder / 'first/data', names['data'])
+        config = flatten(ConfigDict(json.loads((self.folder / 'first/run/config.json').read_text())))
+        flags = [f'--config={ROOT}/configs/base.py', *(f'--config.{key}={value}' for key, value in config.items())]
+        names['same'] = shlex.join(flags)
+        names['text'] = shlex.join([*flags, f'--config.data.dir={here}/data'])
+        return text.format(**names)
+
+    def check(self, script: str, case: Case) -> None:
+        """Tries a case and asserts what came of it."""
+        self._count += 1
+        here = self.folder / f'case{self._count}'
+        here.mkdir()
+        arguments = shlex.split(self.fill(case.arguments, here))
+        for name, content in case.files.items():
+            self.fill(f'{{{name.partition("/")[0]}}}' if name.partition('/')[0] in ('run', 'data', 'digits', 'letters')
+                      else '', here)
+            place(here / name, content, lambda text: self.fill(text, here))
+        (self.folder / 'stdin').write_bytes(case.stdin)
+        out = self.folder / f'case{self._count}.out'
+        asked = arguments, here, dict(case.environment), self.folder / 'stdin', out, SECONDS
+        status = (alone(script, *asked) if case.alone else self._server(script).run(*asked))
+        said = Path(f'{out}.stderr').read_text(errors='replace')
+        assert status == case.status and 'Traceback' not in said, f'{status}: {said[-2000:]}'
+        for part in (case.says,) if isinstance(case.says, str) else case.says:
+            assert self.fill(part, here) in said, said[-2000:]
+        assert status or 'nan' not in Path(f'{out}.stdout').read_text(errors='replace')
+        assert not (here / 'new').exists() or 'new' in case.files
+        shutil.rmtree(here, ignore_errors=True)
+
+    def _server(self, script: str) -> 'Server':
+        if script not in self._servers:
+            self._servers[script] = Server(script, {'HOME': str(self.folder / 'home')})
+        return self._servers[script]
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+
+
+def place(path: Path, content, fill) -> None:
+    """Puts `content` there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if callable(content):
+        content = content(path.read_bytes())
+    if isinstance(content, str) and content not in (GONE, FOLDER, FIFO, LOOP, NULL):
+        content = content.replace('{{here}}', str(path.parent)).encode()
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == FOLDER:
+        path.mkdir()
+    elif content == FIFO:
+        os.mkfifo(path)
+    elif content == LOOP:
+        path.symlink_to(path.name)
+    elif content == NULL:
+        path.symlink_to('/dev/null')
+
+
+class Server:
+    """tests/bad_inputs/server.py, running."""
+
+    def __init__(self, script: str, environment: Mapping[str, str]):
+        self._process = subprocess.Popen([sys.executable, '-m', 'tests.bad_inputs.server', script], cwd=ROOT,
+                                         env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         text=True)
+
+    def run(self, arguments, cwd, environment, stdin, out, seconds) -> int | str:
+        asked = {'arguments': [os.fsencode(each).hex() for each in arguments], 'cwd': str(cwd),
+                 'environment': environment, 'stdin': str(stdin), 'out': str(out), 'seconds': seconds}
+        self._process.stdin.write(json.dumps(asked) + '\n')
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def alone(script, arguments, cwd, environment, stdin, out, seconds) -> int | str:
+    """The same by a process of its own."""
+    command = [f'{ROOT}/{script}.py'] if '.' not in script else ['-m', script]
+    with (open(stdin, 'rb') as given, open(f'{out}.stdout', 'wb') as stdout, open(f'{out}.stderr', 'wb') as stderr):
+        try:
+            return subprocess.run([sys.executable, *command, *arguments], cwd=cwd if '.' not in script else ROOT,
+                                  env={**os.environ, **environment}, stdin=given, stdout=stdout, stderr=stderr,
+                                  timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            return 'timeout'

@@ -1,0 +1,63 @@
+"""A process that has imported a script, and runs it as often as it is asked to: importing takes seconds, a fork none.
+
+    python -m tests.bad_inputs.server MODULE
+
+A line of JSON on stdin, {'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}, is a command line; what the
+script writes goes to the files OUT.stdout and OUT.stderr, and its exit status is a line on stdout ('timeout' if it has
+not ended after so many seconds). JAX's devices are opened in the forks only.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+
+def serve(name: str) -> None:
+    """Answers until stdin ends."""
+    from command_line import run_script  # as late as in the script itself
+    module = importlib.import_module(name)
+    takes = {'inference.show_run': 'RUN'}.get(name)
+    answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if not child:
+            become(module, asked)
+            run_script(module.main, takes=takes)
+            sys.exit(0)
+        answers.write(f'{json.dumps(status(child, asked["seconds"]))}\n')
+        answers.flush()
+
+
+def become(module, asked: dict) -> None:
+    """The process that a shell would have started."""
+    os.setsid()
+    streams = [os.open(asked['stdin'], os.O_RDONLY),
+               *(os.open(f'{asked["out"]}.{name}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ('stdout', 'stderr'))]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate('rww'))
+    os.environ.update(asked['environment'])
+    os.chdir(asked['cwd'])
+    sys.argv[:] = [module.__file__, *(os.fsdecode(bytes.fromhex(each)) for each in asked['arguments'])]
+
+
+def status(child: int, seconds: float) -> int | str:
+    """How it ended; killed with all that it started if it has not in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(code)
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return 'timeout'
+        time.sleep(0.01)
+
+
+if __name__ == '__main__':
+    serve(sys.argv[1])

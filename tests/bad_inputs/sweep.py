@@ -1,0 +1,123 @@
+"""sweep.py: sweep files, its directory, its flags."""
+
+from tests.bad_inputs.cases import FIFO, FOLDER, LOOP, NULL, Case, cut, with_values, without
+
+DEMO = '--config={root}/configs/demo.py --workdir={new} '
+
+
+def sweep(content, *says):
+    return Case(DEMO + '--sweep={here}/grid.py --dry_run', says, {'grid.py': content})
+
+
+def old(content, *says):
+    """A directory of a sweep, whose sweep.json is another."""
+    return Case('--workdir={here}/old --report', says or 'sweep.json', {'old/sweep.json': content})
+
+
+def returning(what):
+    return f'def get_sweep(config):\n    return {what}\n'
+
+
+QUICK = [
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py', '--workdir is missing'),
+    Case('--sweep={root}/configs/sweeps/seeds.py --workdir={new}', '--config is missing'),
+    Case(DEMO, '--sweep is missing'),
+    Case(DEMO + '--sweep=', '--sweep is missing'),
+    Case(DEMO + '--sweep={here}', '--sweep={here}'),
+    Case(DEMO + '--sweep={here}/none.py', 'none.py'),
+    Case(DEMO + '--sweep={here}/' + 'x' * 300, 'xxx'),
+    Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': FIFO}),
+    Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': LOOP}),
+    Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': NULL}),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=0', 'jobs'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=x', '--jobs=x'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=99999999999999999999 --executor=slurm', 'jobs'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --hours=nan', 'hours'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --hours=inf --executor=slurm', 'hours'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --split=all', 'split=all'),
+    Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/dev/null/sweep', '/dev/null/sweep'),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/proc/sweep', '/proc/sweep'),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/file', '{here}/file',
+         {'file': 'text'}),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/' + 'x' * 300, 'xxx'),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/old', '{here}/old',
+         {'old/thesis.tex': 'precious'}),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=~nobody_of_this_name', '~nobody'),
+    Case('--workdir={here}/none --report', '{here}/none'),
+    Case('--workdir={here} --report', '{here}'),
+    Case('--workdir=/dev/null --report', '/dev/null'),
+    Case('--report', '--workdir is missing'),
+    sweep('def get_sweep(:\n', 'grid.py:1: SyntaxError'),
+    sweep('', 'grid.py has no function get_sweep'),
+    sweep('get_sweep = 3\n', 'grid.py has no function get_sweep'),
+    sweep('import none\n', 'grid.py:1: ModuleNotFoundError'),
+    sweep('x = y\n', 'grid.py:1: NameError'),
+    sweep('import sys\nsys.exit(0)\n', 'grid.py:2: SystemExit: 0'),
+    sweep('raise KeyboardInterrupt\n' if False else 'raise SystemExit\n', 'grid.py:1: SystemExit'),
+    sweep(b'x = "\xe9"\n', 'grid.py'),
+    sweep(b'\0', 'grid.py'),
+    sweep('def get_sweep():\n    return []\n', 'grid.py', 'get_sweep()'),
+    sweep(returning('None'), 'grid.py'),
+    sweep(returning('[]'), 'grid.py'),
+    sweep(returning('3'), 'grid.py'),
+    sweep(returning('{}'), 'grid.py'),
+    sweep(returning('{"seed": 1}'), 'grid.py'),
+    sweep(returning('"seed"'), 'grid.py'),
+    sweep(returning('[3]'), 'grid.py'),
+    sweep(returning('[[]]'), 'grid.py'),
+    sweep(returning('[{3: 4}]'), 'grid.py'),
+    sweep(returning('({"seed": seed} for seed in range(3))'), 'grid.py'),
+    sweep(returning('[{"sede": 1}]'), 'grid.py', 'sede'),
+    sweep(returning('[{"model": 1}]'), 'grid.py', 'model'),
+    sweep(returning('[{"model.num_layers": "x"}]'), 'grid.py', 'num_layers'),
+    sweep(returning('[{"model.num_layers": None}]'), 'grid.py', 'num_layers'),
+    sweep(returning('[{"model.num_layers": [1]}]'), 'grid.py', 'num_layers'),
+    sweep(returning('[{"model.num_layers": object()}]'), 'grid.py', 'num_layers'),
+    sweep(returning('[{"model.num_layers": 10 ** 30}]'), 'grid.py', 'num_layers'),
+    sweep(returning('[{"model.dropout": float("nan")}]'), 'grid.py', 'dropout'),
+    sweep(returning('[{"seed": -1}]'), 'grid.py', 'config.seed=-1'),
+    sweep(returning('[{"seed": 10 ** 5000}]'), 'grid.py', 'config.seed='),
+    sweep(returning('[{"data.dir": "a\\0b", "data.source": "files"}]'), 'grid.py', 'data.dir'),
+    sweep(returning('1 / 0'), 'grid.py:2: ZeroDivisionError'),
+    sweep(returning('config.modle'), 'grid.py:2: AttributeError'),
+    sweep(returning('open("/none")'), 'grid.py:2: FileNotFoundError'),
+    sweep(returning('exit(0)'), 'grid.py:2: SystemExit'),
+    sweep(returning('get_sweep(config)'), 'grid.py:2: RecursionError'),
+    sweep('from configs.sweeps import over, product\n\n' + returning('product(over("seed", [1]), over("seed", [2]))'),
+          'grid.py:4: ', 'seed'),
+    sweep('from configs.sweeps import over\n\n' + returning('over("seed", 3)'), 'grid.py:4: TypeError'),
+    old(''),
+    old('{'),
+    old('{}'),
+    old('[]'),
+    old('null'),
+    old('[' * 100_000),
+    old('{"config": {}, "runs": {}}'),
+    old('{"config": 3, "runs": {"a": {}}}'),
+    old('{"config": {}, "runs": ["a"]}'),
+    old('{"config": {}, "runs": {"a": 3}}'),
+    old('{"config": {"train.steps": "x"}, "runs": {"a": {}}}'),
+    old('{"config": {}, "runs": {"a": {"train.steps": "x"}}}'),
+    old(b'\xff'),
+    old(FOLDER),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/old', 'sweep.json',
+         {'old/sweep.json': ''}),
+    Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/old', 'sweep.json',
+         {'old/sweep.json': '{"config": {}, "runs": 3}'}),
+]
+
+ONE = '{{"config": {{}}, "runs": {{"run": {{}}}}}}'.format()
+SLOW = [
+    # Its runs: what is damaged there is told, and counts as not there
+    Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': ''}, status=0),
+    Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': '[]'}, status=0),
+    Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': cut}, status=0),
+    Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': with_values(bleu='x')},
+         status=0),
+    Case('--workdir={here} --report', '', {'sweep.json': ONE, 'run/metrics.jsonl': '[]\n{"step": "x"}\n3\n{"step": 3}\n'},
+         status=0),
+    Case('--workdir={here} --report', '', {'sweep.json': ONE, 'run/results/test.json': without('parameters')}, status=0),
+    Case('--workdir={here} --report', 'report.csv', {'sweep.json': ONE, 'report.csv': FOLDER}),
+    Case('--workdir={here} --report', 'curves.png', {'sweep.json': ONE, 'curves.png': FOLDER}),
+]

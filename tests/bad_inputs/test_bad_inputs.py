@@ -1,0 +1,50 @@
+"""Every script with everything that users mistype and damage: no traceback, exit status 2, the name of what is wrong.
+
+The tables are beside this file: a line is a case. QUICK ones end before any heavy work.
+"""
+
+import importlib
+
+import pytest
+
+from tests.bad_inputs.cases import Bench
+
+SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show': 'input_pipeline.show',
+           'show_run': 'inference.show_run'}
+TABLES = {name: importlib.import_module(f'tests.bad_inputs.{name}') for name in SCRIPTS}
+
+
+@pytest.fixture(scope='module')
+def bench(tmp_path_factory):
+    bench = Bench(tmp_path_factory.mktemp('bad'))
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope='module')
+def runs(bench):
+    """A classification and a language model."""
+    bench.train('digits', '--config={root}/configs/digits_vit.py --workdir={new} --config.cache_dir={cache} '
+                '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
+                '--config.train.steps=2 --config.optimizer.warmup=1')
+    return bench
+
+
+def of(kind):
+    return [pytest.param(name, case, id=f'{name}-{number}-{case.arguments[:60]}')
+            for name, table in TABLES.items() for number, case in enumerate(getattr(table, kind))]
+
+
+@pytest.mark.parametrize('name, case', of('QUICK'))
+def test_a_cheap_mistake_is_explained(bench, name, case):
+    bench.check(SCRIPTS[name], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, case', of('SLOW'))
+def test_a_mistake_is_explained(runs, name, case):
+    runs.check(SCRIPTS[name], case)
+
+
+def test_there_are_as_many_as_we_say():
+    assert len(of('QUICK')) + len(of('SLOW')) >= 300
