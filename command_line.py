@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -38,16 +37,16 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
             _help(main, full='--helpfull' in asked)
             sys.exit(0)
         recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
-        if recipe and not Path(recipe).is_file():
+        if recipe and not os.path.isfile(recipe):
             _fail(no_recipe(recipe))
         try:
-            with faults_in(recipe):
+            with faults_in(recipe, only=True):
                 rest = flags.FLAGS(argv)
         except UserError as error:
             _fail(str(error))
         except flags.Error as error:  # a flag that does not exist, or a value of another type
             _fail(_no_config(recipe, error) or str(error).removeprefix('flag '))
-        except (AttributeError, KeyError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             _fail(_unknown_option(argv) or _no_config(recipe, error)
                   or f'--config or an override of it is wrong: {error.args[0]}')
         except BrokenPipeError:

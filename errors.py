@@ -54,34 +54,35 @@ def little_memory_explained() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def faults_in(path: str) -> Iterator[None]:
-    """Within this, whatever the user's own Python file at `path` raises is a UserError: 'PATH:LINE: NameError: ...'.
+def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
+    """Within this, what the user's own Python file at `path` raises is a UserError: 'PATH:LINE: NameError: ...'.
 
-    What other code raises is not touched.
+    With `only`, what does not come from a line of that file is not touched.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
-        if not (place := _place_in(path, error)):
+        place, cause = _place_in(path, error)
+        if only and not place:
             raise
-        line, cause = place
         what = str(cause) if isinstance(cause, UserError) else f'{type(cause).__name__}: {getattr(cause, "msg", cause)}'
-        raise UserError(f'{path}:{line}: {what}') from error
+        raise UserError(f'{place or path}: {what}') from error
 
 
-def _place_in(path: str, error: BaseException | None) -> tuple[int, BaseException] | None:
-    """The line of the file at `path` that `error`, or what led to it, came from, and that exception."""
+def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
+    """'PATH:LINE' that `error`, or what led to it, came from, and that exception; or '' and the error."""
     def is_it(name: str | None) -> bool:
         return name is not None and os.path.abspath(name) == os.path.abspath(path)
 
-    while error is not None:
-        if isinstance(error, SyntaxError) and is_it(error.filename):
-            return error.lineno or 1, error
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if is_it(frame.f_code.co_filename)]
+    each = error
+    while each is not None:
+        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: it is no text
+            return f'{path}:{each.lineno}' if each.lineno else path, each
+        lines = [line for frame, line in traceback.walk_tb(each.__traceback__) if is_it(frame.f_code.co_filename)]
         if lines:
-            return lines[-1], error
-        error = error.__cause__ or error.__context__
-    return None
+            return f'{path}:{lines[-1]}', each
+        each = each.__cause__ or each.__context__
+    return '', error
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

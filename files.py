@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,9 +85,13 @@ def check_file(path: Path) -> None:
       UserError: naming it, if it cannot.
     """
     with naming(path):
-        if path.is_dir():
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG  # as it will be
+        if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.is_file() or not path.exists():  # a device or a pipe is not replaced
+        if stat.S_ISREG(mode):  # a device or a pipe is not replaced
             tempfile.TemporaryFile(dir=path.parent).close()
 
 

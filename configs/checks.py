@@ -1,7 +1,7 @@
 """What a config must satisfy before anything is read, built or written."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -272,8 +272,9 @@ def config_from(flag: flags.FlagHolder) -> ConfigDict:
     path = flags.FLAGS['config'].config_filename if flag.present else ''
     if not path:
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise UserError(no_recipe(path))
-    with faults_in(path):  # ml_collections keeps some of a recipe's errors for later
-        check_config(flag.value)
+    with faults_in(path, only=True):
+        hasattr(flag.value, 'seed')  # ml_collections keeps an OSError of the recipe's for this moment
+    check_config(flag.value)
     return flag.value

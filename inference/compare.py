@@ -159,12 +159,12 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
       UserError: if there are none.
     """
     if isinstance(where, str | Path):
-        where = Path(where)
+        where = folder = Path(where)
         if (where / SWEEP).exists():
             return _runs_of_sweep(where)
         where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
         if not where:
-            raise UserError('no runs there: give the directory of a sweep, or one that holds run directories')
+            raise UserError(f'{folder}: no runs there: give the directory of a sweep, or one that holds run directories')
     folders = [Path(folder) for folder in where]
     default = flatten(base.get_config())
     configs = [default | flatten(read_config(folder)) for folder in folders]

@@ -25,9 +25,9 @@ class ProfilerWindow:
           UserError: if it is anything else.
         """
         self._folder, self._tracing = workdir / 'tensorboard', False
-        found = re.fullmatch(r'(\d{1,18}):(\d{1,18})', steps or '0:0')
+        found = re.fullmatch(r'(\d{1,18}):(\d{1,18})', '0:0' if steps is None else steps)
         self._first, self._last = map(int, found.groups()) if found else (1, 0)
-        if steps and not 1 <= self._first <= self._last:
+        if steps is not None and not 1 <= self._first <= self._last:
             raise UserError(f'--profile_steps={steps}: give the first and the last step, counted from 1, as in 100:110')
 
     def before(self, step: int) -> None:
