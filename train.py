@@ -80,7 +80,8 @@ def main() -> None:
     if PRINT_CONFIG.value:
         return print_config(config)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
-    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader()) as directory:
+    asked = flags.FLAGS['config'].override_values
+    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
 
 

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs import base
 from configs.checks import flatten
 from configs.sweeps import differing, run_names, short_names
+from configs.versions import renamed, upgraded
 from errors import UserError
 from training.checkpoints import LOWER_IS_BETTER
 from training.workdir import CONFIG, read_config
 
-SWEEP = 'sweep.json'  # in the directory of a sweep: {'config': {option: value}, 'runs': {name: overrides}}
+SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
 METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bits_per_character', 'r_squared',
            'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
@@ -162,12 +162,19 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if not where:
             raise UserError('no runs there: give the directory of a sweep, or one that holds run directories')
     folders = [Path(folder) for folder in where]
-    default = flatten(base.get_config())
-    configs = [default | flatten(read_config(folder)) for folder in folders]
+    configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
     return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,
                       read_curves(folder), read_results(folder))
             for folder, config in zip(folders, configs, strict=True)]
+
+
+def recorded_sweep(directory: Path) -> dict[str, Any]:
+    """sweep.json of a directory, its options brought to those of today."""
+    sweep = json.loads((directory / SWEEP).read_text())
+    version = sweep.get('version', 1)
+    return sweep | {'config': upgraded(sweep['config'], version),
+                    'runs': {name: renamed(overrides, version) for name, overrides in sweep['runs'].items()}}
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
@@ -271,7 +278,7 @@ def _state(of_setting: Sequence[RunRecord]) -> str:
 
 
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
-    sweep = json.loads((directory / SWEEP).read_text())
+    sweep = recorded_sweep(directory)
     varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
     records = []
     for name, overrides in sweep['runs'].items():
