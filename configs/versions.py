@@ -1,9 +1,9 @@
 """Configs that earlier versions wrote: what a run directory says is brought to the options of today.
 
-`config.json` carries the version of the options that it was written with; without one it is 1. Options come and go, and a
-run must open, decode and resume ever after. So whoever
+`config.json` carries the version of the options that it was written with; without one it is 1. Options come and go, and
+a run must open, decode and resume ever after. So whoever
 
-- adds an option whose default is not what happened before it was there, raises VERSION and says in BEFORE what happened;
+- adds an option whose default is not what happened before it was there, raises VERSION and says in BEFORE what did;
 - renames one, raises VERSION and says so in RENAMED.
 
 An option that is new, and whose default changes nothing, needs neither: it gets its default.
@@ -41,8 +41,8 @@ def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
       UserError: if the version is none of ours.
     """
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise UserError(f'its version is {version!r}, but this program knows those from 1 to {VERSION}: use the program '
-                        'that wrote it, or a newer one')
+        raise UserError(f'its version is {version!r}, but this program knows those from 1 to {VERSION}: use the '
+                        'program that wrote it, or a newer one')
     for later in range(version + 1, VERSION + 1):
         options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
     return dict(options)

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -82,6 +82,11 @@ class Generator(TextModel):
         return [Output(prompt, tokens[row], [best[row], *rest.get(row, [])]) for row, prompt in enumerate(prompts)]
 
     respond = generate
+
+    @property
+    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
+        """Inputs of the module, of which only names, types and axes count."""
+        return {'tokens': np.ones((1, 1), np.int32)}
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Bits per character of the validation split; shows a sample."""

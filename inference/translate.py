@@ -8,7 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -53,6 +53,11 @@ class Translator(TextModel):
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
 
     respond = translate
+
+    @property
+    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
+        """Inputs of the module, of which only names, types and axes count."""
+        return {'source': np.ones((1, 1), np.int32), 'target': np.ones((1, 1), np.int32)}
 
     def forced(self, source: str, target: str) -> Output:
         """An output whose one hypothesis is `target`, with its log-probability, which is also its score: to look at

@@ -37,9 +37,9 @@ def first(tmp_path, cache):
     return tmp_path / 'run', config
 
 
-def edit(workdir, **changes):
-    """Changes to config.json as it is written; None leaves out."""
-    config = json.loads((workdir / CONFIG).read_text())
+def edit(workdir, file=CONFIG, /, **changes):
+    """Changes to config.json, or another file, as it is written; None leaves out."""
+    config = json.loads((workdir / file).read_text())
     for path, value in changes.items():
         *sections, name = path.split('__')
         node = config
@@ -49,7 +49,7 @@ def edit(workdir, **changes):
             del node[name]
         else:
             node[name] = value
-    (workdir / CONFIG).write_text(json.dumps(config))
+    (workdir / file).write_text(json.dumps(config))
 
 
 def test_it_opens_and_scores_as_it_did(first):
@@ -151,3 +151,20 @@ def test_a_config_that_no_version_wrote_is_refused(first, changes, message):
         with pytest.raises(UserError) as refused:
             open_it()
         assert str(workdir / CONFIG) in str(refused.value) and message in str(refused.value)
+
+
+@pytest.mark.parametrize('section, changes, message', [
+    ('config.json', {'model__d_model': 16}, 'in the checkpoint, '),
+    ('config.json', {'model__num_layers': 2}, "none in the checkpoint"),
+    ('config.json', {'model__share_embeddings': 'target'}, 'parameters do not fit'),
+    ('data/sizes.json', {'source_vocab_size': 286}, 'source.model has 285 tokens'),
+    ('data/sizes.json', {'source_vocab_size': None}, ''),
+    ('data/sizes.json', {'source_vocab_size': '285'}, ''),
+    ('data/sizes.json', {'source_vocab_size': [285]}, ''),
+])
+def test_files_that_do_not_make_the_model_of_the_checkpoint_are_refused(first, section, changes, message):
+    workdir, _ = first
+    edit(workdir, section, **changes)
+    with pytest.raises(UserError) as refused:
+        inference.load(workdir)
+    assert str(workdir) in str(refused.value) and message in str(refused.value)
