@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
+from training.checkpoints import described
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
@@ -87,8 +86,7 @@ def described_model(config: dict[str, Any]) -> str:
 
 def parameter_lines(workdir: Path, step: int) -> list[str]:
     """The number of parameters, in all and of each part, from the description of a checkpoint."""
-    with ocp.StandardCheckpointer() as reader:
-        tree = reader.metadata((workdir / 'checkpoints' / str(step) / 'state').absolute()).item_metadata.tree
+    tree = described(workdir / 'checkpoints' / str(step) / 'state')
     parts = {name: count(part) for name, part in tree['params'].items()}
     return [f'{sum(parts.values()):,} parameters: ' + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 
