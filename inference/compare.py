@@ -192,8 +192,8 @@ def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
     """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
 
-    As in Table 3 of "Attention Is All You Need", a cell is empty where a setting leaves an option as the recipe has it;
-    the row of the recipe itself has all of them.
+    Where a setting leaves an option as the recipe has it, the cell has the recipe's value; of a width that is left to
+    others, what it comes to.
 
     Args:
       runs: what `load_runs` returns.
@@ -210,8 +210,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for of_setting in settings:
         first = of_setting[0]
-        row = {short[option]: first.settings.get(option) if first.settings else first.width(option)
-               for option in varied}
+        row = {short[option]: first.width(option) for option in varied}
         done = [run.results[split] for run in of_setting if run.trained and split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in done if metric in results]:
@@ -273,11 +272,11 @@ def _state(of_setting: Sequence[RunRecord]) -> str:
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
     sweep = json.loads((directory / SWEEP).read_text())
     varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
-    records = []
+    config, records = flatten(base.get_config()) | sweep['config'], []
     for name, overrides in sweep['runs'].items():
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            sweep['config'] | overrides, read_curves(directory / name), read_results(directory / name),
+            config | overrides, read_curves(directory / name), read_results(directory / name),
             failed.read_text().strip() if failed.exists() else ''))
     return records
