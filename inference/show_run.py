@@ -14,6 +14,7 @@ from configs.checks import flatten
 from errors import UserError
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
 from training.checkpoints import described
+from training.metrics import tensorboard
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
@@ -53,7 +54,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     if pictures:
         yield 'pictures', [f'{folder}: {len(paths)}' for folder, paths in pictures.items()]
     if (workdir / 'tensorboard').exists():
-        yield 'curves', [f'tensorboard --logdir={workdir / "tensorboard"}, or {workdir / "metrics.jsonl"}']
+        yield 'curves', [f'{workdir / "metrics.jsonl"}, or {tensorboard(workdir / "tensorboard")}']
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:

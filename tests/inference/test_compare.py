@@ -190,3 +190,19 @@ def test_show_run_says_it_in_one_screen(tmp_path):
     assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
     assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
+
+
+@pytest.mark.parametrize('installed, advice', [
+    ([], 'tensorboard --logdir={} (after pip install tensorboard)'),
+    (['tensorboard'], 'tensorboard --logdir={}'),
+])
+def test_what_is_advised_for_the_curves_works(tmp_path, monkeypatch, installed, advice):
+    for name in installed:
+        (tmp_path / 'packages' / name).mkdir(parents=True)
+        (tmp_path / 'packages' / name / '__init__.py').touch()
+    write_run(tmp_path / 'run', {}, 20.0)
+    (tmp_path / 'run/tensorboard').mkdir()
+    [run] = load_runs(tmp_path / 'run')
+    said = describe(run)
+    monkeypatch.setattr('sys.path', [str(tmp_path / 'packages')])  # whatever this machine has
+    assert dict(said)['curves'] == [f'{tmp_path}/run/metrics.jsonl, or ' + advice.format(f'{tmp_path}/run/tensorboard')]
