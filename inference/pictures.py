@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float, Num
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from errors import UserError
 from model.positional import sinusoids
@@ -93,7 +94,8 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
         shaded = (_over_image if image else _over_series)(axes, example, shade)
         axes.tick_params(labelsize=7, length=0)
         if shaded:
-            bar = figure.colorbar(shaded, cax=axes.inset_axes((1.03, 0, 0.04, 1)), label='weight')
+            bar = figure.colorbar(shaded, cax=axes.inset_axes((1.03, 0, 0.04, 1)), label='weight',
+                                  ticks=MaxNLocator(4))
             bar.solids.set_alpha(1)
             bar.ax.tick_params(labelsize=7)
             bar.ax.yaxis.label.set_size(8)
