@@ -72,7 +72,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
         axes.set_yticks(range(len(target)), [_printable(token) for token in target], fontsize=7)
         axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=panels, fraction=0.4 / figure.get_figwidth(), pad=0.01, aspect=30)
-    bar.set_label('weight; those of a row sum to 1', fontsize=8)
+    bar.set_label('weight', fontsize=8)
     bar.ax.tick_params(labelsize=7)
     return figure
 
