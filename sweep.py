@@ -229,8 +229,11 @@ def report(directory: Path) -> None:
     save_figure(plot_curves(runs, METRIC.value), directory / 'curves.png')
     save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
     (directory / 'report.md').write_text(
-        f'# {directory.resolve().name}\n\nScores on the {SPLIT.value} split; the best in bold; ± is the standard '
-        f'deviation over seeds.\n\n{table.markdown()}\n![Learning curves](curves.png)\n\n'
+        f'# {directory.resolve().name}\n\nScores of decode.py on all of the {SPLIT.value} split, with the best '
+        'checkpoint of each run; the best in bold; ± is the standard deviation over seeds. The learning curves are what '
+        'training found on its way, perhaps by another search and on fewer sentences, so they may put the settings '
+        'into another order; above each picture stands how it was measured.\n\n'
+        f'{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric against what was varied](varied.png)\n')
     log.info('%s, report.csv, curves.png, varied.png', directory / 'report.md')
 

@@ -199,8 +199,8 @@ def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
     """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
 
-    As in Table 3 of "Attention Is All You Need", a cell is empty where a setting leaves an option as the recipe has it;
-    the row of the recipe itself has all of them.
+    Where a setting leaves an option as the recipe has it, the cell has the recipe's value; of a width that is left to
+    others, what it comes to.
 
     Args:
       runs: what `load_runs` returns.
@@ -217,8 +217,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for of_setting in settings:
         first = of_setting[0]
-        row = {short[option]: first.settings.get(option) if first.settings else first.width(option)
-               for option in varied}
+        row = {short[option]: first.width(option) for option in varied}
         done = [run.results[split] for run in of_setting if run.trained and split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in done if metric in results]:

@@ -21,6 +21,7 @@ from inference.text import Hypothesis, Output, SearchOptions, TextModel, attenti
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
+from training.metrics import compile_time
 from training.step import eval_step, evaluate
 
 log = logging.getLogger('allyouneed.decode')
@@ -99,15 +100,16 @@ class Generator(TextModel):
         """Cross-entropy of a whole split, window by window, and samples."""
         step = jax.jit(functools.partial(eval_step, module=self.module,
                                          loss=functools.partial(cross_entropy, label_smoothing=0.0)))
-        began, plan = time.perf_counter(), data.plan(split)
-        sums = evaluate(step, self.params, map(plan.batch, range(len(plan))))
-        seconds = time.perf_counter() - began
+        plan = data.plan(split)
+        began, compiled_before = time.perf_counter(), compile_time.seconds
+        sums = jax.block_until_ready(evaluate(step, self.params, map(plan.batch, range(len(plan)))))
+        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
         results = sums.means() | {
             'n': int(sums.tokens), 'bits_per_character': bits_per_character(float(sums.others['nll']),
                                                                             data.characters(split)),
-            'characters': data.characters(split), 'seconds': seconds,
-            'tokens_per_second': float(sums.tokens) / seconds, 'samples': samples}
+            'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
+            'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
         return results, [(sample,) for sample in samples]
 
     def examples(self, data: DocumentData, split: str, count: int,

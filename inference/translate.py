@@ -24,6 +24,7 @@ from inference.text import (
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
 from training.loss import Sums
+from training.metrics import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # how the end token is written
@@ -97,14 +98,14 @@ class Translator(TextModel):
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
         encoded = self._encoded(pairs)
-        began = time.perf_counter()
+        began, compiled_before = time.perf_counter(), compile_time.seconds
         found = self.translate(sources, options)
-        seconds = time.perf_counter() - began
+        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         outputs = [output.text for output in found]
         tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in found)
         results = corpus_scores(outputs, references) | {
-            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
-            'tokens_per_second': tokens / seconds}
+            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds, 'compile_seconds': compiling,
+            'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
         return results, list(zip(sources, references, outputs, strict=True))
 
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:

@@ -71,6 +71,13 @@ def fingerprints(tree: Any) -> dict[str, list[int]]:
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def described(folder: Path) -> Any:
+    """The tree that lies in a checkpoint's folder `state`: shapes and dtypes in the place of arrays."""
+    # A Checkpointer would look for what is said of a whole step, which stands one folder above, and warn.
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+        return reader.metadata(folder.absolute()).tree
+
+
 class Checkpoints:
     """The checkpoints of a run directory; `metric` is the evaluation's by which one is best.
 
@@ -209,7 +216,7 @@ class Checkpoints:
                 if like is None:
                     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
                     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                                        reader.metadata(folder / 'state').item_metadata.tree)
+                                        described(folder / 'state'))
                 state = reader.restore(folder / 'state', like)
             found = fingerprints(state)
             if changed := sorted(path for path in expected.keys() | found.keys()
