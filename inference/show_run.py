@@ -18,7 +18,7 @@ from training.metrics import tensorboard
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
-NO_RECIPES = ('__init__', 'base', 'checks')
+NO_RECIPES = ('__init__', 'base', 'checks', 'versions')
 
 
 def main(folder: str) -> None:

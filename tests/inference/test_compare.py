@@ -14,14 +14,15 @@ from inference.compare import LOGS, SWEEP, Spread, load_runs, results_table
 from inference.plots import plot_curves, plot_varied
 from inference.show_run import describe, nearest_recipe
 
-CONFIG = flatten(demo.get_config()) | {'train.steps': 100}
+SHORT = {'train.steps': 100, 'optimizer.warmup': 30}
+CONFIG = flatten(demo.get_config()) | SHORT
 
 
 def write_run(folder, overrides, bleu, steps=(50, 100), **results):
     """A run of the demo that was scored on validation if it came to its end."""
     (folder / 'results').mkdir(parents=True)
     config = demo.get_config()
-    config.update_from_flattened_dict(overrides | {'train.steps': 100})
+    config.update_from_flattened_dict(SHORT | overrides)
     (folder / 'config.json').write_text(config.to_json())
     lines = [{'step': 10, 'tokens_per_second': 1.0}]
     for step in steps:
@@ -184,7 +185,7 @@ def test_show_run_says_it_in_one_screen(tmp_path):
     [run] = load_runs(tmp_path)
     said = dict(describe(run))
     assert len(sum(said.values(), [])) < 24
-    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  train.steps=100']
+    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
     assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens a second',
                                 'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
     assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
