@@ -48,7 +48,7 @@ from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
 from training.profiling import ProfilerWindow
-from training.step import TrainState, evaluate, use_compilation_cache
+from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
 from training.workdir import RunDirectory
 
@@ -96,12 +96,11 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
-    params_seed, dropout_seed = config.seed, config.seed + 1
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
                         loss=make_loss(config.task, config.train.label_smoothing),
-                        dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
+                        dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate,
                         rows=[*plan.rows, *validation.rows])
-    state = compiled.init(params_seed)
+    state = compiled.init(config.seed)
     model = answering(config, module, state.params, data.tokenizers, data.sizes)
     model.spread = compiled.spread  # its searches use all devices too
     log.info('model: %s\n%s', config.model.kind, parameter_table(state.params))

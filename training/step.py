@@ -1,6 +1,7 @@
 """The train step: one pure function; training/parallel.py compiles it."""
 
 import functools
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,14 @@ class TrainState:
 
     A pytree whose leaves may also be shapes or shardings, hence not annotated as arrays.
     """
-    step: Any       # int [], updates made so far
+    step: Any       # int [], steps made so far, those whose update was left out included
     params: Any     # of the module
     opt_state: Any  # of the optimizer
+
+
+def key_for(use: str, seed: int) -> Key[Array, '']:
+    """The random key for one use, 'params' or 'dropout', of a run's seed: another one for each use and each seed."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(use.encode()))
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
@@ -36,7 +42,7 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
     """The same, parameters and what the optimizer keeps of them in the boxes that hold the names of their axes."""
-    params = jax.jit(module.init)(jax.random.key(seed), **example['inputs'])['params']
+    params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
