@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import inference
@@ -306,6 +308,41 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '12')
     with pytest.raises(UserError, match='step 11: .* after 1 that'):
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
+
+
+def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cache, monkeypatch):
+    """Worked out from what Adam did to the parameters; two steps are left out, and the cosine ends all the same."""
+    at_batch(monkeypatch, 2, poisoned)
+    at_batch(monkeypatch, 6, poisoned)
+    states, step = [], train.Compiled.train
+
+    def watched(self, state, batch):
+        states.append(jax.device_get(state))
+        return step(self, state, batch)
+
+    monkeypatch.setattr(train.Compiled, 'train', watched)
+    monkeypatch.setattr(train.Checkpoints, 'save', lambda self, number, state, _: number == 12 and states.append(
+        jax.device_get(state)))
+    config = tiny_config(cache, train__skip_nonfinite=2, train__log_every=1, eval__every=99, checkpoint__every=99,
+                         optimizer__schedule='cosine', optimizer__peak=0.01, optimizer__final=0.0,
+                         optimizer__weight_decay=0.0, optimizer__clip=0.0)
+    start(tmp_path / 'run', config)
+    lines = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines())
+    logged = [line['learning_rate'] for line in lines if 'learning_rate' in line]
+    assert len(logged) == 12 and len(states) == 13
+    beta1, beta2, eps = (config.optimizer[name] for name in ('beta1', 'beta2', 'eps'))
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        adam = optax.tree_utils.tree_get(after.opt_state, 'ScaleByAdamState')
+        moved, mean, square = (tree['head']['kernel'].astype(np.float64) for tree in (
+            jax.tree.map(np.subtract, before.params, after.params), adam.mu, adam.nu))
+        if number in (2, 6):
+            assert not moved.any()
+            continue
+        count = int(adam.count)
+        direction = mean / (1 - beta1 ** count) / (np.sqrt(square / (1 - beta2 ** count)) + eps)
+        np.testing.assert_allclose(np.median(moved / direction), logged[number], rtol=1e-3, atol=1e-9)
+    assert int(optax.tree_utils.tree_get(states[-1].opt_state, 'ScaleByAdamState').count) == 10
+    assert logged[-1] == pytest.approx(0.01 * (1 + np.cos(np.pi * 7 / 8)) / 2, rel=1e-4)  # 4 steps of warm-up, 8 down
 
 
 # SIGKILL
