@@ -27,10 +27,12 @@ from configs import digits_vit
 from errors import UserError, full_disk, full_disk_explained
 from input_pipeline.arrays import ArrayPlan
 from input_pipeline.data import open_data
+from model.build import build_model
 from tests.tiny_run import outcome, start, steps, tiny_config
 from training import workdir as run_directory
 from training.checkpoints import Checkpoints
 from training.metrics import MetricsWriter
+from training.optimizer import make_optimizer
 from training.workdir import MAY_CHANGE, RunDirectory, read_config
 
 ROOT = Path(__file__).parent.parent
@@ -148,6 +150,32 @@ def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, said):
     for choice in ('9', 'average:2'):
         with pytest.raises(UserError, match=r'checkpoints/9 is damaged.*Choose another with --checkpoint: .*8'):
             inference.load(copy, choice)
+
+
+def wider(options, **sizes):
+    options = options.copy_and_resolve_references()
+    options.d_model = 32
+    return build_model(options, **sizes)
+
+
+CHANGES = {
+    'clip added': ('make_optimizer', lambda config, schedule: make_optimizer(dict(config) | {'clip': 1.0}, schedule)),
+    'moments of another type': ('make_optimizer', lambda _, schedule: optax.adam(schedule, mu_dtype='bfloat16')),
+    'a wider model': ('build_model', wider),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(copy, cache, monkeypatch, said, change):
+    """The config is the same, as with another version of the code or of optax."""
+    name, changed = CHANGES[change]
+    before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
+    metrics = (copy / 'metrics.jsonl').read_text()
+    monkeypatch.setattr(train, name, changed)
+    with pytest.raises(UserError, match=r'checkpoints/9 holds other arrays(.|\n)*not damaged'):
+        start(copy, tiny_config(cache))
+    assert {path: path.read_bytes() for path in files_of(copy / 'checkpoints')} == before
+    assert (copy / 'metrics.jsonl').read_text() == metrics and 'an older one is used' not in said.text
 
 
 # Signals
