@@ -98,8 +98,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     optimizer = make_optimizer(config.optimizer, schedule)
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
                         loss=make_loss(config.task, config.train.label_smoothing),
-                        dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate,
-                        rows=[*plan.rows, *validation.rows])
+                        dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate)
     state = compiled.init(config.seed)
     model = answering(config, module, state.params, data.tokenizers, data.sizes)
     model.spread = compiled.spread  # its searches use all devices too
