@@ -166,7 +166,8 @@ class Checkpoints:
             try:
                 return self._read(step, like)
             except Damaged as damage:
-                log.warning('%s; it is left as it is, and an older one is used', damage)
+                # As text: its traceback holds all that was read, and who keeps the record keeps it.
+                log.warning('%s; it is left as it is, and an older one is used', str(damage))
                 self._damaged.append(step)
         if self._damaged:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '

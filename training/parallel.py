@@ -224,6 +224,7 @@ class Compiled:
 
     Attributes:
       mesh: the devices.
+      shapes: of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
       part: the rows of every batch that this process must read, those that fill it up included. Processes have rows
         in common only where a 'tensor' axis joins them.
     """
@@ -247,7 +248,10 @@ class Compiled:
             return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
 
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
-        self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
+        boxed = jax.eval_shape(lambda: self._fresh(seed=0))
+        self._shardings = shardings_of(boxed, mesh)
+        self.shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                                   nn.unbox(boxed), self._shardings)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
@@ -282,7 +286,7 @@ class Compiled:
         def filled(array):
             return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
 
-        return matmul_flops(self._step, jax.eval_shape(lambda: nn.unbox(self._fresh(seed=0))), jax.tree.map(filled, batch))
+        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch))
 
     def init(self, seed: int) -> TrainState:
         """A fresh state, each device making its own share: the whole need not fit on one."""
@@ -293,8 +297,13 @@ class Compiled:
         return self._train(state, self._placed(batch))
 
     def gather(self, params: Any) -> Any:
-        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis."""
-        return self._gather(params)
+        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis.
+
+        Where they lie so already, they are the state's own and no copy: the next train step deletes them.
+        """
+        there = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
+                             params, self._gathered)
+        return params if all(jax.tree.leaves(there)) else self._gather(params)
 
     def eval(self, params: Any, batch: Batch) -> Sums:
         """eval_step on gathered parameters and this process's rows of a batch."""
