@@ -68,7 +68,7 @@ BOUNDS = {
     **{f'decode.{name}': bounds for name, bounds in DECODING.items() if name not in ('n_best', 'seed')},
 }
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
-             'data.validation_share', 'optimizer.final',
+             'data.validation_share', 'data.plain_spaces', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
 MOST_TOKENS = 100_000_000  # of a batch
@@ -83,6 +83,7 @@ ONLY_FOR = {
     'data.documents': {'data.source': ('files',)},
     'data.feature': {'data.source': ('tfds',)},
     'data.seed': {'data.source': ('builtin',)},
+    'data.plain_spaces': {'data.source': ('builtin',)},
     'data.tokenizer.vocab_size': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.split_digits': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.normalization': {'data.tokenizer.kind': SUBWORDS},

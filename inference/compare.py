@@ -16,16 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs import base
-from configs.checks import flatten, wrong_kinds
+from configs.checks import flatten
 from configs.sweeps import differing, run_names, short_names
+from configs.versions import VERSION, renamed, upgraded
 from errors import UserError
 from files import read_json
 from training.checkpoints import LOWER_IS_BETTER
 from training.metrics import read_metrics
 from training.workdir import CONFIG, read_config
 
-SWEEP = 'sweep.json'  # in the directory of a sweep: {'config': {option: value}, 'runs': {name: overrides}}
+SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
 METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bits_per_character', 'r_squared',
            'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
@@ -166,8 +166,7 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if not where:
             raise UserError(f'{folder}: no runs there: give the directory of a sweep, or one that holds run directories')
     folders = [Path(folder) for folder in where]
-    default = flatten(base.get_config())
-    configs = [default | flatten(read_config(folder)) for folder in folders]
+    configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
     return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,
                       read_curves(folder), read_results(folder))
@@ -204,29 +203,33 @@ def _read_scores(path: Path) -> dict[str, Any]:
     return scores
 
 
-def read_sweep(directory: Path) -> dict[str, Any]:
-    """What sweep.json holds: {'config': {option: value}, 'runs': {name: overrides}}, and what it was made from.
+def recorded_sweep(directory: Path) -> dict[str, Any]:
+    """sweep.json of a directory, its options brought to those of today.
 
     Raises:
       UserError: if it is damaged.
     """
-    advice = 'Take it from a copy, or give another --workdir'
-    sweep = read_json(directory / SWEEP, advice)
-    config, runs = sweep.get('config'), sweep.get('runs')
+    path, advice = directory / SWEEP, 'Take it from a copy, or give another --workdir'
+    sweep = read_json(path, advice)
+    config, runs, version = sweep.get('config'), sweep.get('runs'), sweep.get('version', 1)
     if not (isinstance(config, dict) and isinstance(runs, dict) and runs
             and all(isinstance(overrides, dict) for overrides in runs.values())):
-        raise UserError(f'{directory / SWEEP} is damaged: it has no config or no runs. {advice}')
-    for options in config, *runs.values():
-        if problems := wrong_kinds(options):
-            raise UserError(f'{directory / SWEEP} is damaged: {problems[0]}. {advice}')
+        raise UserError(f'{path} is damaged: it has no config or no runs. {advice}')
+    try:
+        sweep |= {'config': upgraded(config, version),
+                  'runs': {name: renamed(overrides, version) for name, overrides in runs.items()}}
+        for overrides in sweep['runs'].values():
+            upgraded(overrides, VERSION)  # sees that each has the type of its option
+    except (UserError, OverflowError) as error:
+        raise UserError(f'{path} is damaged: {error}. {advice}') from None
     return sweep
 
 
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
     """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
 
-    As in Table 3 of "Attention Is All You Need", a cell is empty where a setting leaves an option as the recipe has it;
-    the row of the recipe itself has all of them.
+    Where a setting leaves an option as the recipe has it, the cell has the recipe's value; of a width that is left to
+    others, what it comes to.
 
     Args:
       runs: what `load_runs` returns.
@@ -243,8 +246,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for of_setting in settings:
         first = of_setting[0]
-        row = {short[option]: first.settings.get(option) if first.settings else first.width(option)
-               for option in varied}
+        row = {short[option]: first.width(option) for option in varied}
         done = [run.results[split] for run in of_setting if run.trained and split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in done if metric in results]:
@@ -304,14 +306,14 @@ def _state(of_setting: Sequence[RunRecord]) -> str:
 
 
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
-    sweep, default = read_sweep(directory), flatten(base.get_config())
+    sweep = recorded_sweep(directory)
     varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
     records = []
     for name, overrides in sweep['runs'].items():
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            default | sweep['config'] | overrides, read_curves(directory / name), _results_in_sweep(directory / name),
+            sweep['config'] | overrides, read_curves(directory / name), _results_in_sweep(directory / name),
             failed.read_text(encoding='utf-8', errors='replace').strip() if failed.exists() else ''))
     return records
 

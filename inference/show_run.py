@@ -9,18 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
 from files import expanded
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
-from training.checkpoints import Checkpoints
+from training.checkpoints import Checkpoints, described
+from training.metrics import tensorboard
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
-NO_RECIPES = ('__init__', 'base', 'checks')
+NO_RECIPES = ('__init__', 'base', 'checks', 'versions')
 
 
 def main(folder: str) -> None:
@@ -56,7 +55,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     if pictures:
         yield 'pictures', [f'{folder}: {len(paths)}' for folder, paths in pictures.items()]
     if (workdir / 'tensorboard').exists():
-        yield 'curves', [f'tensorboard --logdir={workdir / "tensorboard"}, or {workdir / "metrics.jsonl"}']
+        yield 'curves', [f'{workdir / "metrics.jsonl"}, or {tensorboard(workdir / "tensorboard")}']
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -93,11 +92,9 @@ def parameter_lines(workdir: Path, step: int) -> list[str]:
     Raises:
       UserError: if that is damaged.
     """
-    folder = (workdir / 'checkpoints' / str(step)).absolute()
+    folder = workdir / 'checkpoints' / str(step)
     try:
-        with ocp.StandardCheckpointer() as reader:
-            tree = reader.metadata(folder / 'state').item_metadata.tree
-        parts = {name: count(part) for name, part in tree['params'].items()}
+        parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax raises what it likes
         reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
         raise UserError(f'{folder} is damaged: {reason}. Move it away, to see the run without it') from error

@@ -15,10 +15,11 @@ from errors import UserError
 from files import expanded
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder
-from input_pipeline.batches import ALL, ROWS, Batch, Part
+from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.sources import open_tfds, tfds_errors
 
 ARRAY_SOURCES = ('builtin', 'files', 'tfds')
+MOST_CLASSES = 100_000
 BUILTIN = ('digits', 'dynamics', 'pendulum')
 
 Inputs = Num[np.ndarray, 'examples *space channels']
@@ -121,6 +122,9 @@ class ArrayData:
             targets = targets.astype(np.float32).reshape(len(targets), -1)
         elif targets.min() < 0:
             raise UserError(f'{where}: class {targets.min()} of example {targets.argmin()}: classes are 0, 1, ...')
+        elif targets.max() >= MOST_CLASSES:
+            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}: classes are 0, 1, ... and '
+                            f'fewer than {MOST_CLASSES:,}')
         if split != 'train':
             targets = self._like_training(inputs, targets, where)
         return Examples(inputs, targets if targets.ndim == 2 else targets.astype(np.int32), where)
@@ -225,15 +229,17 @@ class ArrayPlan:
           flip: images are mirrored, left to right, every other time.
 
         Raises:
-          UserError: if `rows` does not suit devices, or series are to be cropped or flipped.
+          UserError: if `rows` is not positive, or series are to be cropped or flipped.
         """
-        if rows < ROWS or rows % ROWS:
-            raise UserError(f'config.batch.rows={rows} must be a multiple of {ROWS}, so that up to {ROWS} devices '
-                            'share a batch evenly')
+        if rows < 1:
+            raise UserError(f'config.batch.rows={rows} must be positive')
         self._inputs, self._targets = data.inputs(split), data.targets(split)
         if (crop or flip) and self._inputs.ndim != 4:
             raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series: '
                             'set crop=0 and flip=False')
+        if crop > max(self._inputs.shape[1:3]):
+            raise UserError(f'config.data.crop={crop} shifts images of {" x ".join(map(str, self._inputs.shape[1:3]))} '
+                            'pixels out of themselves')
         self.rows = [rows]
         self._preprocessing, self._split = data.preprocessing, split
         self._seed, self._crop, self._flip = seed, crop, flip

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -49,6 +50,8 @@ def open_data(config: ConfigDict, run: Path | None = None) -> Data:
     Raises:
       UserError: if they are not there, or damaged.
     """
+    if run:
+        read_sizes(run, config.task)
     return TASKS[config.task].data(config, run / KEPT if run else None)
 
 
@@ -61,6 +64,9 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     sizes = _read_sizes(run / KEPT)
     if missing := TASKS[task].sizes - sizes.keys():
         raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
+    if sizes.get('classes') is not None and len(sizes['classes']) != sizes['outputs']:
+        raise UserError(f'{run / KEPT / SIZES}: {len(sizes["classes"])} classes, but outputs={sizes["outputs"]}. '
+                        f'{AS_WRITTEN}')
     return sizes
 
 
@@ -169,7 +175,7 @@ _EXAMPLES = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
 _ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
 TASKS = {
     'translation': Task(PairData, {
-        'data': frozenset({*_COMMON, 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
+        'data': frozenset({*_COMMON, 'plain_spaces', 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
         'batch': frozenset({'tokens', 'buckets'})}, frozenset({'source_vocab_size', 'target_vocab_size'})),
     'language_model': Task(DocumentData, {
         'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',
@@ -223,7 +229,8 @@ def _is_size(name: str, value: Any) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
     def numbers(values) -> bool:
-        return isinstance(values, list) and bool(values) and all(type(each) in (int, float) for each in values)
+        return isinstance(values, list) and bool(values) and all(
+            type(each) in (int, float) and abs(each) < math.inf for each in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)

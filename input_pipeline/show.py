@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from command_line import run_script
-from configs.checks import config_from
+from configs.checks import BOUNDS, config_from, outside
 from errors import UserError
 from files import expanded
 from input_pipeline.data import open_data
@@ -30,8 +30,8 @@ def main() -> None:
         raise UserError('give either --config or --workdir')
     run = expanded(WORKDIR.value) if WORKDIR.value else None
     config = read_config(run) if run else config_from(CONFIG_FLAG)
-    if STEP.value < 0:
-        raise UserError(f'--step={STEP.value} must not be negative')
+    if wanted := outside(STEP.value, 0, BOUNDS['train.steps'][1]):
+        raise UserError(f'--step={STEP.value} {wanted}')
     data = open_data(config, run)
     plan = data.plan('train')
     batch = plan.batch(STEP.value)

@@ -36,7 +36,7 @@ SLOW = [
     run('metrics.jsonl', '[' * 100_000 + '\n', '', status=0),
     run('metrics.jsonl', GONE, '', status=0),
     run('results/test.json', without('bleu', 'checkpoint', 'checkpoint_steps', 'parameters'), '', status=0),
-    run('checkpoints', 'a file', '', status=0),
+    run('checkpoints', 'a file'),
     run('checkpoints/6', 'a file', 'checkpoints/6'),
     run('checkpoints/6', FOLDER, 'checkpoints/6'),
     run('checkpoints/060', FOLDER, '', status=0),
