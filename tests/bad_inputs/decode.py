@@ -174,8 +174,6 @@ SLOW = [
     run('config.json', with_values(eval=3)),
     run('config.json', with_values(eval__metric=3)),
     run('config.json', without('model')),
-    run('config.json', without('data')),
-    run('config.json', without('decode')),
     run('config.json', '{"seed": NaN}'),
     run('config.json', '[' * 100_000),
     run('config.json', with_values(model__d_ff=32), 'config'),

@@ -52,6 +52,5 @@ SLOW = [
     run('config.json', with_values(train__steps='x')),
     run('config.json', with_values(eval__patience=None)),
     run('config.json', '[' * 100_000),
-    run('config.json', without('model')),
     Case('{digits}', 'config.json', {'digits/config.json': cut}),
 ]
