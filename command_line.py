@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 
 from absl import app, flags
@@ -23,6 +24,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the
     logger 'allyouneed') goes to stderr; stdout carries results only.
     """
+    use_utf8()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('%(message)s'))
     log = logging.getLogger('allyouneed')
@@ -64,6 +66,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
             absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
             # And asyncio, with a traceback, of each task of Orbax's that failed beside the one that we report.
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+            sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
+            threading.excepthook = _unless_left_behind(threading.excepthook)
         try:
             with full_disk_explained(_no_room), little_memory_explained():
                 main(*argv[1:])
@@ -82,6 +86,11 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _unless_left_behind(hook: Callable) -> Callable:
+    """Tells of what a thread or a callback raised, unless it is one of Orbax's that came too late to tell of its task."""
+    return lambda told: None if str(told.exc_value) == 'Event loop is closed' else hook(told)
 
 
 def _no_room(error: BaseException, reason: str) -> str:
@@ -144,6 +153,16 @@ def _help(main: Callable, *, full: bool) -> None:
     own = flags.FLAGS.find_module_defining_flag('config')
     print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())
                     if module != own))
+
+
+def use_utf8() -> None:
+    """Starts the script anew in Python's UTF-8 mode where the locale has another encoding for files and their names.
+
+    Else texts would be read as what they are not, and TensorStore could not open a checkpoint whose path is not ASCII.
+    """
+    if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
+        os.environ['PYTHONUTF8'] = '1'
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def use_huge_pages() -> None:

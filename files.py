@@ -25,6 +25,14 @@ def expanded(path: str | Path) -> Path:
         raise UserError(f'{path}: {error}') from None
 
 
+def check_name(path: Path) -> None:
+    """Raises UserError if the path is no UTF-8: libraries that write checkpoints could not open it."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f'{path}: this path is not UTF-8, which checkpoints need: rename what is not') from None
+
+
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Within this, that the system refuses to write something is a UserError which names `path`."""

@@ -265,7 +265,7 @@ class Job:
     def __call__(self, environment: dict[str, str] | None = None) -> int:
         self.failure.unlink(missing_ok=True)
         for command in self.commands:
-            with open(self.log, 'a') as output:
+            with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
                 output.write(f'$ {shlex.join(command)}\n')
                 output.flush()
                 if self.stopping:

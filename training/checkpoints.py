@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, UInt32
 
 from errors import UserError, full_disk_explained
+from files import check_name
 from training.metrics import evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
@@ -115,6 +116,7 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
         self._folder = Path(workdir).absolute() / 'checkpoints'
+        check_name(self._folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} is a file, where the folder of the checkpoints should be: move it away')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best

@@ -17,7 +17,7 @@ from configs import base
 from configs.checks import check_config, flatten
 from configs.versions import VERSION, upgraded
 from errors import UserError
-from files import check_folder, expanded, naming, read_json, write_text
+from files import check_folder, check_name, expanded, naming, read_json, write_text
 from input_pipeline.data import KEPT, Data
 
 CONFIG = 'config.json'
@@ -63,6 +63,7 @@ class RunDirectory:
         if not path:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
         self.path, self._writes = expanded(path), writes
+        check_name(self.path.absolute())
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file: give a directory')
         self._lock, self._changed = None, {}
