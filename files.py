@@ -103,6 +103,14 @@ def check_file(path: Path) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()
 
 
+def read_bytes(path: Path) -> bytes:
+    """All of a file. A pipe or a device, which may never end, is an OSError."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, 'it is a pipe or a device, and no file', str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path, advice: str) -> dict[str, Any]:
     """The object that a file of JSON holds.
 
@@ -110,7 +118,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
       UserError: naming the file, if it cannot be read or is damaged; it ends with the `advice`.
     """
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
+        found = json.loads(read_bytes(path).decode())
         if not isinstance(found, dict):
             raise ValueError('it holds no object')
         return found

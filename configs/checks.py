@@ -50,16 +50,16 @@ DECODING = {  # of a search: the options of config.decode, and two that decode.p
 }
 BOUNDS = {
     'seed': (0, 2 ** 32 - 1), 'data.seed': (0, 2 ** 32 - 1),
-    'model.num_layers': (1, 1000), 'model.d_model': (1, 100_000), 'model.d_ff': (1, 1_000_000),
-    'model.num_heads': (1, 10_000), 'model.d_k': (0, 100_000), 'model.d_v': (0, 100_000),
+    'model.num_layers': (1, 256), 'model.d_model': (1, 100_000), 'model.d_ff': (1, 1_000_000),
+    'model.num_heads': (1, 10_000), 'model.d_k': (0, 10_000), 'model.d_v': (0, 10_000),
     'model.max_length': (1, 1_000_000), 'model.recurrent.d_hidden': (1, 100_000),
     'model.recurrent.d_align': (0, 100_000), 'model.patches.patch': (1, 100_000),
     'data.max_length': (1, 1_000_000), 'data.context': (1, 1_000_000), 'data.crop': (0, 10_000),
     'data.tokenizer.vocab_size': (1, 1_000_000),
     'batch.tokens': (1, 100_000_000), 'batch.buckets': (1, 1000), 'batch.rows': (1, 1_000_000),
     'optimizer.factor': (0, 1000), 'optimizer.peak': (0, 1000), 'optimizer.warmup': (1, 10 ** 9),
-    'optimizer.eps': (0, 1), 'optimizer.clip': (0, 1e9), 'optimizer.weight_decay': (0, 1000),
-    'train.steps': (1, 10 ** 9), 'train.accumulate': (1, 1_000_000), 'train.log_every': (1, 10 ** 9),
+    'optimizer.eps': (1e-30, 1), 'optimizer.clip': (0, 1e9), 'optimizer.weight_decay': (0, 1000),
+    'train.steps': (1, 10 ** 9), 'train.accumulate': (1, 10_000), 'train.log_every': (1, 10 ** 9),
     'train.skip_nonfinite': (0, 10 ** 9),
     **{f'parallel.{axis}': (-1, 1_000_000) for axis in AXES},
     'eval.every': (1, 10 ** 9), 'eval.bleu_sentences': (0, 10 ** 9), 'eval.patience': (0, 10 ** 9),
@@ -177,6 +177,8 @@ def _check_together(config: ConfigDict, here: Mapping[str, Any], require: Callab
             f'must be below train.steps={config.train.steps} for the cosine to have a place')
     require(config.task != 'language_model' or config.batch.rows * config.data.context <= MOST_TOKENS, 'batch.rows',
             f'must be at most {MOST_TOKENS // config.data.context:,} windows of data.context={config.data.context} tokens')
+    require(config.task == 'translation' or config.train.accumulate <= config.batch.rows, 'train.accumulate',
+            f'must not exceed batch.rows={config.batch.rows}: a part has at least one row')
     require(config.data.source != 'files' or bool(config.data.dir or config.data.file), 'data.dir',
             'must name the folder of the files')
     require(config.data.source != 'tfds' or bool(config.data.name), 'data.name', 'must name a TFDS dataset')

@@ -2,10 +2,13 @@
 
 import codecs
 import contextlib
+import errno
 import gzip
 import hashlib
 import importlib.util
 import itertools
+import os
+import stat
 import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -233,11 +236,19 @@ def open_binary(path: Path | str) -> Iterator[BinaryIO]:
                 raise UserError('stdin is closed: give --input=FILE')
             yield sys.stdin.buffer
             return
+        mode = os.stat(path)
+        if stat.S_ISCHR(mode.st_mode) and mode.st_rdev != os.stat(os.devnull).st_rdev and not _is_terminal(path):
+            raise OSError(errno.EINVAL, 'it is a device')
         opened = gzip.open if str(path).endswith('.gz') else open
         with opened(path, 'rb') as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
         raise UserError(f'{path} cannot be read: {error}') from None
+
+
+def _is_terminal(path: Path | str) -> bool:
+    with open(path, 'rb') as file:
+        return file.isatty()
 
 
 def decode_lines(file, name: str) -> Iterator[str]:

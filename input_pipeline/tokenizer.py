@@ -20,6 +20,7 @@ import sentencepiece
 from jaxtyping import UInt32
 
 from errors import UserError
+from files import read_bytes
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
@@ -76,7 +77,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
       UserError: if it cannot be read, is damaged, or is none of ours.
     """
     try:
-        model = path.read_bytes()
+        model = read_bytes(path)
         if not model.startswith(b'{'):  # no SentencePiece file begins so: it would be a field of an unused type
             return SubwordTokenizer(model)
         return {'char': CharTokenizer, 'byte': ByteTokenizer}[json.loads(model)['kind']](model)

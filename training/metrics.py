@@ -19,7 +19,7 @@ from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
 from errors import full_disk_explained
-from files import write_text
+from files import read_bytes, write_text
 
 METRICS = 'metrics.jsonl'
 EVALUATED = 'validation_'  # what the names of an evaluation's measures begin with
@@ -112,7 +112,7 @@ def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     Without what a run that was killed in the middle of a line left there, and without what is no number.
     """
     path, lines = Path(workdir) / METRICS, []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    for line in read_bytes(path).splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(line)
             if isinstance(found, dict) and isinstance(found.get('step'), int):

@@ -17,7 +17,7 @@ from configs import base
 from configs.checks import check_config, flatten
 from configs.versions import VERSION, upgraded
 from errors import UserError
-from files import check_folder, check_name, expanded, naming, read_json, write_text
+from files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
 from input_pipeline.data import KEPT, Data
 
 CONFIG = 'config.json'
@@ -172,7 +172,7 @@ def _read_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
     """The config of a run, and the options that it does not say."""
     path = workdir / CONFIG
     try:
-        said = json.loads(path.read_text(encoding='utf-8'))
+        said = json.loads(read_bytes(path).decode())
         if not isinstance(said, dict):
             raise ValueError('it holds no object')
         version = said.pop('version', 1)

@@ -1,13 +1,14 @@
 """Every script with everything that users mistype and damage: no traceback, exit status 2, the name of what is wrong.
 
-The tables are beside this file: a line is a case. QUICK ones end before any heavy work.
+The tables are beside this file: a line is a case. QUICK ones end before any heavy work; every fourth of them is tried in
+`make test`, all of them in `make test-slow`.
 """
 
 import importlib
 
 import pytest
 
-from tests.bad_inputs.cases import Bench
+from tests.bad_inputs.cases import Bench, Case
 
 SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show': 'input_pipeline.show',
            'show_run': 'inference.show_run'}
@@ -35,8 +36,17 @@ def of(kind):
             for name, table in TABLES.items() for number, case in enumerate(getattr(table, kind))]
 
 
-@pytest.mark.parametrize('name, case', of('QUICK'))
+CHEAP = of('QUICK')
+
+
+@pytest.mark.parametrize('name, case', CHEAP[::4])
 def test_a_cheap_mistake_is_explained(bench, name, case):
+    bench.check(SCRIPTS[name], case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, case', [each for number, each in enumerate(CHEAP) if number % 4])
+def test_every_cheap_mistake_is_explained(bench, name, case):
     bench.check(SCRIPTS[name], case)
 
 
@@ -46,5 +56,22 @@ def test_a_mistake_is_explained(runs, name, case):
     runs.check(SCRIPTS[name], case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', TABLES)
+def test_a_process_of_its_own_says_the_same(bench, name):
+    """What forks of one process say is what a user sees."""
+    for case in TABLES[name].QUICK[::len(TABLES[name].QUICK) // 3]:
+        bench.check(SCRIPTS[name], case._replace(alone=True))
+
+
+def test_the_bench_sees_what_is_wrong(bench):
+    """A wrong status, a missing word, and a traceback, that of a fault in a test's own file, fail."""
+    missing = Case('--config={here}/none.py --workdir={new}', 'none.py')
+    bench.check('train', missing)
+    for wrong in missing._replace(status=0), missing._replace(says='another.py'):
+        with pytest.raises(AssertionError):
+            bench.check('train', wrong)
+
+
 def test_there_are_as_many_as_we_say():
-    assert len(of('QUICK')) + len(of('SLOW')) >= 300
+    assert len(CHEAP) + len(of('SLOW')) >= 350
