@@ -63,8 +63,7 @@ class BuiltinCorpus:
         try:
             corpus = builtin.make_corpus(source_lang, target_lang, seed=seed)
         except ValueError as error:
-            raise UserError(f'config.data.source_lang={source_lang!r}, target_lang={target_lang!r} (source=builtin): {error}'
-                            ) from None
+            raise UserError(f'config.data (source=builtin): {error}') from None
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
