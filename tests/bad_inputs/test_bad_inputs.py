@@ -1,7 +1,6 @@
 """Every script with everything that users mistype and damage: no traceback, exit status 2, the name of what is wrong.
 
-The tables are beside this file: a line is a case. QUICK ones end before any heavy work; every fourth of them is tried in
-`make test`, all of them in `make test-slow`.
+The tables are beside this file: a line is a case. QUICK ones end before any heavy work.
 """
 
 import importlib
@@ -36,17 +35,8 @@ def of(kind):
             for name, table in TABLES.items() for number, case in enumerate(getattr(table, kind))]
 
 
-CHEAP = of('QUICK')
-
-
-@pytest.mark.parametrize('name, case', CHEAP[::4])
+@pytest.mark.parametrize('name, case', of('QUICK'))
 def test_a_cheap_mistake_is_explained(bench, name, case):
-    bench.check(SCRIPTS[name], case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, case', [each for number, each in enumerate(CHEAP) if number % 4])
-def test_every_cheap_mistake_is_explained(bench, name, case):
     bench.check(SCRIPTS[name], case)
 
 
@@ -74,4 +64,4 @@ def test_the_bench_sees_what_is_wrong(bench):
 
 
 def test_there_are_as_many_as_we_say():
-    assert len(CHEAP) + len(of('SLOW')) >= 350
+    assert len(of('QUICK')) + len(of('SLOW')) >= 350

@@ -104,6 +104,28 @@ def test_impossible_value_is_named(values, key):
         checks.check_config(changed(values))
 
 
+def test_all_that_is_impossible_is_told_at_once_a_line_each():
+    config = changed({'train.steps': 0, 'seed': -1, 'model.dropout': 1.5, 'model.num_heads': 7, 'data.context': 9})
+    assert [line.partition('=')[0] for line in checks.config_problems(config)] == [
+        'config.seed', 'config.train.steps', 'config.model.dropout', 'config.data.context']
+    with pytest.raises(UserError) as error:
+        checks.check_config(config)
+    assert str(error.value).splitlines() == checks.config_problems(config)
+    assert checks.config_problems(base.get_config()) == []
+
+
+@pytest.mark.parametrize('shape, values, key', [
+    ([8, 8, 1], {'model.patches.patch': 3}, 'model.patches.patch'),
+    ([10, 2], {'model.patches.patch': 4}, 'model.patches.patch'),
+    ([8, 8, 1], {'model.d_model': 66}, 'model.d_model'),
+])
+def test_a_model_of_patches_that_does_not_fit_the_data_is_named(shape, values, key):
+    config = changed(REGRESSION | {'model.position': 'sinusoidal'} | values)
+    with pytest.raises(UserError, match=rf'^config\.{re.escape(key)}: '):
+        checks.check_fits(config, {'shape': shape})
+    checks.check_fits(changed(REGRESSION | {'model.d_model': 64, 'model.patches.patch': 2}), {'shape': shape})
+
+
 @pytest.mark.parametrize('option, word, meant', [
     ('model.position', 'sinusoid', 'sinusoidal'), ('model.norm', 'Pre', 'pre'), ('eval.metric', 'blue', 'bleu'),
     ('task', 'clasification', 'classification')])
