@@ -51,6 +51,7 @@ def get_config() -> ConfigDict:
     data.name = ''                  # tfds: the dataset, such as wmt14_translate/de-en; builtin arrays: which
     data.splits = ConfigDict({'train': 'train', 'validation': 'validation', 'test': 'test'})  # names on disk
     data.seed = 0                   # builtin: of the data
+    data.plain_spaces = 0.5         # builtin translation: of the sources with no-break spaces, how many are as typed
     data.source_lang = 'en'         # translation: file suffix, TFDS feature or CLDR locale
     data.target_lang = 'fr'
     data.max_length = 128           # translation, tokens; longer pairs are not trained on, longer inputs are cut

@@ -56,7 +56,7 @@ NOT_NEGATIVE = (
     'train.skip_nonfinite', 'checkpoint.every_minutes',
 )
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
-             'data.validation_share', 'optimizer.final',
+             'data.validation_share', 'data.plain_spaces', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
 # Options that mean something only beside certain values of others, in addition to MODELS and TASKS.
@@ -67,6 +67,7 @@ ONLY_FOR = {
     'data.documents': {'data.source': ('files',)},
     'data.feature': {'data.source': ('tfds',)},
     'data.seed': {'data.source': ('builtin',)},
+    'data.plain_spaces': {'data.source': ('builtin',)},
     'data.tokenizer.vocab_size': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.split_digits': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.normalization': {'data.tokenizer.kind': SUBWORDS},

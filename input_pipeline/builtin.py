@@ -9,6 +9,7 @@ right answer is known to the byte, so a small model can be judged by exact match
     corpus = make_corpus('en', 'fr')  # {'train': [(source, target), ...], 'validation': ..., 'test': ...}
 """
 
+import collections
 import contextlib
 import datetime
 import difflib
@@ -34,6 +35,7 @@ GENERATOR_VERSION = 1
 
 LONGEST = 80  # characters, on either side: what is longer is drawn again
 PATIENCE = 5000  # draws in a row without a new pair, after which the space counts as exhausted
+TYPED = str.maketrans('\u00a0\u202f', '  ')  # no keyboard has CLDR's no-break spaces
 
 # Common members only: a name is learned when it is met often, and the long tail of CLDR is not.
 LANGUAGES = (
@@ -235,6 +237,24 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}
     return {split: corpus[split] for split in sizes}
+
+
+def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float, *,
+                      seed: int) -> dict[str, list[tuple[str, str]]]:
+    """The corpus, with `share` of its source sentences that hold no-break spaces as people type them: with plain ones.
+
+    The targets keep CLDR's, and no source sentence occurs twice, in any splits: one that would become another, or that
+    differs from another in its spaces alone, stays as it is. The sentences that a share has plain, a larger one has too.
+    """
+    typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
+    changed = {}
+    for split, pairs in corpus.items():
+        holding = [row for row, (source, _) in enumerate(pairs) if source.translate(TYPED) != source]
+        order = random.Random(f'{seed} {split}').sample(holding, len(holding))
+        plain = {row for row in order[:round(share * len(order))] if typed[pairs[row][0].translate(TYPED)] == 1}
+        changed[split] = [(source.translate(TYPED) if row in plain else source, target)
+                          for row, (source, target) in enumerate(pairs)]
+    return changed
 
 
 def _parse_locale(identifier: str) -> Locale:

@@ -41,7 +41,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     names = dict(data['splits'])
     languages = data['source_lang'], data['target_lang']
     if data['source'] == 'builtin':
-        return BuiltinCorpus(*languages, seed=data['seed'])
+        return BuiltinCorpus(*languages, seed=data['seed'], plain_spaces=data['plain_spaces'])
     if data['source'] == 'files':
         return TextCorpus(Path(data['dir']).expanduser(), *languages, names)
     if data['source'] == 'tfds':
@@ -50,15 +50,21 @@ def open_corpus(data: ConfigDict) -> Corpus:
 
 
 class BuiltinCorpus:
-    """Dates, amounts, quantities, lists and their like in two languages, made from Unicode CLDR."""
+    """Dates, amounts, quantities, lists and their like in two languages, made from Unicode CLDR.
 
-    def __init__(self, source_lang: str, target_lang: str, seed: int):
+    `plain_spaces`: of the source sentences with no-break spaces, the share that has plain ones in their place.
+    """
+
+    def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
         try:
-            self._splits = builtin.make_corpus(source_lang, target_lang, seed=seed)
+            corpus = builtin.make_corpus(source_lang, target_lang, seed=seed)
         except ValueError as error:
             raise UserError(f'config.data (source=builtin): {error}') from None
+        self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
+        if plain_spaces:  # the runs that were made before there was a share know nothing of it
+            self._fingerprint['plain_spaces'] = plain_spaces
 
     def pairs(self, split: str) -> Iterator[Pair]:
         return iter(self._splits[split])
