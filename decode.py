@@ -34,6 +34,7 @@ from inference.explain import Page, explain_example, explain_text
 from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
+from inference.scores import table_line
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
@@ -178,8 +179,7 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
     folder = run.workdir / 'results'
     folder.mkdir(exist_ok=True)
     (folder / f'{split}.json').write_text(text + '\n')
-    (folder / f'{split}.tsv').write_text(''.join(
-        '\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in table))
+    (folder / f'{split}.tsv').write_text(''.join(map(table_line, table)), encoding='utf-8')
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
