@@ -68,6 +68,7 @@ ONLY_FOR = {
     'data.feature': {'data.source': ('tfds',)},
     'data.seed': {'data.source': ('builtin',)},
     'data.plain_spaces': {'data.source': ('builtin',)},
+    'data.validation_share': {'data.source': ('files',)},
     'data.tokenizer.vocab_size': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.split_digits': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.normalization': {'data.tokenizer.kind': SUBWORDS},

@@ -162,7 +162,8 @@ _COMMON = {'source', 'dir', 'name', 'splits', 'seed'}
 _ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
 TASKS = {
     'translation': Task(PairData, {
-        'data': frozenset({*_COMMON, 'plain_spaces', 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
+        'data': frozenset({*_COMMON, 'plain_spaces', 'validation_share', 'source_lang', 'target_lang', 'max_length',
+                           'tokenizer'}),
         'batch': frozenset({'tokens', 'buckets'})}),
     'language_model': Task(DocumentData, {
         'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',

@@ -1,5 +1,6 @@
 """Where documents come from, for language models: text files, a TFDS dataset, or Python's standard library."""
 
+import functools
 import hashlib
 import io
 import itertools
@@ -13,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from errors import UserError
+from input_pipeline.held_out import HeldOut, text_key, without_files
 from input_pipeline.sources import (
     decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
 
@@ -47,7 +49,7 @@ def open_documents(data: ConfigDict) -> Documents:
             raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
         if data['file']:
             return OneFile(Path(data['file']).expanduser(), data['documents'], data['validation_share'])
-        return FileDocuments(Path(data['dir']).expanduser(), data['documents'], names)
+        return FileDocuments(Path(data['dir']).expanduser(), data['documents'], names, data['validation_share'])
     if data['source'] == 'tfds':
         return TfdsDocuments(data['name'], data['dir'], data['feature'], names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(DOCUMENT_SOURCES)}, '
@@ -58,14 +60,37 @@ class FileDocuments:
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
     `kind` says what a document is: the whole 'file', a 'line', or what stands between two blank lines.
+
+    Where there are no files for validation (nor for test), `validation_share` of the different training documents take
+    their place (and as many for test): see input_pipeline/held_out.py. Of a single document it is the last characters.
     """
 
-    def __init__(self, folder: Path, kind: str, names: Mapping[str, str]):
+    def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         if not folder.is_dir():
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._kind, self._names = folder, kind, names
+        self._share, self._cut = validation_share, without_files(names, self.has_files, validation_share)
+
+    def has_files(self, split: str) -> bool:
+        return bool(self._found(split))
 
     def documents(self, split: str) -> Iterator[str]:
+        if not self._is_part(split):
+            return self._read(split)
+        if self._kind == 'file' and len(files := self._files('train')) == 1:
+            return iter([characters_of(read_text(files[0]), split, self._cut, self._share, str(files[0]))])
+        return (text for text in self._read('train') if self._held_out.split(text_key(text)) == split)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOut:
+        keys = (text_key(text) for text in self._read('train') if text.strip())
+        return HeldOut(self._cut, self._share, keys, f'documents of {self._files("train")[0]}')
+
+    def _is_part(self, split: str) -> bool:
+        """Whether the split is a part of the training files."""
+        return bool(self._cut) and split in ('train', *self._cut)
+
+    def _read(self, split: str) -> Iterator[str]:
         for path in self._files(split):
             if self._kind == 'file':
                 yield read_text(path)
@@ -73,19 +98,24 @@ class FileDocuments:
                 yield from cut(read_lines(path), self._kind)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        return {'source': 'files', 'documents': self._kind, 'split': self._names[split],
-                'files': [[str(file.relative_to(self._folder)), sha256(file)] for file in self._files(split)]}
+        part = self._is_part(split)
+        read = 'train' if part else split
+        files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self._files(read)]
+        return {'source': 'files', 'documents': self._kind, 'split': self._names[read], 'files': files} | (
+            {'part': split, 'cut off': list(self._cut), 'validation_share': self._share} if part else {})
 
-    def _files(self, split: str) -> list[Path]:
+    def _found(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
         if base.is_dir():
-            files = sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
-        else:
-            files = [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
-        if not files:
-            raise UserError(f'For the {split} split, {self._folder} must hold {base.name}.txt, {base.name}.txt.gz or a '
-                            f'folder {base.name} of text files; see config.data.dir and splits.{split}')
-        return files
+            return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
+        return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
+
+    def _files(self, split: str) -> list[Path]:
+        if files := self._found(split):
+            return files
+        name = self._names[split]
+        raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
+                        f'of text files; see config.data.dir and splits.{split}')
 
 
 class OneFile:
@@ -174,6 +204,19 @@ class LibraryDocuments:
     def fingerprint(self, split: str) -> dict[str, Any]:
         digest = hashlib.sha256(repr(self._modules[split]).encode()).hexdigest()
         return {'source': 'standard library', 'split': split, 'sha256': digest}
+
+
+def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
+    """The part of a text for a split: the last characters for `cut_off`, `share` of them for each; the rest for 'train'."""
+    ends = [int(len(text) * (1 - share * (len(cut_off) - number))) for number in range(len(cut_off) + 1)]
+    if ends[0] <= 0:
+        raise UserError(f'config.data.validation_share={share} of {where}, for each of {" and ".join(cut_off)}, leaves '
+                        'nothing to train on: lower it')
+    parts = zip(('train', *cut_off), [0, *ends[:-1]], ends, strict=True)
+    begin, end = next((begin, end) for part, begin, end in parts if part == split)
+    log.info('%s: %s of the characters of %s, %d to %d, since there are no files for %s', split, share if split in cut_off
+             else 'the rest', where, begin, end, ' and '.join(cut_off))
+    return text[begin:end]
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:

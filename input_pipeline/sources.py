@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -16,6 +17,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from input_pipeline import builtin
+from input_pipeline.held_out import HeldOut, text_key, without_files
 
 Pair = tuple[str, str]
 SOURCES = ('builtin', 'files', 'tfds')
@@ -43,7 +45,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     if data['source'] == 'builtin':
         return BuiltinCorpus(*languages, seed=data['seed'], plain_spaces=data['plain_spaces'])
     if data['source'] == 'files':
-        return TextCorpus(Path(data['dir']).expanduser(), *languages, names)
+        return TextCorpus(Path(data['dir']).expanduser(), *languages, names, data['validation_share'])
     if data['source'] == 'tfds':
         return TfdsCorpus(data['name'], data['dir'], *languages, names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
@@ -76,14 +78,38 @@ class BuiltinCorpus:
 
 
 class TextCorpus:
-    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz."""
+    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
-    def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str]):
+    Where there are none for validation (nor for test), `validation_share` of the training data's different source
+    sentences take their place (and as many for test): see input_pipeline/held_out.py.
+    """
+
+    def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
+                 validation_share: float = 0.0):
         if not folder.is_dir():
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
+        self._share, self._cut = validation_share, without_files(names, self.has_files, validation_share)
+
+    def has_files(self, split: str) -> bool:
+        """Whether there is any file for the split: then all of it must be there."""
+        return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
 
     def pairs(self, split: str) -> Iterator[Pair]:
+        if not self._is_part(split):
+            return self._read(split)
+        return (pair for pair in self._read('train') if self._held_out.split(text_key(pair[0])) == split)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOut:
+        keys = (text_key(source) for source, target in self._read('train') if source.strip() and target.strip())
+        return HeldOut(self._cut, self._share, keys, f'source sentences of {self._files("train")[0]}')
+
+    def _is_part(self, split: str) -> bool:
+        """Whether the split is a part of the training files."""
+        return bool(self._cut) and split in ('train', *self._cut)
+
+    def _read(self, split: str) -> Iterator[Pair]:
         files = self._files(split)
         if len(files) == 1:
             for number, line in enumerate(read_lines(files[0]), 1):
@@ -103,19 +129,21 @@ class TextCorpus:
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
-        return {'source': 'text', 'files': [[file.name, sha256(file)] for file in self._files(split)]}
+        part = self._is_part(split)
+        files = [[file.name, sha256(file)] for file in self._files('train' if part else split)]
+        return {'source': 'text', 'files': files} | (
+            {'part': split, 'cut off': list(self._cut), 'validation_share': self._share} if part else {})
+
+    def _path(self, split: str, suffix: str) -> Path | None:
+        files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))
+        return next((file for file in files if file.is_file()), None)
 
     def _files(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
-
-        def plain_or_gz(suffix: str) -> Path | None:
-            files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
-            return next((file for file in files if file.is_file()), None)
-
-        files = [plain_or_gz(language) for language in self._languages]
+        files = [self._path(split, language) for language in self._languages]
         if None not in files:
             return files
-        if table := plain_or_gz('tsv'):
+        if table := self._path(split, 'tsv'):
             return [table]
         source, target = (Path(f'{base}.{language}') for language in self._languages)
         missing = (source, target)[files.index(None)]

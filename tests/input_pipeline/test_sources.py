@@ -38,8 +38,9 @@ def write_pairs(folder, names, end='\n', pairs=PAIRS):
         write(folder / name, lines, end)
 
 
-def read(folder, **options):
-    return list(open_corpus(text_data(folder, **options)).pairs('train'))
+def read(folder, split='train', validation_share=0.0, **options):
+    """The pairs of a split; nothing is cut off the training files unless a share is given."""
+    return list(open_corpus(text_data(folder, validation_share=validation_share, **options)).pairs(split))
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
