@@ -12,7 +12,8 @@ def get_config() -> ConfigDict:
     """The paper's base Transformer on the built-in corpus."""
     config = ConfigDict()
     config.seed = 0  # of the parameters, the dropout and the order of the batches
-    config.cache_dir = ''  # tokenizers, token stores and compiled programs, shared by runs; '': ~/.cache/allyouneed
+    config.cache_dir = ''  # tokenizers, token stores and compiled programs, shared by runs; '': allyouneed in
+    #                        $XDG_CACHE_HOME, else in ~/.cache
     config.task = 'translation'  # or 'language_model', 'classification', 'regression'
 
     config.model = model = ConfigDict()

@@ -128,7 +128,7 @@ class ExampleData:
     """Images and time series: classification and regression."""
 
     def __init__(self, config: ConfigDict, kept: Path | None):
-        self._config, self.arrays = config, open_arrays(config.data)
+        self._config, self.arrays = config, open_arrays(config.data, config.task)
         self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
                                           'preprocessing': dataclasses.asdict(self.arrays.preprocessing)}
         self.tokenizers = {}

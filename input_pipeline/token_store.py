@@ -37,8 +37,12 @@ BUILDING = '.building-'  # in the names of folders where something is built
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or the user's cache."""
-    return Path(cache_dir or '~/.cache/allyouneed').expanduser()
+    """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or allyouneed in the user's
+    cache: $XDG_CACHE_HOME, or ~/.cache where that is no absolute path, as the XDG base directory specification says."""
+    if cache_dir:
+        return Path(cache_dir).expanduser()
+    users = Path(os.environ.get('XDG_CACHE_HOME', ''))
+    return (users if users.is_absolute() else Path('~/.cache').expanduser()) / 'allyouneed'
 
 
 class TokenStore:
