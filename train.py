@@ -76,7 +76,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
-    config = config_from(CONFIG_FLAG)
+    config = config_from(CONFIG_FLAG, with_data=not PRINT_CONFIG.value)
     if PRINT_CONFIG.value:
         return print_config(config)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)

@@ -8,10 +8,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import base
-from errors import UserError, did_you_mean, no_recipe
+from errors import UserError, did_you_mean, no_recipe, told
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
 from input_pipeline.documents import DOCUMENT_KINDS
+from input_pipeline.problems import data_problems
 from input_pipeline.sources import SOURCES
 from input_pipeline.tokenizer import KINDS, NORMALIZATIONS, SUBWORDS
 from input_pipeline.windows import PACKINGS
@@ -171,16 +172,20 @@ def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
     return flat
 
 
-def config_from(flag: flags.FlagHolder) -> ConfigDict:
-    """The checked value of a --config flag.
+def config_from(flag: flags.FlagHolder, *, with_data: bool = False) -> ConfigDict:
+    """The checked value of a --config flag; `with_data` looks at the data that it names too.
 
     Raises:
-      UserError: if it is missing, names no recipe, or holds an impossible value.
+      UserError: if it is missing, names no recipe, or with all that is wrong with its values and the data.
     """
     path = flags.FLAGS['config'].config_filename if flag.present else ''
     if not path:
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not Path(path).is_file():
         raise UserError(no_recipe(path))
-    check_config(flag.value)
+    problems = told(lambda: check_config(flag.value))
+    if with_data:
+        problems += data_problems(flag.value, problems)
+    if problems:
+        raise UserError('\n'.join(problems))
     return flag.value

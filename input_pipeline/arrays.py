@@ -58,18 +58,19 @@ class ArrayData:
       classes: their names; None where values are to be predicted.
       sizes: as JSON, 'outputs', classes or values; 'shape', of one input: [*space, channels].
       preprocessing: from the training split.
+      parts: the splits that are cut off the training split.
     """
 
     def __init__(self, load: Callable[[str], Examples], task: str, classes: list[str] | None = None,
-                 cut_off: tuple[str, ...] = (), share: float = 0.0):
+                 parts: tuple[str, ...] = (), share: float = 0.0):
         """
         Args:
           load: reads a split.
           task: 'classification', whose targets are whole numbers, or 'regression', whose are values, whole or not.
           classes: their names, otherwise 0, 1, ...
-          cut_off, share: splits that are parts of the training split: see input_pipeline/held_out.py.
+          parts, share: splits that are cut off the training split: see input_pipeline/held_out.py.
         """
-        self._load, self._task, self._names, self._cut, self._share = load, task, classes, cut_off, share
+        self._load, self._task, self._names, self.parts, self._share = load, task, classes, parts, share
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
@@ -109,7 +110,7 @@ class ArrayData:
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets)))
 
     def _read(self, split: str) -> Examples:
-        examples = self._part(split) if self._cut and split in ('train', *self._cut) else self._checked(split)
+        examples = self._part(split) if self.parts and split in ('train', *self.parts) else self._checked(split)
         if split != 'train':
             self._require_like_training(*examples)
         return examples
@@ -119,7 +120,7 @@ class ArrayData:
         inputs, targets, where = self._whole('train')
         keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
         kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._task == 'classification' else ()
-        held_out = HeldOut(self._cut, self._share, keys, f'inputs of {where}', kept)
+        held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
         members = np.array([held_out.split(each) == split for each in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
 
@@ -182,8 +183,8 @@ def open_arrays(data: ConfigDict, task: str) -> ArrayData:
         return open_builtin(data['name'], data['seed'], task)
     if data['source'] == 'files':
         share = data['validation_share']
-        load, cut_off = open_folder(Path(data['dir']).expanduser(), share)
-        return ArrayData(load, task, cut_off=cut_off, share=share)
+        load, parts = open_folder(Path(data['dir']).expanduser(), share)
+        return ArrayData(load, task, parts=parts, share=share)
     if data['source'] == 'tfds':
         return open_tfds_images(data['name'], data['dir'], dict(data['splits']), task)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(ARRAY_SOURCES)}')

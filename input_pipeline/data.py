@@ -69,8 +69,15 @@ class PairData:
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()}
 
     def pairs(self, split: str) -> list[Pair]:
-        """The sentences of a split as they are written."""
-        return list(self._corpus.pairs(split))
+        """The sentences of a split as they are written.
+
+        Raises:
+          UserError: if there are none.
+        """
+        pairs = list(self._corpus.pairs(split))
+        if not any(source.strip() and target.strip() for source, target in pairs):
+            raise UserError(f'the {split} split has no text. Looked at: {self._corpus.fingerprint(split)}')
+        return pairs
 
     def plan(self, split: str) -> BatchPlan:
         store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)

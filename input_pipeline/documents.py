@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from errors import UserError
-from input_pipeline.held_out import HeldOut, text_key, without_files
+from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
 
@@ -63,46 +63,50 @@ class FileDocuments:
 
     Where there are no files for validation (nor for test), `validation_share` of the different training documents take
     their place (and as many for test): see input_pipeline/held_out.py. Of a single document it is the last characters.
+
+    Attributes:
+      parts: the splits that are cut off the training files.
     """
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         if not folder.is_dir():
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._kind, self._names = folder, kind, names
-        self._share, self._cut = validation_share, without_files(names, self.has_files, validation_share)
+        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
+        """Whether there is any file for the split."""
         return bool(self._found(split))
 
     def documents(self, split: str) -> Iterator[str]:
-        if not self._is_part(split):
+        if not self.is_part(split):
             return self._read(split)
-        if self._kind == 'file' and len(files := self._files('train')) == 1:
-            return iter([characters_of(read_text(files[0]), split, self._cut, self._share, str(files[0]))])
+        if self._kind == 'file' and len(files := self.files('train')) == 1:
+            return iter([characters_of(read_text(files[0]), split, self.parts, self._share, str(files[0]))])
         return (text for text in self._read('train') if self._held_out.split(text_key(text)) == split)
 
     @functools.cached_property
     def _held_out(self) -> HeldOut:
         keys = (text_key(text) for text in self._read('train') if text.strip())
-        return HeldOut(self._cut, self._share, keys, f'documents of {self._files("train")[0]}')
+        return HeldOut(self.parts, self._share, keys, f'documents of {self.files("train")[0]}')
 
-    def _is_part(self, split: str) -> bool:
-        """Whether the split is a part of the training files."""
-        return bool(self._cut) and split in ('train', *self._cut)
+    def is_part(self, split: str) -> bool:
+        """Whether the split is not all that its files hold, but a part of the training files."""
+        return bool(self.parts) and split in ('train', *self.parts)
 
     def _read(self, split: str) -> Iterator[str]:
-        for path in self._files(split):
+        for path in self.files(split):
             if self._kind == 'file':
                 yield read_text(path)
             else:
                 yield from cut(read_lines(path), self._kind)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        part = self._is_part(split)
-        read = 'train' if part else split
-        files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self._files(read)]
-        return {'source': 'files', 'documents': self._kind, 'split': self._names[read], 'files': files} | (
-            {'part': split, 'cut off': list(self._cut), 'validation_share': self._share} if part else {})
+        part = self.is_part(split)
+        files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
+        return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
+                'files': files} | (
+            {'part': split, 'cut off': list(self.parts), 'validation_share': self._share} if part else {})
 
     def _found(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
@@ -110,7 +114,10 @@ class FileDocuments:
             return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
         return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
 
-    def _files(self, split: str) -> list[Path]:
+    def files(self, split: str) -> list[Path]:
+        """The files that a split is read from. Raises UserError if there is none."""
+        if self.is_part(split):
+            split = 'train'
         if files := self._found(split):
             return files
         name = self._names[split]
@@ -129,6 +136,14 @@ class OneFile:
         if not path.is_file():
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
+        self.parts = ('validation', 'test')  # with a rule of its own, nanoGPT's
+
+    def has_files(self, split: str) -> bool:
+        """Every split is a part of the one file."""
+        return True
+
+    def files(self, split: str) -> list[Path]:
+        return [self._path]
 
     def documents(self, split: str) -> Iterator[str]:
         text = read_text(self._path)
@@ -214,8 +229,8 @@ def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float,
                         'nothing to train on: lower it')
     parts = zip(('train', *cut_off), [0, *ends[:-1]], ends, strict=True)
     begin, end = next((begin, end) for part, begin, end in parts if part == split)
-    log.info('%s: %s of the characters of %s, %d to %d, since there are no files for %s', split, share if split in cut_off
-             else 'the rest', where, begin, end, ' and '.join(cut_off))
+    say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for {" and ".join(cut_off)} '
+        f'(config.data.validation_share={share})')
     return text[begin:end]
 
 

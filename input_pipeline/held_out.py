@@ -1,6 +1,7 @@
 """Validation and test data cut off the training data, where they have no files of their own."""
 
 import bisect
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -55,13 +56,19 @@ class HeldOut:
                 f'config.data.validation_share={share} for each: give {" and ".join(splits)} data of their own, or '
                 'another share')
         self._last = candidates[count - 1:count * len(splits):count].tolist()  # key of each split
-        log.info('%s: cut off the training data, since there are no files: of %d different %s, %d for each (the share '
-                 'config.data.validation_share=%s), chosen by a hash and not trained on', ' and '.join(splits),
-                 len(different), what, count, share)
+        say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} different '
+            f'{what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash and not '
+            'trained on')
 
     def split(self, key: int) -> str:
         """The split of the example with this key: one of `splits`, or 'train'."""
         return 'train' if key in self._kept else (*self.splits, 'train')[bisect.bisect_left(self._last, key)]
+
+
+@functools.cache
+def say(message: str) -> None:
+    """Logs it, once in a process: data is opened to be checked, and again to be used."""
+    log.info('%s', message)
 
 
 def key(content: bytes) -> int:

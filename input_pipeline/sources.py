@@ -82,6 +82,9 @@ class TextCorpus:
 
     Where there are none for validation (nor for test), `validation_share` of the training data's different source
     sentences take their place (and as many for test): see input_pipeline/held_out.py.
+
+    Attributes:
+      parts: the splits that are cut off the training files.
     """
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
@@ -89,28 +92,29 @@ class TextCorpus:
         if not folder.is_dir():
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
-        self._share, self._cut = validation_share, without_files(names, self.has_files, validation_share)
+        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
         """Whether there is any file for the split: then all of it must be there."""
         return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        if not self._is_part(split):
-            return self._read(split)
-        return (pair for pair in self._read('train') if self._held_out.split(text_key(pair[0])) == split)
+        if not self.is_part(split):
+            return self.all_pairs(split)
+        return (pair for pair in self.all_pairs('train') if self._held_out.split(text_key(pair[0])) == split)
 
     @functools.cached_property
     def _held_out(self) -> HeldOut:
-        keys = (text_key(source) for source, target in self._read('train') if source.strip() and target.strip())
-        return HeldOut(self._cut, self._share, keys, f'source sentences of {self._files("train")[0]}')
+        keys = (text_key(source) for source, target in self.all_pairs('train') if source.strip() and target.strip())
+        return HeldOut(self.parts, self._share, keys, f'source sentences of {self.files("train")[0]}')
 
-    def _is_part(self, split: str) -> bool:
-        """Whether the split is a part of the training files."""
-        return bool(self._cut) and split in ('train', *self._cut)
+    def is_part(self, split: str) -> bool:
+        """Whether the split is not all that its files hold, but a part of the training files."""
+        return bool(self.parts) and split in ('train', *self.parts)
 
-    def _read(self, split: str) -> Iterator[Pair]:
-        files = self._files(split)
+    def all_pairs(self, split: str) -> Iterator[Pair]:
+        """All pairs of the files that a split is read from, whether it is a part of them or the whole."""
+        files = self.files(split)
         if len(files) == 1:
             for number, line in enumerate(read_lines(files[0]), 1):
                 columns = line.split('\t')
@@ -129,16 +133,18 @@ class TextCorpus:
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
-        part = self._is_part(split)
-        files = [[file.name, sha256(file)] for file in self._files('train' if part else split)]
+        files = [[file.name, sha256(file)] for file in self.files(split)]
         return {'source': 'text', 'files': files} | (
-            {'part': split, 'cut off': list(self._cut), 'validation_share': self._share} if part else {})
+            {'part': split, 'cut off': list(self.parts), 'validation_share': self._share} if self.is_part(split) else {})
 
     def _path(self, split: str, suffix: str) -> Path | None:
         files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))
         return next((file for file in files if file.is_file()), None)
 
-    def _files(self, split: str) -> list[Path]:
+    def files(self, split: str) -> list[Path]:
+        """The files that a split is read from. Raises UserError if one is missing."""
+        if self.is_part(split):
+            split = 'train'
         base = self._folder / self._names[split]
         files = [self._path(split, language) for language in self._languages]
         if None not in files:
