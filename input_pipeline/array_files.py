@@ -5,6 +5,7 @@ import csv
 import functools
 import gzip
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], 
     Raises:
       UserError: if there is none.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the data set')
     if plain_or_gz(folder / 'train-images-idx3-ubyte'):
         return functools.partial(load_idx, folder, validation_share), ()  # which cuts by itself
@@ -121,7 +122,7 @@ def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples 
     Raises:
       UserError: if there is none, or it is of another shape or holds something else than finite numbers.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise UserError(f'{path} is no file: give an .npz file with an array inputs, [n, *space, channels]')
     inputs, = _arrays(Path(path), ('inputs',))
     if inputs.shape[1:] != shape or not inputs.ndim:
@@ -227,7 +228,7 @@ def _number(text: str, where: str) -> float:
 
 def plain_or_gz(path: Path) -> Path | None:
     """The file, or the same with .gz, whichever is there."""
-    return next((file for file in (path, Path(f'{path}.gz')) if file.is_file()), None)
+    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
 def needed(path: Path) -> Path:

@@ -69,14 +69,14 @@ class FileDocuments:
     """
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._kind, self._names = folder, kind, names
         self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Whether there is any file for the split."""
-        return bool(self._found(split))
+        """Whether there is a file or a folder for the split: then there must be text in it."""
+        return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     def documents(self, split: str) -> Iterator[str]:
         if not self.is_part(split):
@@ -106,13 +106,13 @@ class FileDocuments:
         files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
         return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
                 'files': files} | (
-            {'part': split, 'cut off': list(self.parts), 'validation_share': self._share} if part else {})
+            {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share} if part else {})
 
     def _found(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
-        if base.is_dir():
+        if os.path.isdir(base):
             return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
-        return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
+        return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
     def files(self, split: str) -> list[Path]:
         """The files that a split is read from. Raises UserError if there is none."""
@@ -133,7 +133,7 @@ class OneFile:
     """
 
     def __init__(self, path: Path, kind: str, validation_share: float):
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
         self.parts = ('validation', 'test')  # with a rule of its own, nanoGPT's

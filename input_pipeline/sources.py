@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import importlib.util
 import itertools
+import os
 import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -89,7 +90,7 @@ class TextCorpus:
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
         self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
@@ -135,11 +136,11 @@ class TextCorpus:
         # A list, for the order tells the languages apart: the other direction is another corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
         return {'source': 'text', 'files': files} | (
-            {'part': split, 'cut off': list(self.parts), 'validation_share': self._share} if self.is_part(split) else {})
+            {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share} if self.is_part(split) else {})
 
     def _path(self, split: str, suffix: str) -> Path | None:
         files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))
-        return next((file for file in files if file.is_file()), None)
+        return next((file for file in files if os.path.isfile(file)), None)
 
     def files(self, split: str) -> list[Path]:
         """The files that a split is read from. Raises UserError if one is missing."""

@@ -104,7 +104,7 @@ def test_only_what_has_no_files_is_cut_off(tmp_path, files, cut):
         assert corpus.fingerprint(split).keys() == {'source', 'files'}
     for split in cut:
         assert len(list(corpus.pairs(split))) == 10 and corpus.fingerprint(split)['validation_share'] == 0.1
-    assert corpus.fingerprint('train').get('cut off', []) == cut
+    assert corpus.fingerprint('train').get('cut_off', []) == cut
 
 
 @pytest.mark.parametrize('prepare, message', [
@@ -157,6 +157,19 @@ def test_files_of_a_folder_are_cut_off_whole(tmp_path):
     parts, _ = documents(tmp_path)
     assert [len(parts[split]) for split in SPLITS] == [16, 2, 2]
     assert sorted(sum(parts.values(), [])) == sorted(f'text {number}\n' for number in range(20))
+
+
+def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
+    (tmp_path / 'train.txt').write_text('one\ntwo\nthree\n')
+    (tmp_path / 'validation').mkdir()
+    with pytest.raises(UserError, match='For the validation split, .* must hold validation.txt'):
+        documents(tmp_path, documents='line')
+
+
+@pytest.mark.parametrize('opener', [open_corpus, open_documents, lambda data: open_arrays(data, 'regression')])
+def test_a_name_that_no_file_system_takes_is_no_folder(opener):
+    with pytest.raises(UserError, match='is not a folder'):
+        opened('x' * 5000, opener)
 
 
 def test_of_a_single_document_the_last_characters_are_cut_off(tmp_path):
