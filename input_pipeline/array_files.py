@@ -188,8 +188,8 @@ def _header(table: Iterator[tuple[int, list[str]]], path: Path) -> list[str]:
     """The names of the columns, each of which is there once."""
     line, names = next(table)
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
-        raise UserError(f'{path}:{line}: column {twice[0]!r} is there {names.count(twice[0])} times: give each a name of '
-                        'its own')
+        raise UserError(f'{path}:{line}: column {twice[0]!r} is there {names.count(twice[0])} times: give each a '
+                        'name of its own')
     return names
 
 

@@ -142,13 +142,13 @@ class ArrayData:
         if self._task == 'regression':
             return Examples(inputs, targets.astype(np.float32).reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be [n]; '
-                            'values are for task=regression')
+            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
+                            '[n]; values are for task=regression')
         targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= 2 ** 31)
         if wrong.any():
-            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes are 0, 1, ..., whole '
-                            'numbers; other values are for task=regression')
+            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes are 0, 1, ..., '
+                            'whole numbers; other values are for task=regression')
         return Examples(inputs, targets.astype(np.int32), where)
 
     def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:

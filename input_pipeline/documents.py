@@ -104,9 +104,9 @@ class FileDocuments:
     def fingerprint(self, split: str) -> dict[str, Any]:
         part = self.is_part(split)
         files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
+        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
         return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
-                'files': files} | (
-            {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share} if part else {})
+                'files': files} | (cut if part else {})
 
     def _found(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
@@ -222,15 +222,15 @@ class LibraryDocuments:
 
 
 def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
-    """The part of a text for a split: the last characters for `cut_off`, `share` of them for each; the rest for 'train'."""
+    """The part of a text for a split: of its last characters `share` for each of `cut_off`, the rest for 'train'."""
     ends = [int(len(text) * (1 - share * (len(cut_off) - number))) for number in range(len(cut_off) + 1)]
     if ends[0] <= 0:
         raise UserError(f'config.data.validation_share={share} of {where}, for each of {" and ".join(cut_off)}, leaves '
                         'nothing to train on: lower it')
     parts = zip(('train', *cut_off), [0, *ends[:-1]], ends, strict=True)
     begin, end = next((begin, end) for part, begin, end in parts if part == split)
-    say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for {" and ".join(cut_off)} '
-        f'(config.data.validation_share={share})')
+    say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for '
+        f'{" and ".join(cut_off)} (config.data.validation_share={share})')
     return text[begin:end]
 
 

@@ -56,9 +56,9 @@ class HeldOut:
                 f'config.data.validation_share={share} for each: give {" and ".join(splits)} data of their own, or '
                 'another share')
         self._last = candidates[count - 1:count * len(splits):count].tolist()  # key of each split
-        say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} different '
-            f'{what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash and not '
-            'trained on')
+        say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} '
+            f'different {what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash '
+            'and not trained on')
 
     def split(self, key: int) -> str:
         """The split of the example with this key: one of `splits`, or 'train'."""

@@ -1,5 +1,6 @@
 """What is wrong with the data of a config, all of it at once and before any work."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,8 @@ def _text_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
         text = opened(config.data)
     except UserError as error:
         return [str(error)]
-    splits = SPLITS[:3 if 'test' in text.parts or text.has_files('test') else 2]
-    found = {split: told(lambda split=split: _look_at(text, split)) for split in splits}
+    splits = SPLITS if 'test' in text.parts or text.has_files('test') else SPLITS[:2]
+    found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
     possible = settings.kind in KINDS and settings.normalization in NORMALIZATIONS and (
         settings.kind not in SUBWORDS or settings.vocab_size > 260)  # which the `others` tell
@@ -74,7 +75,8 @@ def _array_problems(config: ConfigDict) -> list[str]:
     has_test = 'test' in arrays.parts or any(folder.glob('test.*')) or any(folder.glob('t10k-*'))
     if found := told(lambda: arrays.inputs('train')):  # which the others are compared with
         return found
-    return [problem for split in SPLITS[1:3 if has_test else 2] for problem in told(lambda split=split: arrays.inputs(split))]
+    others = SPLITS[1:] if has_test else SPLITS[1:2]
+    return [problem for split in others for problem in told(functools.partial(arrays.inputs, split))]
 
 
 def _is_small(files: Sequence[Path]) -> bool:

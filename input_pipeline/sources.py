@@ -135,8 +135,8 @@ class TextCorpus:
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
-        return {'source': 'text', 'files': files} | (
-            {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share} if self.is_part(split) else {})
+        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
+        return {'source': 'text', 'files': files} | (cut if self.is_part(split) else {})
 
     def _path(self, split: str, suffix: str) -> Path | None:
         files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))

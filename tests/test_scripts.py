@@ -64,8 +64,8 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
-    """The target is the source backwards. One training line is empty, one far too long; the first test lines hold
-    what a table must escape, and what ends a line for some readers."""
+    """The target is the source backwards. One training line is empty, one far too long; the first test lines hold what
+    a table must escape, and what ends a line for some readers."""
     folder = tmp_path_factory.mktemp('data')
     rng = np.random.default_rng(0)
     for split, count in (('train', 400), ('validation', 20), ('test', 20)):
@@ -190,48 +190,6 @@ def test_a_mistake_is_explained_and_nothing_is_written(mistake, data, cache, tmp
     assert 'Traceback' not in said
     assert all(part in said for part in expected), said
     assert not (tmp_path / 'run').exists()
-
-
-@pytest.fixture(scope='module')
-def table(tmp_path_factory, data):
-    """One TSV file and nothing else: 300 pairs."""
-    folder = tmp_path_factory.mktemp('table')
-    lines = zip(*((data / f'train.{language}').read_text().splitlines()[:300] for language in ('en', 'xx')), strict=True)
-    (folder / 'train.tsv').write_text(''.join(f'{source}\t{target}\n' for source, target in lines))
-    return folder
-
-
-def test_what_config_and_data_lack_is_told_at_once(table, cache, tmp_path):
-    (tmp_path / 'data').mkdir()
-    shutil.copy(table / 'train.tsv', tmp_path / 'data')
-    (tmp_path / 'data' / 'validation.en').touch()
-    result = script(*train_arguments(tmp_path / 'run', tmp_path / 'data', cache, optimizer__warmup=STEPS,
-                                     data__tokenizer__vocab_size=9000))
-    said = result.stderr.decode()
-    assert result.returncode == 2 and 'Traceback' not in said
-    for part in ('config.optimizer.warmup=24: must be below', 'validation.xx (or validation.xx.gz) does not exist',
-                 'vocab_size=9000 does not suit this text: it must be at most'):
-        assert said.count(part) == 1, said
-    assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.slow
-def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path):
-    for steps in (12, 18):
-        done = script(*train_arguments(tmp_path / 'run', table, cache, train__steps=steps, optimizer__schedule='inverse_sqrt'))
-        assert done.returncode == 0, done.stderr.decode()
-        assert b'validation and test: cut off the training data, since there are no files' in done.stderr
-    assert b'resuming from step 12' in done.stderr
-    done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test')
-    assert done.returncode == 0, done.stderr.decode()
-    asked = {source for source, *_ in read_table(tmp_path / 'run' / 'results' / 'test.tsv')}
-    lines = (table / 'train.tsv').read_text().splitlines()
-    sources = {line.partition('\t')[0] for line in lines}
-    assert len(asked) == round(len(sources) / 10) and asked < sources
-    with open(table / 'train.tsv', 'a') as file:
-        file.write('one more\tmore one\n')
-    changed = script(*train_arguments(tmp_path / 'run', table, cache, train__steps=24, optimizer__schedule='inverse_sqrt'))
-    assert changed.returncode == 2 and b'the data has changed since' in changed.stderr and b'train.tsv' in changed.stderr
 
 
 def damaged(data, folder, name, content):

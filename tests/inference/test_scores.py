@@ -69,7 +69,8 @@ def test_what_is_not_there_cannot_be_chosen(weights, look, message):
         chosen(weights, look)
 
 
-NASTY = ['7:37\u202fAM', 'C:\\new\\table', 'a\tb', 'one\r\ntwo\n', '\\', '', ' \u00a0 ', '\ufeffmark', '\\\t\\t\\\\t\x00']
+NASTY = ['7:37\u202fAM', 'C:\\new\\table', 'a\tb', 'one\r\ntwo\n', '\\', '', ' \u00a0 ', '\ufeffmark',
+         '\\\t\\t\\\\t\x00']
 ENDS = [f'a{end}b' for end in '\x0b\x0c\x1c\x85\u2028\u2029']  # of a line, for some readers
 
 
@@ -88,4 +89,5 @@ def test_a_table_gives_every_cell_back_to_the_byte(tmp_path):
     cut = subprocess.run(['cut', '-f1', tmp_path / 'test.tsv'], capture_output=True, check=True).stdout
     lines = cut.decode().split('\n')[:-1]
     assert len(lines) == len(rows)
-    assert [line for line in lines if '\\' not in line] == [first for first, _ in rows if not set(first) & set('\\\t\r\n')]
+    plain = [first for first, _ in rows if not set(first) & set('\\\t\r\n')]
+    assert [line for line in lines if '\\' not in line] == plain

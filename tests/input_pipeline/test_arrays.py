@@ -105,7 +105,7 @@ def test_splits_must_fit_the_training_split(test, message):
 
 
 def test_a_split_has_as_many_values_as_the_training_split():
-    with pytest.raises(UserError, match=r'file of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
+    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
         in_memory(INPUTS, INPUTS[:, 0], 'regression', test=(INPUTS, CLASSES)).targets('test')
 
 

@@ -50,7 +50,8 @@ def logged(caplog, monkeypatch):
 
 
 @pytest.mark.parametrize('form', ['tsv', 'gz', 'two'])
-@pytest.mark.parametrize('count, share, each', [(300, 0.1, 30), (300, 0.01, 3), (12, 0.1, 1), (3, 0.1, 1), (300, 0.45, 135)])
+@pytest.mark.parametrize('count, share, each', [
+    (300, 0.1, 30), (300, 0.01, 3), (12, 0.1, 1), (3, 0.1, 1), (300, 0.45, 135)])
 def test_one_file_makes_three_splits(tmp_path, logged, form, count, share, each):
     write(tmp_path, PAIRS[:count], form=form)
     corpus = opened(tmp_path, validation_share=share)
@@ -185,8 +186,8 @@ def test_of_a_single_document_the_last_characters_are_cut_off(tmp_path):
 # Arrays
 
 def save(folder, split='train', count=40, first=0):
-    numbers = np.arange(first, first + count)
-    np.savez(folder / f'{split}.npz', inputs=np.float32(numbers[:, None, None] + np.zeros((1, 5, 2))), targets=numbers % 4)
+    targets = np.arange(first, first + count)
+    np.savez(folder / f'{split}.npz', inputs=targets[:, None, None] * np.ones((1, 5, 2)), targets=targets % 4)
 
 
 def numbers(data, split):
