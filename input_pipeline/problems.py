@@ -73,10 +73,8 @@ def _array_problems(config: ConfigDict) -> list[str]:
     if not _is_small([path for path in folder.iterdir() if path.is_file()]):
         return []
     has_test = 'test' in arrays.parts or any(folder.glob('test.*')) or any(folder.glob('t10k-*'))
-    if found := told(lambda: arrays.inputs('train')):  # which the others are compared with
-        return found
-    others = SPLITS[1:] if has_test else SPLITS[1:2]
-    return [problem for split in others for problem in told(functools.partial(arrays.inputs, split))]
+    splits = SPLITS if has_test else SPLITS[:2]
+    return [problem for split in splits for problem in told(functools.partial(arrays.inputs, split))]
 
 
 def _is_small(files: Sequence[Path]) -> bool:
