@@ -4,8 +4,9 @@
     python decode.py --workdir=RUN --split=test
 
 stdout carries one line for each line of the input, in order. An empty sentence stays empty; an empty prompt begins
-a text. A model of images or series
-takes an .npz file with an array `inputs` and gives a line for each example.
+a text. A continuation is a text, with the line breaks that the model wrote: a line of dashes stands between two of them,
+and --format=jsonl has one line for each prompt. A model of images or series takes an .npz file with an array `inputs` and
+gives a line for each example.
 """
 
 from command_line import run_script, use_huge_pages
@@ -31,6 +32,7 @@ from absl import flags
 
 import inference
 from inference.explain import Page, explain_example, explain_text
+from inference.generate import Generator
 from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
@@ -39,6 +41,7 @@ from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
+from training.metrics import compile_time
 from training.step import parameter_count, use_compilation_cache
 from training.workdir import changed_data
 
@@ -46,7 +49,7 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
-FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'jsonl'], 'text: the best answer a line; jsonl: all about it.')
+FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_enum('split', None, ['train', 'validation', 'test'], 'Score this split of the data instead.')
 METHOD = flags.DEFINE_enum('method', None, ['beam', 'greedy', 'sample'], 'How to search; default as configured.')
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
@@ -68,6 +71,7 @@ EXPLAIN = flags.DEFINE_string(
     'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no network.')
 EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
+BETWEEN = '-' * 15  # two continuations
 
 log = logging.getLogger('allyouneed.decode')
 
@@ -109,15 +113,18 @@ def open_page(run: Run) -> Page | None:
 def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """Streams the lines of `path` through the model."""
     search = with_all_hypotheses(options) if page else options
-    count, began = 0, time.perf_counter()
+    count, began, compiled_before = 0, time.perf_counter(), compile_time.seconds
     with open_output(OUTPUT.value) as output:
         for answers in run.model.respond_all(read_lines(path), search):
             for number, answer in enumerate(answers, count + 1):
+                if number > 1 and FORMAT.value == 'text' and isinstance(run.model, Generator):
+                    output.write(BETWEEN + '\n')
                 output.write(written(run, answer, number, options.n_best, page) + '\n')
             output.flush()
             count += len(answers)
-    seconds = time.perf_counter() - began
-    log.info('%d lines in %.1f s, %.1f a second (start-up not counted)', count, seconds, count / max(seconds, 1e-9))
+    seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+    log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
+             count / max(seconds - compiling, 1e-9))
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
@@ -137,7 +144,7 @@ def written(run: Run, answer: Output, number: int, n_best: int, page: Page | Non
     if pictured and weights is not None:
         save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
-        return answer.line
+        return answer.text if isinstance(run.model, Generator) else answer.line
     line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
@@ -150,7 +157,7 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
 
     def described(hypothesis):
         return {'text': hypothesis.text, 'tokens': target.pieces(hypothesis.tokens), 'score': hypothesis.score,
-                'log_prob': hypothesis.log_prob}
+                'log_prob': hypothesis.log_prob, 'ended': hypothesis.ended}
 
     return {'source': answer.source, 'source_tokens': source.pieces(answer.source_tokens),
             **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}

@@ -33,8 +33,9 @@ from ml_collections import ConfigDict, config_flags
 from command_line import run_script
 from configs.checks import check_config, config_from, flatten
 from configs.sweeps import Overrides, run_names
+from configs.versions import VERSION
 from errors import UserError, did_you_mean, option_like
-from inference.compare import LOGS, SWEEP, load_runs, results_table
+from inference.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_table
 from inference.pictures import save_figure
 from inference.plots import plot_curves, plot_varied
 
@@ -158,10 +159,10 @@ def claim_directory(directory: Path, config: dict[str, Any], runs: dict[str, Ove
     Raises:
       UserError: naming what differs.
     """
-    path, here = directory / SWEEP, {'recipe': flags.FLAGS['config'].config_filename, 'sweep': GRID.value,
-                                     'config': config, 'runs': runs}
+    path, here = directory / SWEEP, {'version': VERSION, 'recipe': flags.FLAGS['config'].config_filename,
+                                     'sweep': GRID.value, 'config': config, 'runs': runs}
     if path.exists():
-        there = json.loads(path.read_text())
+        there = recorded_sweep(directory)
         changed = differences(there['config'], config) + [
             line for name, overrides in there['runs'].items()
             for line in ([f'run {name}: not in this sweep'] if name not in runs else
@@ -228,8 +229,11 @@ def report(directory: Path) -> None:
     save_figure(plot_curves(runs, METRIC.value), directory / 'curves.png')
     save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
     (directory / 'report.md').write_text(
-        f'# {directory.resolve().name}\n\nScores on the {SPLIT.value} split; the best in bold; ± is the standard '
-        f'deviation over seeds.\n\n{table.markdown()}\n![Learning curves](curves.png)\n\n'
+        f'# {directory.resolve().name}\n\nScores of decode.py on all of the {SPLIT.value} split, with the best '
+        'checkpoint of each run; the best in bold; ± is the standard deviation over seeds. The learning curves are what '
+        'training found on its way, perhaps by another search and on fewer sentences, so they may put the settings '
+        'into another order; above each picture stands how it was measured.\n\n'
+        f'{table.markdown()}\n![Learning curves](curves.png)\n\n'
         '![The metric against what was varied](varied.png)\n')
     log.info('%s, report.csv, curves.png, varied.png', directory / 'report.md')
 

@@ -48,7 +48,7 @@ from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
 from training.profiling import ProfilerWindow
-from training.step import TrainState, evaluate, use_compilation_cache
+from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
 from training.workdir import RunDirectory
 
@@ -80,7 +80,8 @@ def main() -> None:
     if PRINT_CONFIG.value:
         return print_config(config)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
-    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader()) as directory:
+    asked = flags.FLAGS['config'].override_values
+    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
 
 
@@ -96,15 +97,12 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
-    params_seed, dropout_seed = config.seed, config.seed + 1
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
                         loss=make_loss(config.task, config.train.label_smoothing),
-                        dropout_key=jax.random.key(dropout_seed), accumulate=config.train.accumulate,
-                        rows=[*plan.rows, *validation.rows])
-    state = compiled.init(params_seed)
-    model = answering(config, module, state.params, data.tokenizers, data.sizes)
+                        dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate)
+    model = answering(config, module, None, data.tokenizers, data.sizes)  # it has parameters while it is measured
     model.spread = compiled.spread  # its searches use all devices too
-    log.info('model: %s\n%s', config.model.kind, parameter_table(state.params))
+    log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
     log.info('batches: %s', plan.describe())
     log.info('devices: %s', compiled.describe())
     flops = compiled.flops(plan.batch(0))
@@ -115,15 +113,18 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     directory.claim(config, data)
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
-        state, progress = checkpoints.restore(state) or (state, FRESH)
+        state, progress = checkpoints.restore(compiled.shapes) or (compiled.init(config.seed), FRESH)
         if state.step:
             log.info('resuming from step %d', state.step)
 
         def measure(state: TrainState) -> Evaluation:
-            model.params = compiled.gather(state.params)
             batches = prefetch(validation, 0, len(validation), compiled.part)
-            sums = evaluate(compiled.eval, model.params, batches)
-            found = model.validate(data, sums, config)
+            try:
+                model.params = compiled.gather(state.params)
+                sums = evaluate(compiled.eval, model.params, batches)
+                found = model.validate(data, sums, config)
+            finally:
+                model.params = None  # on many devices, a whole copy on each
             measured = sums.means() | found.metrics
             return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 

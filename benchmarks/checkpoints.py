@@ -48,7 +48,7 @@ def main() -> None:
         config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
                         loss=make_loss(config.task, config.train.label_smoothing), dropout_key=jax.random.key(1),
-                        accumulate=config.train.accumulate, rows=plan.rows)
+                        accumulate=config.train.accumulate)
     state = compiled.init(seed=0)
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 

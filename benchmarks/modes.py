@@ -13,7 +13,7 @@ import optax
 from absl import flags
 
 from command_line import run_script
-from input_pipeline.batches import Batch
+from input_pipeline.batches import ALL, Batch, Part
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import make_loss
@@ -51,12 +51,16 @@ def modes(devices: int) -> list[Mode]:
     return found + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
 
 
-def ragged_batch(seed: int) -> Batch:
-    """Pairs of 1 to LENGTH random tokens; as rows differ in length, the mean of devices' means would be far off."""
+def ragged_batch(seed: int, part: Part = ALL) -> Batch:
+    """Pairs of 1 to LENGTH random tokens; as rows differ in length, the mean of devices' means would be far off.
+
+    ROWS of them, and the rows that fill them up where `part` says so.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
     lengths[:, :ROWS // 2] = 1 + lengths[:, :ROWS // 2] // 4  # the first devices' rows are nearly all padding
-    source, target = rng.integers(4, VOCABULARY, (2, ROWS, LENGTH)) * (np.arange(LENGTH) < lengths)
+    tokens = rng.integers(4, VOCABULARY, (2, ROWS, LENGTH)) * (np.arange(LENGTH) < lengths)
+    source, target = np.pad(tokens, ((0, 0), (0, part.filled(ROWS) - ROWS), (0, 0)))[:, part.rows(ROWS)]
     return {'inputs': {'source': source.astype(np.int32), 'target': target.astype(np.int32)},
             'targets': target.astype(np.int32), 'weights': (target != 0).astype(np.float32)}
 
@@ -66,7 +70,7 @@ def compiled(mode: Mode, dtype: str = 'float32') -> Compiled:
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
                          attention_dropout=mode.dropout, dtype=dtype)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optax.adam(1e-3, b2=0.98), ragged_batch(0),
-                    parallel=dataclasses.asdict(mode), loss=make_loss('translation', 0.1), rows=[ROWS],
+                    parallel=dataclasses.asdict(mode), loss=make_loss('translation', 0.1),
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
 
 
@@ -74,9 +78,9 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
     """The state after `count` steps, and the loss per token of each and of an evaluation at the end."""
     state, losses = steps.init(seed=0), []
     for step in range(count):
-        state, sums = steps.train(state, ragged_batch(step))
+        state, sums = steps.train(state, ragged_batch(step, steps.part))
         losses.append(float(sums.loss / sums.tokens))
-    sums = steps.eval(steps.gather(state.params), ragged_batch(count))
+    sums = steps.eval(steps.gather(state.params), ragged_batch(count, steps.part))
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 
@@ -84,7 +88,8 @@ def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, f
     """For each mode: the largest difference from one device in a loss, and in a parameter."""
     references = {}
     for mode in found:
-        one = Mode(dropout=mode.dropout)
+        # With dropout, each part of a batch draws its own masks.
+        one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
             references[one] = train(compiled(one, dtype))
         (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))

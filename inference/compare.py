@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs import base
 from configs.checks import flatten
 from configs.sweeps import differing, run_names, short_names
+from configs.versions import renamed, upgraded
 from errors import UserError
 from training.checkpoints import LOWER_IS_BETTER
 from training.workdir import CONFIG, read_config
 
-SWEEP = 'sweep.json'  # in the directory of a sweep: {'config': {option: value}, 'runs': {name: overrides}}
+SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
 METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bits_per_character', 'r_squared',
            'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
@@ -162,12 +162,19 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
         if not where:
             raise UserError('no runs there: give the directory of a sweep, or one that holds run directories')
     folders = [Path(folder) for folder in where]
-    default = flatten(base.get_config())
-    configs = [default | flatten(read_config(folder)) for folder in folders]
+    configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
     return [RunRecord(folder.name, folder, {option: config.get(option) for option in varied}, config,
                       read_curves(folder), read_results(folder))
             for folder, config in zip(folders, configs, strict=True)]
+
+
+def recorded_sweep(directory: Path) -> dict[str, Any]:
+    """sweep.json of a directory, its options brought to those of today."""
+    sweep = json.loads((directory / SWEEP).read_text())
+    version = sweep.get('version', 1)
+    return sweep | {'config': upgraded(sweep['config'], version),
+                    'runs': {name: renamed(overrides, version) for name, overrides in sweep['runs'].items()}}
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
@@ -192,8 +199,8 @@ def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
     """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
 
-    As in Table 3 of "Attention Is All You Need", a cell is empty where a setting leaves an option as the recipe has it;
-    the row of the recipe itself has all of them.
+    Where a setting leaves an option as the recipe has it, the cell has the recipe's value; of a width that is left to
+    others, what it comes to.
 
     Args:
       runs: what `load_runs` returns.
@@ -210,8 +217,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
     rows = []
     for of_setting in settings:
         first = of_setting[0]
-        row = {short[option]: first.settings.get(option) if first.settings else first.width(option)
-               for option in varied}
+        row = {short[option]: first.width(option) for option in varied}
         done = [run.results[split] for run in of_setting if run.trained and split in run.results]
         for metric in METRICS:
             if values := [results[metric] for results in done if metric in results]:
@@ -271,7 +277,7 @@ def _state(of_setting: Sequence[RunRecord]) -> str:
 
 
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
-    sweep = json.loads((directory / SWEEP).read_text())
+    sweep = recorded_sweep(directory)
     varied = [option for option in differing(list(sweep['runs'].values())) if option not in NOT_VARIED]
     records = []
     for name, overrides in sweep['runs'].items():

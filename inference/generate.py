@@ -11,15 +11,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from errors import UserError
 from inference.scores import Evaluation, bits_per_character
+from inference.search import length_penalty
 from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
+from training.metrics import compile_time
 from training.step import eval_step, evaluate
 
 log = logging.getLogger('allyouneed.decode')
@@ -37,13 +39,16 @@ class Generator(TextModel):
         Otherwise a prompt is a place in the middle of a text.
     """
 
+    cut = True
+
     def __init__(self, module: nn.Module, params: Any, tokenizer: Tokenizer, context: int, whole_documents: bool):
         super().__init__(module, params, {'source': tokenizer, 'target': tokenizer})
         self.context, self.whole_documents = context, whole_documents
 
     def generate(self, prompts: Sequence[str], options: SearchOptions = SearchOptions(method='sample'), *,
                  first: int = 0) -> list[Output]:
-        """Continues each prompt by options.extra_length tokens, or until its document ends.
+        """Continues each prompt by options.extra_length tokens, or until its document ends. The log-probability of a
+        continuation is that of its tokens, and of the end token if its document ends: none is forced.
 
         The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is
         the number of the first prompt in its file: with the seed, it decides what is drawn.
@@ -60,7 +65,7 @@ class Generator(TextModel):
         room, kept = (max(1, self.context - 1), max(1, self.context // 2)) if one_way else (
             (self.context - options.extra_length,) * 2)
         tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
-        best = [Hypothesis('', [], 0.0, 0.0) for _ in prompts]
+        best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         draw = 0
         while open_rows:
@@ -71,13 +76,18 @@ class Generator(TextModel):
                                   dataclasses.replace(options, extra_length=room), draw)
             still = []
             for row, hypotheses in zip(open_rows, found, strict=True):
-                best[row], rest[row] = self._joined(best[row], hypotheses[0]), hypotheses[1:]
-                if len(hypotheses[0].tokens) == room and len(best[row].tokens) < options.extra_length:
+                best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
+                if not best[row].ended and len(best[row].tokens) < options.extra_length:
                     still.append(row)
             open_rows, draw = still, draw + 1
         return [Output(prompt, tokens[row], [best[row], *rest.get(row, [])]) for row, prompt in enumerate(prompts)]
 
     respond = generate
+
+    @property
+    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
+        """Inputs of the module, of which only names, types and axes count."""
+        return {'tokens': np.ones((1, 1), np.int32)}
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Bits per character of the validation split; shows a sample."""
@@ -90,15 +100,16 @@ class Generator(TextModel):
         """Cross-entropy of a whole split, window by window, and samples."""
         step = jax.jit(functools.partial(eval_step, module=self.module,
                                          loss=functools.partial(cross_entropy, label_smoothing=0.0)))
-        began, plan = time.perf_counter(), data.plan(split)
-        sums = evaluate(step, self.params, map(plan.batch, range(len(plan))))
-        seconds = time.perf_counter() - began
+        plan = data.plan(split)
+        began, compiled_before = time.perf_counter(), compile_time.seconds
+        sums = jax.block_until_ready(evaluate(step, self.params, map(plan.batch, range(len(plan)))))
+        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
         results = sums.means() | {
             'n': int(sums.tokens), 'bits_per_character': bits_per_character(float(sums.others['nll']),
                                                                             data.characters(split)),
-            'characters': data.characters(split), 'seconds': seconds,
-            'tokens_per_second': float(sums.tokens) / seconds, 'samples': samples}
+            'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
+            'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
         return results, [(sample,) for sample in samples]
 
     def examples(self, data: DocumentData, split: str, count: int,
@@ -108,7 +119,8 @@ class Generator(TextModel):
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
         decode = self.tokenizers['source'].decode
-        return [(Output(decode(each), each, [Hypothesis('', [], 0.0, 0.0)]), '') for each in tokens if each]
+        nothing = Hypothesis('', [], 0.0, 0.0, ended=False)
+        return [(Output(decode(each), each, [nothing]), '') for each in tokens if each]
 
     @property
     def opening(self) -> str:
@@ -145,14 +157,13 @@ class Generator(TextModel):
     def _window(self, tokens: list[int]) -> list[int]:
         return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]
 
-    def _joined(self, so_far: Hypothesis, new: Hypothesis) -> Hypothesis:
-        tokens = [*so_far.tokens, *new.tokens]
-        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, so_far.log_prob + new.log_prob,
-                          so_far.score + new.score)
+    def _joined(self, so_far: Hypothesis, new: Hypothesis, alpha: float) -> Hypothesis:
+        tokens, log_prob = [*so_far.tokens, *new.tokens], so_far.log_prob + new.log_prob
+        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, log_prob,
+                          log_prob / length_penalty(len(tokens) + new.ended, alpha), new.ended)
 
     def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
-        # One more, for the end token that the search puts at the limit.
-        return list(tokens[:-1]), tokens[-1], options.extra_length + 1
+        return list(tokens[:-1]), tokens[-1], options.extra_length
 
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        return options.extra_length + 1
+        return options.extra_length

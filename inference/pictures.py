@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float, Num
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from errors import UserError
 from model.positional import sinusoids
@@ -58,16 +59,21 @@ def chosen_kind(weights: dict[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> Figure:
-    """One matrix a panel: rows are what looks, columns what is looked at, dark is much."""
+    """One matrix a panel: rows are what looks, columns what is looked at, dark is much, on one scale from 0 to 1."""
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
-    figure, panels = _panels(len(weights), (size[0] + 0.9, size[1] + 1.1))
+    figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
     for axes, matrix, title in zip(panels, weights, titles, strict=True):
-        axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
+        image = axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
         axes.set_title(title, fontsize=9)
+        axes.set_xlabel('is looked at (keys)', fontsize=8)
+        axes.set_ylabel('looks (queries)', fontsize=8)
         axes.set_xticks(range(len(source)), [_printable(token) for token in source], rotation=90, fontsize=7)
         axes.set_yticks(range(len(target)), [_printable(token) for token in target], fontsize=7)
         axes.tick_params(length=0)
+    bar = figure.colorbar(image, ax=panels, fraction=0.4 / figure.get_figwidth(), pad=0.01, aspect=30)
+    bar.set_label('weight', fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     return figure
 
 
@@ -75,18 +81,24 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> Figure:
     """Where a model of patches looks, over the image or the series itself.
 
-    With a class token, what that looks at; otherwise the mean over all patches that look. Bright patches are
-    looked at most; each panel has its own scale.
+    With a class token, what that looks at; otherwise the mean over all patches that look. Patches that are looked at
+    most are bright, over a series dark; each panel has its own scale, from 0 to its largest weight.
     """
     patches = math.prod(grid)
     looked_at = weights[:, 0, -patches:] if weights.shape[-1] > patches else weights.mean(axis=1)
     image = example.ndim == 3
-    figure, panels = _panels(1 + len(weights), (2.6, 2.8) if image else (5.0, 2.4))
+    figure, panels = _panels(1 + len(weights), (3.0, 2.8) if image else (5.2, 2.4))
     for index, axes in enumerate(panels):
         shade = None if index == 0 else looked_at[index - 1].reshape(grid)
         axes.set_title(title if index == 0 else titles[index - 1], fontsize=9)
-        (_over_image if image else _over_series)(axes, example, shade)
+        shaded = (_over_image if image else _over_series)(axes, example, shade)
         axes.tick_params(labelsize=7, length=0)
+        if shaded:
+            bar = figure.colorbar(shaded, cax=axes.inset_axes((1.03, 0, 0.04, 1)), label='weight',
+                                  ticks=MaxNLocator(4))
+            bar.solids.set_alpha(1)
+            bar.ax.tick_params(labelsize=7)
+            bar.ax.yaxis.label.set_size(8)
     return figure
 
 
@@ -132,10 +144,11 @@ def save_figure(figure: Figure, path: Path) -> None:
         raise UserError(f'the picture {path} cannot be written: {error}') from None
 
 
-def _panels(count: int, size: tuple[float, float], columns: int = 0):
+def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
+    """A figure of `count` panels, each of `size`, with room for what stands `beside` them all; inches."""
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
-    figure = Figure(figsize=(columns * size[0], rows * size[1]), layout='constrained')
+    figure = Figure(figsize=(columns * size[0] + beside, rows * size[1]), layout='constrained')
     return figure, [figure.add_subplot(rows, columns, 1 + index) for index in range(count)]
 
 
@@ -143,17 +156,22 @@ def _over_image(axes, image, shade):
     pixels = image.astype(np.float32)
     pixels = (pixels - pixels.min()) / max(float(np.ptp(pixels)), 1e-9)
     axes.imshow(pixels if image.shape[-1] == 3 else pixels.mean(axis=-1), cmap='gray')
-    if shade is not None:
-        height, width = image.shape[:2]
-        axes.imshow(shade, cmap='inferno', alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
     axes.set_axis_off()
+    if shade is None:
+        return None
+    height, width = image.shape[:2]
+    return axes.imshow(shade, cmap='inferno', vmin=0, alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
 
 
 def _over_series(axes, series, shade):
-    if shade is not None:
-        axes.imshow(shade[None], cmap='Blues', aspect='auto', alpha=0.8,
-                    extent=(0, len(series), float(series.min()), float(series.max())))
-    axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8)
+    axes.plot(np.arange(len(series)) + 0.5, series, linewidth=0.8, zorder=2)
+    axes.set_xlabel('step of the series', fontsize=8)
+    axes.set_ylabel('value', fontsize=8)
+    axes.set_xlim(0, len(series))
+    if shade is None:
+        return None
+    return axes.imshow(shade.reshape(1, -1), cmap='Blues', vmin=0, aspect='auto', alpha=0.8,
+                       extent=(*axes.get_xlim(), *axes.get_ylim()))
 
 
 def _number(text: str, most: int, what: str, look: str) -> int:

@@ -5,8 +5,10 @@
     plot_varied(runs)
 """
 
+import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -14,12 +16,19 @@ from matplotlib.figure import Figure
 
 from configs.sweeps import run_names, short_names
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
+from training.metrics import EVALUATED
+
+NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
+SEARCHED = ('bleu', 'chrf', 'exact_match')  # of what a search found; all others with the targets given
 
 Point = tuple[RunRecord, Spread]  # a setting, by its first run, and a metric over its seeds
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     """A metric over the steps: for each setting the mean of its seeds, and their range if there is room.
+
+    An evaluation during training may measure another way than decode.py does, whose results `plot_varied` has, and so
+    put the settings into another order: each picture says how its metric came about.
 
     Args:
       runs: what `load_runs` returns.
@@ -48,10 +57,14 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more would be mud
             axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
                               linewidth=0)
-    axes.set(xlabel='step', ylabel=curve.replace('_', ' '))
+    evaluated = curve.removeprefix(EVALUATED)
+    axes.set(xlabel='step', ylabel=_named(evaluated))
     axes.grid(alpha=0.3)
     if lines:
-        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='best first')
+        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='by the last point, best first',
+                     title_fontsize=8)
+        if evaluated != curve:
+            axes.set_title(_in_training(runs, evaluated), fontsize=10)
     else:
         axes.set_title('nothing is evaluated yet')
     return drawn
@@ -87,11 +100,63 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
     for index, panel in enumerate(panels):
         axes = drawn.add_subplot(rows, columns, 1 + index, sharey=axes)
         _draw_panel(axes, panel, short)
-        axes.set_ylabel(f'{split} {metric.replace("_", " ")}' if index % columns == 0 else '')
+        axes.set_ylabel(_named(metric) if index % columns == 0 else '')
         axes.grid(alpha=0.3)
-    if not panels:
+    if panels:
+        drawn.suptitle(_of_decode(list(itertools.chain(*settings)), metric, split), fontsize=9)
+    else:
         drawn.add_subplot().set_title(f'nothing varied has {metric} on {split} yet')
     return drawn
+
+
+def _named(metric: str) -> str:
+    return NAMES.get(metric, metric.replace('_', ' '))
+
+
+def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
+    """How the evaluations of a training came to a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
+    there = min((run.results['validation']['n'] for run in runs if 'n' in run.results.get('validation', {})),
+                default=math.inf)
+
+    def how(run):
+        smoothing = run.config['train.label_smoothing'] if run.config['task'] != 'regression' else 0
+        return _how(run, metric, run.config['eval.method'], run.config['decode.beam'],
+                    f'label smoothing {smoothing:g}' if smoothing else '')
+
+    def part(run):
+        if metric in SEARCHED:
+            count = run.config['eval.bleu_sentences']
+            return f'{count:,} sentences of validation' if 0 < count < there else 'all of validation'
+        # Of pairs, those that are not too long to be trained on.
+        return 'validation' if run.config['task'] == 'translation' else 'all of validation'
+
+    return f'{_named(metric)} in training: ' + _said(map(how, runs), map(part, runs))
+
+
+def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
+    """How decode.py came to a metric of its results: 'BLEU of decode.py: beam 4, all of validation'."""
+    def how(run):
+        search = run.results.get(split, {}).get('decoding', {})  # what was asked for, whatever the config says
+        return _how(run, metric, *(search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam')),
+                    'no label smoothing')
+
+    return f'{_named(metric)} of decode.py: ' + _said(map(how, runs), [f'all of {split}'])
+
+
+def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
+    """What a metric was found with; '' if nothing is to be said."""
+    if metric in SEARCHED:
+        return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
+    if metric == 'loss':
+        return smoothing
+    return 'teacher forcing' if run.config['task'] == 'translation' else ''
+
+
+def _said(how: Iterable[str], part: Iterable[str]) -> str:
+    """How, and on what, for runs that need not be alike."""
+    hows, parts = dict.fromkeys(how), dict.fromkeys(part)
+    return ', '.join(filter(None, ['each run in its own way' if len(hows) > 1 else min(hows),
+                                   'other parts of validation each' if len(parts) > 1 else min(parts)]))
 
 
 class _Panel(NamedTuple):

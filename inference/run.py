@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -13,7 +15,7 @@ from inference.predict import Predictor
 from inference.text import Output, SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
-from input_pipeline.data import KEPT, Data, load_tokenizers, open_data, read_sizes
+from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, open_data, read_sizes
 from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
@@ -47,9 +49,14 @@ class Run:
         self.workdir, self.config = workdir, read_config(workdir)
         checkpoints = Checkpoints(workdir, metric=self.config.eval.metric)
         params, self.checkpoint = checkpoints.parameters(checkpoint)
-        sizes = read_sizes(workdir)
-        module = build_model(self.config.model, **sizes)
-        self.model = answering(self.config, module, params, load_tokenizers(workdir / KEPT), sizes)
+        tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir)
+        try:
+            module = build_model(self.config.model, **sizes)
+            self.model = answering(self.config, module, params, tokenizers, sizes)
+            check_parameters(self.model, params)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(f'{workdir}: its config.json and {KEPT}/{SIZES} do not make the model of its checkpoint: '
+                            f'{_first_line(error)}. Take all three from the same run') from None
         self.options = search_options(self.config)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
@@ -68,6 +75,22 @@ class Run:
         if not isinstance(self.model, kind):
             raise UserError(f'{self.workdir} is a run of task={self.config.task}, which {what} nothing')
         return self.model
+
+
+def check_parameters(model: Answering, params: Any) -> None:
+    """Raises ValueError, naming one, if `params` are not all the parameters of the model's module in their shapes."""
+    fresh = jax.eval_shape(lambda inputs: nn.unbox(model.module.init(jax.random.key(0), **inputs)), model.example)
+    wanted, there = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')
+                     for tree in (fresh['params'], params))
+    wrong = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f'{len(wrong)} of {len(wanted)} parameters do not fit, such as {name}: '
+                         f'{there.get(name, "none")} in the checkpoint, {wanted.get(name, "none")} in the model')
+
+
+def _first_line(error: Exception) -> str:
+    return f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
 
 
 def load(workdir: str | Path, checkpoint: str = 'best') -> Run:

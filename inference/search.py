@@ -3,7 +3,11 @@
 Each takes `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache`, any model's, and
 an empty cache of as many hypotheses as it is to follow. `start` [batch] is the token that the model reads first:
 the start token of a translation, the last one of a prompt. `limits` [batch] is the greatest number of tokens of
-each sentence, the end token included, which the last one is forced to be: every hypothesis is complete.
+each sentence. What reaches it is complete in one of two ways: its last token is forced to be the end token
+(a translation), or, with `cut`, it stays as it is, without an end token (a continuation of so many tokens).
+
+A search may forbid tokens, but forbidding changes no probability: the log-probabilities are the model's own, over its
+whole vocabulary, those of a forced end token too. They are what teacher forcing gives for the same tokens.
 """
 
 from collections.abc import Callable
@@ -22,13 +26,10 @@ IMPOSSIBLE = jnp.finfo(jnp.float32).min
 
 @flax.struct.dataclass
 class Hypotheses:
-    """What a search found.
-
-    For beam search the best hypothesis is the first, and a score of IMPOSSIBLE means that there is none.
-    """
-    tokens: Any     # int [batch, hypotheses, length], the end token included, then padding
+    """What a search found: the hypothesis of the best score first. A score of IMPOSSIBLE means that there is none."""
+    tokens: Any     # int [batch, hypotheses, length], the end token included if there is one, then padding
     log_probs: Any  # float [batch, hypotheses], log-probability of the tokens under the model
-    scores: Any     # float [batch, hypotheses], log_probs / length_penalty: by which beam search ranks
+    scores: Any     # float [batch, hypotheses], log_probs / length_penalty: what they are ranked by
 
 
 @flax.struct.dataclass
@@ -45,9 +46,12 @@ def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array,
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def _allowed(logits, step, limits, vocabulary):
-    """Logits without the tokens that cannot come: padding and start never, anything but the end at the limit."""
+def _allowed(logits, step, limits, vocabulary, cut):
+    """Logits without the tokens that may not come: padding and start never; at the limit, unless what reaches it is
+    cut off there, anything but the end. To choose from, not to take probabilities of."""
     logits = logits.at[..., jnp.array([vocabulary.pad, vocabulary.bos, *vocabulary.others])].set(IMPOSSIBLE)
+    if cut:
+        return logits
     only_end = jnp.where(jnp.arange(logits.shape[-1]) == vocabulary.eos, logits, IMPOSSIBLE)
     # The select costs a pass over the logits, so it waits until the first sentence is at its limit.
     return jax.lax.cond(step >= jnp.min(limits) - 1,
@@ -55,7 +59,7 @@ def _allowed(logits, step, limits, vocabulary):
 
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0,
+           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0, cut: bool = False,
            keys: Key[Array, ' batch'] | None = None,
            temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Hypotheses:
     """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
@@ -75,14 +79,14 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
     def body(carry):
         step, last, ended, tokens, log_probs, lengths, cache = carry
         logits, cache = decode_step(last, cache)
-        logits = _allowed(logits, step, limits, vocabulary)
-        token = choose(logits, step).astype(jnp.int32)
+        token = choose(_allowed(logits, step, limits, vocabulary, cut), step).astype(jnp.int32)
         new = jnp.take_along_axis(logits, token[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
         token = jnp.where(ended, vocabulary.pad, token)
         log_probs = jnp.where(ended, log_probs, log_probs + new)
         lengths = jnp.where(ended, lengths, lengths + 1)
         tokens = tokens.at[:, :, step].set(token)
-        return step + 1, token, ended | (token == vocabulary.eos), tokens, log_probs, lengths, cache
+        ended |= (token == vocabulary.eos) | (step >= limits - 1)[:, None]
+        return step + 1, token, ended, tokens, log_probs, lengths, cache
 
     def running(carry):
         return (carry[0] < max_length) & ~jnp.all(carry[2])
@@ -92,7 +96,9 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
              jnp.broadcast_to((limits <= 0)[:, None], shape), jnp.full((*shape, max_length), vocabulary.pad, jnp.int32),
              jnp.zeros(shape), jnp.zeros(shape, jnp.int32), cache)
     _, _, _, tokens, log_probs, lengths, _ = jax.lax.while_loop(running, body, carry)
-    return Hypotheses(tokens, log_probs, log_probs / length_penalty(lengths, alpha))
+    scores = log_probs / length_penalty(lengths, alpha)
+    best = jnp.argsort(-scores, axis=1)
+    return jax.tree.map(lambda each: each[jnp.arange(batch)[:, None], best], Hypotheses(tokens, log_probs, scores))
 
 
 def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_k: int,
@@ -123,11 +129,12 @@ class _Beam:
 
 
 def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-                vocabulary: Vocabulary, max_length: int, beam: int, alpha: float = 0.6, n_best: int = 1) -> Hypotheses:
+                vocabulary: Vocabulary, max_length: int, beam: int, alpha: float = 0.6, n_best: int = 1,
+                cut: bool = False) -> Hypotheses:
     """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
 
-    At each step the `beam` best extensions of the living hypotheses survive; those of them that end leave
-    the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is
+    At each step the `beam` best extensions of the living hypotheses survive; those of them that end, or are at their
+    limit, leave the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is
     exhaustive. A sentence is done when its n-th best ended hypothesis is at least as good as the best living
     one can still become: its log-probability now (it only falls) under the penalty of the greatest length.
     """
@@ -144,17 +151,16 @@ def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch
     def body(state):
         last = jnp.where(state.step == 0, start[:, None], state.alive_tokens[:, :, jnp.maximum(state.step - 1, 0)])
         logits, cache = decode_step(last, state.cache)
-        logits = _allowed(logits, state.step, limits, vocabulary)
         # The `beam` best extensions of each hypothesis, then the best of those.
         width = min(beam, logits.shape[-1])
-        values, tokens = jax.lax.top_k(logits, width)
+        values, tokens = jax.lax.top_k(_allowed(logits, state.step, limits, vocabulary, cut), width)
         log_probs = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         possible = (values > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
         parent, token = index // width, tokens.reshape(batch, -1)[rows, index]
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
-        ends = (token == vocabulary.eos) & (scores > IMPOSSIBLE)
+        ends = ((token == vocabulary.eos) | (state.step >= limits - 1)[:, None]) & (scores > IMPOSSIBLE)
 
         new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, alpha), IMPOSSIBLE)
         ended_scores, best = jax.lax.top_k(jnp.concatenate([state.ended_scores, new_scores], axis=1), beam)

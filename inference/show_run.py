@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orbax.checkpoint as ocp
-
 from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
+from training.checkpoints import described
+from training.metrics import tensorboard
 from training.workdir import CONFIG
 
 RECIPES = Path(__file__).parent.parent / 'configs'
-NO_RECIPES = ('__init__', 'base', 'checks')
+NO_RECIPES = ('__init__', 'base', 'checks', 'versions')
 
 
 def main(folder: str) -> None:
@@ -54,7 +54,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     if pictures:
         yield 'pictures', [f'{folder}: {len(paths)}' for folder, paths in pictures.items()]
     if (workdir / 'tensorboard').exists():
-        yield 'curves', [f'tensorboard --logdir={workdir / "tensorboard"}, or {workdir / "metrics.jsonl"}']
+        yield 'curves', [f'{workdir / "metrics.jsonl"}, or {tensorboard(workdir / "tensorboard")}']
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -87,8 +87,7 @@ def described_model(config: dict[str, Any]) -> str:
 
 def parameter_lines(workdir: Path, step: int) -> list[str]:
     """The number of parameters, in all and of each part, from the description of a checkpoint."""
-    with ocp.StandardCheckpointer() as reader:
-        tree = reader.metadata((workdir / 'checkpoints' / str(step) / 'state').absolute()).item_metadata.tree
+    tree = described(workdir / 'checkpoints' / str(step) / 'state')
     parts = {name: count(part) for name, part in tree['params'].items()}
     return [f'{sum(parts.values()):,} parameters: ' + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 

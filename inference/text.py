@@ -31,11 +31,20 @@ CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """One output: its text, its tokens without the end, log-probability, and the score that ranks it."""
+    """One output.
+
+    Attributes:
+      text: of the tokens.
+      tokens: without the end token.
+      log_prob: the model's, of the tokens and, where it has `ended`, of the end token: what teacher forcing gives.
+      score: log_prob / ((5 + length) / 6)^alpha, of the same tokens: what ranks it.
+      ended: whether an end token follows; a continuation that was cut off by its length has none.
+    """
     text: str
     tokens: list[int]
     log_prob: float
     score: float
+    ended: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +127,11 @@ class TextModel(abc.ABC):
       module: any module with encode, init_cache, decode_step and length_limit.
       params: its parameters.
       tokenizers: {'source': of what is read, 'target': of what is written}.
+      cut: what reaches its greatest length is left without an end token; otherwise it gets one.
       spread: puts the arrays of a search where the parameters are; those on one device need nothing.
     """
+
+    cut = False
 
     def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
@@ -238,9 +250,11 @@ class TextModel(abc.ABC):
 
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
-        tokens = tokens[:np.argmax(tokens == EOS)].tolist()
+        tokens = tokens[tokens != PAD].tolist()
+        ended = tokens[-1:] == [EOS]
+        tokens = tokens[:-1] if ended else tokens
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
-                          float(found.scores[row, rank]))
+                          float(found.scores[row, rank]), ended)
 
     def _encode_and_search(self, params, source, start, limits, numbers, seed, draw, *, max_length, options):
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(jax.random.key(seed), draw), numbers)
@@ -254,9 +268,9 @@ class TextModel(abc.ABC):
         cache = apply(memory, width, max_length, method='init_cache')
         if options.method == 'beam':
             return search.beam_search(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
-                                      beam=width, alpha=options.alpha, n_best=options.n_best)
+                                      beam=width, alpha=options.alpha, n_best=options.n_best, cut=self.cut)
         return search.sample(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
-                             num_samples=width, alpha=options.alpha, keys=keys,
+                             num_samples=width, alpha=options.alpha, cut=self.cut, keys=keys,
                              temperature=options.temperature if options.method == 'sample' else 0.0,
                              top_k=options.top_k, top_p=options.top_p)
 

@@ -1,15 +1,17 @@
 """Sentences in, translations out."""
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
+from errors import UserError
 from inference.scores import Evaluation, corpus_scores
 from inference.text import (
     Hypothesis,
@@ -22,10 +24,13 @@ from inference.text import (
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
 from training.loss import Sums
+from training.metrics import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # how the end token is written
 SAMPLES = 3  # translations that an evaluation shows
+
+TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
 
 
 class Translator(TextModel):
@@ -50,11 +55,23 @@ class Translator(TextModel):
 
     respond = translate
 
+    @property
+    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
+        """Inputs of the module, of which only names, types and axes count."""
+        return {'source': np.ones((1, 1), np.int32), 'target': np.ones((1, 1), np.int32)}
+
     def forced(self, source: str, target: str) -> Output:
         """An output whose one hypothesis is `target`, with its log-probability, which is also its score: to look at
-        the attention and the probabilities of a translation that is given, not found."""
-        tokens = self._tokens(source, 0)
-        target_tokens = self.tokenizers['target'].encode(target)
+        the attention and the probabilities of a translation that is given, not found.
+
+        Raises:
+          UserError: if the target is longer than the model's positions reach.
+        """
+        tokens, target_tokens = self._tokens(source, 0), self.tokenizers['target'].encode(target)
+        limit = self.module.length_limit
+        if limit and len(target_tokens) >= limit:
+            raise UserError(f'this translation has {len(target_tokens)} tokens, but the model has learned positions for '
+                            f'{limit}, the end token included (config.model.max_length): give a shorter one')
         [log_probs] = self.token_log_probs([(tokens, target_tokens)])
         return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
 
@@ -74,17 +91,21 @@ class Translator(TextModel):
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Corpus scores of a split, and its sources, references and translations."""
+        """Corpus scores of a split, and its sources, references and translations.
+
+        What is too long to be read or scored whole is said before anything is computed.
+        """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
-        began = time.perf_counter()
+        encoded = self._encoded(pairs)
+        began, compiled_before = time.perf_counter(), compile_time.seconds
         found = self.translate(sources, options)
-        seconds = time.perf_counter() - began
+        seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         outputs = [output.text for output in found]
         tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in found)
         results = corpus_scores(outputs, references) | {
-            'perplexity': self.perplexity(pairs, options.batch_size), 'seconds': seconds,
-            'tokens_per_second': tokens / seconds}
+            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds, 'compile_seconds': compiling,
+            'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
         return results, list(zip(sources, references, outputs, strict=True))
 
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
@@ -92,19 +113,40 @@ class Translator(TextModel):
         sources, references = zip(*data.pairs(split)[:count], strict=True)
         return list(zip(self.translate(sources, options), references, strict=True))
 
-    def perplexity(self, pairs: Sequence[tuple[str, str]], batch_size: int) -> float:
-        """exp of the mean cross-entropy per target token, end tokens included, without label smoothing.
+    def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
+        """exp of the mean cross-entropy per target token, without label smoothing.
 
         Its unit is the vocabulary's token: comparable between models of one vocabulary only.
+
+        Args:
+          pairs: sources and targets, end tokens included.
         """
-        source, target = (self.tokenizers[side] for side in ('source', 'target'))
-        encoded = sorted(((source.encode(a), target.encode(b)) for a, b in pairs),
-                         key=lambda pair: max(map(len, pair)))
+        pairs = sorted(pairs, key=lambda pair: max(map(len, pair)))
         log_probs: list[float] = []
-        for begin in range(0, len(encoded), batch_size):
-            for sentence in self.token_log_probs(encoded[begin:begin + batch_size]):
+        for begin in range(0, len(pairs), batch_size):
+            for sentence in self._forced_log_probs(pairs[begin:begin + batch_size]):
                 log_probs += sentence
         return float(np.exp(-np.mean(log_probs)))
+
+    def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
+        """Sources and references as tokens, ends included, as far as they are read and scored; says what is cut.
+
+        A source is cut as `translate` cuts it. A reference is scored whole, or as far as learned positions reach.
+        """
+        source, target = (self.tokenizers[side] for side in ('source', 'target'))
+        whole = [(source.encode(a), [*target.encode(b), EOS]) for a, b in pairs]
+        most, reach = self.max_length - 1, self.module.length_limit or sys.maxsize
+        long_sources = sum(len(tokens) > most for tokens, _ in whole)
+        long_references = sum(len(tokens) > reach for _, tokens in whole)
+        if long_sources:
+            log.warning('%d of %d sources have more than %d tokens (config.data.max_length): only so many of each are '
+                        'translated, and scored as if they were all', long_sources, len(pairs), most)
+        if long_references:
+            log.warning('%d of %d references have more than %d tokens, which is as far as the learned positions reach '
+                        '(config.model.max_length): no translation is longer, and the perplexity is that of the first %d '
+                        'tokens. BLEU, chrF and exact match compare with the whole references',
+                        long_references, len(pairs), reach, reach)
+        return [([*tokens[:most], EOS], tokens_out[:reach]) for tokens, tokens_out in whole]
 
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Weights of every layer and head while the model reads the source and writes its best hypothesis.
@@ -130,12 +172,14 @@ class Translator(TextModel):
         return {'encoder': (source, source), 'decoder': (target, ['<s>', *target[:-1]]), 'cross': (target, source)}
 
     def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """log p of each target token, the end token included, given the source and the tokens before it."""
-        inputs = {'source': self._padded([[*source, EOS] for source, _ in pairs]),
-                  'target': self._padded([[BOS, *target] for _, target in pairs])}
-        targets = self._padded([[*target, EOS] for _, target in pairs])
-        log_probs = np.asarray(self._log_probs(self.params, inputs, targets))
-        return [log_probs[row, :len(target) + 1].tolist() for row, (_, target) in enumerate(pairs)]
+        """log p of each target token, and of the end token behind them, given the source and the tokens before it."""
+        return self._forced_log_probs([([*source, EOS], [*target, EOS]) for source, target in pairs])
+
+    def _forced_log_probs(self, pairs: Sequence[TokenPair]) -> list[list[float]]:
+        inputs = {'source': self._padded([source for source, _ in pairs]),
+                  'target': self._padded([[BOS, *target[:-1]] for _, target in pairs])}
+        log_probs = np.asarray(self._log_probs(self.params, inputs, self._padded([target for _, target in pairs])))
+        return [log_probs[row, :len(target)].tolist() for row, (_, target) in enumerate(pairs)]
 
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         target = output.hypotheses[0].tokens

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from errors import UserError
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder
-from input_pipeline.batches import ALL, ROWS, Batch, Part
+from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
 
@@ -251,11 +251,10 @@ class ArrayPlan:
           flip: images are mirrored, left to right, every other time.
 
         Raises:
-          UserError: if `rows` does not suit devices, or series are to be cropped or flipped.
+          UserError: if `rows` is not positive, or series are to be cropped or flipped.
         """
-        if rows < ROWS or rows % ROWS:
-            raise UserError(f'config.batch.rows={rows} must be a multiple of {ROWS}, so that up to {ROWS} devices '
-                            'share a batch evenly')
+        if rows < 1:
+            raise UserError(f'config.batch.rows={rows} must be positive')
         self._inputs, self._targets = data.inputs(split), data.targets(split)
         if (crop or flip) and self._inputs.ndim != 4:
             raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series: '

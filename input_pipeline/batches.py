@@ -16,21 +16,30 @@ from errors import UserError
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 
-ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch evenly
+ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without rows to fill it up
 LENGTHS = 4  # padded lengths are multiples of this
 
 Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}: see DESIGN, "Batch"
 
 
 class Part(NamedTuple):
-    """The rows of every batch that one process reads: from first/of to last/of of them. The default is all."""
+    """The rows of every batch that one process reads: from first/of to last/of of them. The default is all.
+
+    Where devices are to share a batch evenly, it is filled up first: with rows of weight 0 behind its own, which change
+    nothing, until there is a `multiple` of rows.
+    """
     first: int = 0
     last: int = 1
     of: int = 1
+    multiple: int = 1
+
+    def filled(self, count: int) -> int:
+        """Rows of a batch of `count` that is filled up."""
+        return -(-count // self.multiple) * self.multiple
 
     def rows(self, count: int) -> slice:
-        """Which of the `count` rows of a whole batch."""
-        return slice(count * self.first // self.of, count * self.last // self.of)
+        """Which rows of a batch of `count` that is filled up: those from `count` on are the ones of weight 0."""
+        return slice(self.filled(count) * self.first // self.of, self.filled(count) * self.last // self.of)
 
 
 ALL = Part()
@@ -44,7 +53,10 @@ class Plan(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Batch `step`, or only some of its rows; the rows of several parts, one after the other, are the batch."""
+        """Batch `step`, or only some of its rows; the rows of several parts, one after the other, are the batch.
+
+        Rows that are missing, at the end of an epoch or to fill a batch up, are padding of weight 0.
+        """
 
     def describe(self) -> str:
         """A line for the log."""

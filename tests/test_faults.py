@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import inference
@@ -25,10 +27,12 @@ from configs import digits_vit
 from errors import UserError, full_disk, full_disk_explained
 from input_pipeline.arrays import ArrayPlan
 from input_pipeline.data import open_data
+from model.build import build_model
 from tests.tiny_run import outcome, start, steps, tiny_config
 from training import workdir as run_directory
 from training.checkpoints import Checkpoints
 from training.metrics import MetricsWriter
+from training.optimizer import make_optimizer
 from training.workdir import MAY_CHANGE, RunDirectory, read_config
 
 ROOT = Path(__file__).parent.parent
@@ -146,6 +150,32 @@ def test_decoding_falls_back_from_the_latest_but_not_from_a_choice(copy, said):
     for choice in ('9', 'average:2'):
         with pytest.raises(UserError, match=r'checkpoints/9 is damaged.*Choose another with --checkpoint: .*8'):
             inference.load(copy, choice)
+
+
+def wider(options, **sizes):
+    options = options.copy_and_resolve_references()
+    options.d_model = 32
+    return build_model(options, **sizes)
+
+
+CHANGES = {
+    'clip added': ('make_optimizer', lambda config, schedule: make_optimizer(dict(config) | {'clip': 1.0}, schedule)),
+    'moments of another type': ('make_optimizer', lambda _, schedule: optax.adam(schedule, mu_dtype='bfloat16')),
+    'a wider model': ('build_model', wider),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(copy, cache, monkeypatch, said, change):
+    """The config is the same, as with another version of the code or of optax."""
+    name, changed = CHANGES[change]
+    before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
+    metrics = (copy / 'metrics.jsonl').read_text()
+    monkeypatch.setattr(train, name, changed)
+    with pytest.raises(UserError, match=r'checkpoints/9 holds other arrays(.|\n)*not damaged'):
+        start(copy, tiny_config(cache))
+    assert {path: path.read_bytes() for path in files_of(copy / 'checkpoints')} == before
+    assert (copy / 'metrics.jsonl').read_text() == metrics and 'an older one is used' not in said.text
 
 
 # Signals
@@ -306,6 +336,41 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '12')
     with pytest.raises(UserError, match='step 11: .* after 1 that'):
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
+
+
+def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cache, monkeypatch):
+    """Worked out from what Adam did to the parameters; two steps are left out, and the cosine ends all the same."""
+    at_batch(monkeypatch, 2, poisoned)
+    at_batch(monkeypatch, 6, poisoned)
+    states, step = [], train.Compiled.train
+
+    def watched(self, state, batch):
+        states.append(jax.device_get(state))
+        return step(self, state, batch)
+
+    monkeypatch.setattr(train.Compiled, 'train', watched)
+    monkeypatch.setattr(train.Checkpoints, 'save', lambda self, number, state, _: number == 12 and states.append(
+        jax.device_get(state)))
+    config = tiny_config(cache, train__skip_nonfinite=2, train__log_every=1, eval__every=99, checkpoint__every=99,
+                         optimizer__schedule='cosine', optimizer__peak=0.01, optimizer__final=0.0,
+                         optimizer__weight_decay=0.0, optimizer__clip=0.0)
+    start(tmp_path / 'run', config)
+    lines = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines())
+    logged = [line['learning_rate'] for line in lines if 'learning_rate' in line]
+    assert len(logged) == 12 and len(states) == 13
+    beta1, beta2, eps = (config.optimizer[name] for name in ('beta1', 'beta2', 'eps'))
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        adam = optax.tree_utils.tree_get(after.opt_state, 'ScaleByAdamState')
+        moved, mean, square = (tree['head']['kernel'].astype(np.float64) for tree in (
+            jax.tree.map(np.subtract, before.params, after.params), adam.mu, adam.nu))
+        if number in (2, 6):
+            assert not moved.any()
+            continue
+        count = int(adam.count)
+        direction = mean / (1 - beta1 ** count) / (np.sqrt(square / (1 - beta2 ** count)) + eps)
+        np.testing.assert_allclose(np.median(moved / direction), logged[number], rtol=1e-3, atol=1e-9)
+    assert int(optax.tree_utils.tree_get(states[-1].opt_state, 'ScaleByAdamState').count) == 10
+    assert logged[-1] == pytest.approx(0.01 * (1 + np.cos(np.pi * 7 / 8)) / 2, rel=1e-4)  # 4 steps of warm-up, 8 down
 
 
 # SIGKILL

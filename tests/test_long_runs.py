@@ -1,5 +1,6 @@
 """What long runs need of train.py: checkpoints by the clock, a window of the profiler, what compiling and memory cost."""
 
+import importlib.util
 import json
 import re
 
@@ -29,7 +30,9 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
     assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
     assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
-    assert 'profile: tensorboard --logdir=' in caplog.text
+    [advice] = re.findall('profile: (tensorboard --logdir=.*), or perfetto_trace.json.gz below', caplog.text)
+    missing = [name for name in ('tensorboard', 'xprof') if importlib.util.find_spec(name) is None]
+    assert advice.endswith(f'(after pip install {" ".join(missing)})' if missing else '/tensorboard')
     assert re.search(r'compilation 1: batches of 64, \d+\.\d s', caplog.text)
     evaluated = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
     assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100

@@ -51,12 +51,13 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
 
 def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
     done = script('decode.py', f'--workdir={language_run}', '--input=-', '--method=greedy', '--extra_length=40',
-                  f'--pictures={tmp_path}', '--look=encoder:1:mean', f'--explain={tmp_path / "page.html"}', stdin=b'abc d\nghi. this prompt is not short\n')
+                  f'--pictures={tmp_path}', '--look=encoder:1:mean', f'--explain={tmp_path / "page.html"}',
+                  stdin=b'abc d\nghi. this prompt is not short\n')
     assert done.returncode == 0, done.stderr.decode()
-    first, second = done.stdout.decode().splitlines()
-    # Two windows and a half: the line goes on, line ends become spaces in the output.
-    assert ('abc d' + first).startswith('abc def ghi. abc def ghi. abc def ghi. abc')
-    assert len(first) == 40
+    first, second = done.stdout.decode().split('\n---------------\n')
+    # Two windows and a half: the line goes on, with the line ends that the model wrote.
+    assert ('abc d' + first).startswith('abc def ghi.\nabc def ghi.\nabc def ghi.\nabc')
+    assert len(first) == 40 and len(second.removesuffix('\n')) == 40
     assert len(list(tmp_path.glob('*.png'))) == 2
     assert len(explained(tmp_path / 'page.html')) == 2
 

@@ -3,7 +3,8 @@
 Layout: RUN/checkpoints/STEP/{state,progress}. A step that is being written has another name until it is
 complete, so a run that is killed finds only whole ones. Whether they still hold what was written is another
 matter: Orbax restores flipped bits without an error. So `progress` keeps a fingerprint of every array, which
-is compared when a checkpoint is read. What fails is called damaged and is not used.
+is compared when a checkpoint is read. What fails is called damaged and is not used. A state of other arrays than
+the ones asked for is no damage: Orbax would cast and pad them in silence, we refuse them.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,43 @@ def fingerprint(array: Array) -> UInt32[Array, '2']:
     return jnp.stack([jnp.sum(mixed(words ^ mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
 
 
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves by their paths, 'params/Dense_0/kernel': those of a state, and of what Orbax makes of one."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def fingerprints(tree: Any) -> dict[str, list[int]]:
-    """Of each leaf, by its path: 'params/Dense_0/kernel'."""
+    """Of each leaf, by its path."""
     # One after the other: programs of many devices that run at once may wait for each other without end.
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(fingerprint(leaf)).tolist()
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {path: np.asarray(fingerprint(leaf)).tolist() for path, leaf in by_path(tree).items()}
+
+
+def shapes(tree: Any) -> dict[str, str]:
+    """Type and shape of each leaf, by its path: 'float32[4,3]'."""
+    return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
+
+
+def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raises UserError if the `shapes` that were saved in `folder` are not those that are wanted, and names a few."""
+    found = {
+        'missing there': sorted(wanted.keys() - saved.keys()),
+        'not known here': sorted(saved.keys() - wanted.keys()),
+        'of another shape or type': [f'{path}: {saved[path]} there, {wanted[path]} here' for path in sorted(saved)
+                                     if saved[path] != wanted.get(path, saved[path])]}
+    if any(found.values()):
+        lines = [f'  {len(which)} {what}: {"; ".join(which[:3])}{"; ..." if len(which) > 3 else ""}'
+                 for what, which in found.items() if which]
+        raise UserError('\n'.join([
+            f'{folder} holds other arrays ({len(saved)}) than this training has ({len(wanted)}):', *lines,
+            'It is not damaged: the model, the optimizer or a library has changed since it was written. Go on with the '
+            'version and the config that wrote it, or begin again in another --workdir']))
+
+
+def described(folder: Path) -> Any:
+    """The tree that lies in a checkpoint's folder `state`: shapes and dtypes in the place of arrays."""
+    # A Checkpointer would look for what is said of a whole step, which stands one folder above, and warn.
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+        return reader.metadata(folder.absolute()).tree
 
 
 class Checkpoints:
@@ -101,7 +134,7 @@ class Checkpoints:
         self.wait()
         if self._manager is None:
             self._manager = self._open_manager()
-        content = {'progress': progress, 'leaves': fingerprints(state)}
+        content = {'progress': progress, 'leaves': fingerprints(state), 'shapes': shapes(state)}
         self._saving = step
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
@@ -127,19 +160,21 @@ class Checkpoints:
                 self._manager.close()
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """(state, progress) of the newest readable checkpoint, with the shapes, dtypes and shardings of `like`.
+        """(state, progress) of the newest readable checkpoint, with the structure and the shardings of `like`.
 
-        None where there is no checkpoint. Damaged ones are named in the log and stay where they are; the next
-        `save` puts them aside, as STEP.damaged.
+        `like` has arrays, or jax.ShapeDtypeStructs with shardings. None where there is no checkpoint. Damaged ones are
+        named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
 
         Raises:
-          UserError: if there are checkpoints, but all are damaged.
+          UserError: if there are checkpoints, but all are damaged; or if the newest readable one holds other arrays
+            than `like`, or arrays of other shapes or types.
         """
         for step in reversed(self.steps()):
             try:
                 return self._read(step, like)
             except Damaged as damage:
-                log.warning('%s; it is left as it is, and an older one is used', damage)
+                # As text: its traceback holds all that was read, and who keeps the record keeps it.
+                log.warning('%s; it is left as it is, and an older one is used', str(damage))
                 self._damaged.append(step)
         if self._damaged:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
@@ -198,25 +233,39 @@ class Checkpoints:
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
     def _read(self, step: int, like: Any | None) -> tuple[Any, dict[str, Any]]:
-        """State, as `like` or (None) as plain dictionaries on one device, and progress: just what was written."""
+        """State, as `like` or (None) as plain dictionaries on one device, and progress: just what was written.
+
+        Raises:
+          Damaged: if it cannot be read, or holds other values than were written.
+          UserError: if it holds other arrays than `like`.
+        """
         folder = self._folder / str(step)
         try:
             content = ocp.JsonCheckpointHandler().restore(folder / 'progress')
             expected, digest = content['leaves'], content.pop('sha256')
             if digest != _digest(content):
                 raise Damaged('its progress does not match its checksum')
+            stored = described(folder / 'state')
             with contextlib.closing(ocp.StandardCheckpointer()) as reader:
                 if like is None:
                     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-                    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                                        reader.metadata(folder / 'state').item_metadata.tree)
-                state = reader.restore(folder / 'state', like)
+                    like = jax.tree.map(
+                        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), stored)
+                else:
+                    known = shapes(stored)  # by no checksum; earlier versions kept no other
+                    saved = content.get('shapes') or {path: known[path] for path in expected}
+                    refuse_other_arrays(folder, saved, shapes(like))
+                # By path, since parts of an optimizer that hold no arrays leave no trace on disk.
+                places = by_path(like)
+                read = by_path(reader.restore(folder / 'state', jax.tree_util.tree_map_with_path(
+                    lambda path, _: places[_name(path)], stored)))
+                state = jax.tree_util.tree_map_with_path(lambda path, _: read[_name(path)], like)
             found = fingerprints(state)
             if changed := sorted(path for path in expected.keys() | found.keys()
                                  if expected.get(path) != found.get(path)):
                 raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '
                               f'{changed[0]}')
-        except (jax.errors.JaxRuntimeError, MemoryError):  # the machine's fault, not the file's
+        except (UserError, jax.errors.JaxRuntimeError, MemoryError):  # not the file's fault
             raise
         except Exception as error:  # Orbax and TensorStore raise what they like
             reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
@@ -282,6 +331,10 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
 def _on_device(params: Any) -> Any:
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(np.float32), device), params)
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def _digest(content: Any) -> str:

@@ -1,9 +1,11 @@
 """Measurements over steps: metrics.jsonl for programs, TensorBoard for eyes; memory and compile time."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import resource
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,6 +90,16 @@ class NoMetrics:
 
     def close(self) -> None:
         pass
+
+
+def tensorboard(folder: Path, *plugins: str) -> str:
+    """The command that shows the events of a folder, and what to install first: TensorBoard is no part of this project.
+
+    `plugins` are the packages that what is to be seen needs besides.
+    """
+    missing = [name for name in ('tensorboard', *plugins) if importlib.util.find_spec(name) is None]
+    first = f' (after pip install {" ".join(missing)})' if missing else ''
+    return f'tensorboard --logdir={shlex.quote(str(folder))}{first}'
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:

@@ -14,7 +14,8 @@ SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
 
 def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the number of updates made so far (the first update has 0).
+    """The learning rate as a function of the number of steps made so far (the first step has 0). Steps whose update
+    was left out count, so that a cosine ends with the training.
 
     'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
     'inverse_sqrt': the same shape by its peak: peak * min(step / warmup, sqrt(warmup / step)).

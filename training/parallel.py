@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -216,42 +216,42 @@ def shardings_of(boxed: Any, mesh: Mesh) -> Any:
 class Compiled:
     """Fresh state, train step and eval step for a mesh, compiled in one of two ways.
 
+    Any number of devices shares a batch of any number of rows: `part` says how many rows fill it up.
+
     'jit': one program for the mesh, cut up by XLA. Dropout does not depend on how it is cut.
     'pmap': the program of one device, run on each with its rows and its own dropout masks (the device's number is
       folded into the key); data parallelism only.
 
     Attributes:
       mesh: the devices.
-      part: the rows of every batch that this process must read. Processes have rows in common only where a
-        'tensor' axis joins them.
+      shapes: of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
+      part: the rows of every batch that this process must read, those that fill it up included. Processes have rows
+        in common only where a 'tensor' axis joins them.
     """
 
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], loss: Loss, dropout_key: Key[Array, ''],
-                 rows: Iterable[int], accumulate: int = 1, devices: list[jax.Device] | None = None):
-        """`example` is any batch, of which only the shapes count; `rows` are the row counts that will come.
+                 accumulate: int = 1, devices: list[jax.Device] | None = None):
+        """`example` is any batch, of which only the shapes count.
 
         Raises:
-          UserError: if the mesh does not fit the devices, or rows cannot be shared evenly.
+          UserError: if the mesh does not fit the devices.
         """
         self.mesh = mesh = make_mesh(parallel, devices)
         shares = mesh.shape['data'] * mesh.shape['fsdp']
-        uneven = [count for count in rows if count % (shares * accumulate)]
-        if uneven:
-            raise UserError(f'a batch of {uneven[0]} rows cannot be split evenly over {shares} devices '
-                            f'(config.parallel: data={mesh.shape["data"]} x fsdp={mesh.shape["fsdp"]}) x '
-                            f'train.accumulate={accumulate}: '
-                            'use fewer (CUDA_VISIBLE_DEVICES), give some to tensor, or lower accumulate')
         self._everywhere, self._by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, ROWS)
         self._shares, mine = shares, self._by_rows.addressable_devices_indices_map((shares,)).values()
         first, last = zip(*(index[0].indices(shares)[:2] for index in mine), strict=True)
-        self.part = Part(min(first), max(last), shares)
+        self.part = Part(min(first), max(last), shares, multiple=shares * accumulate)
 
         def without_fsdp(sharding):
             return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
 
         self._fresh = functools.partial(boxed_state, module, optimizer, example)
-        self._shardings = shardings_of(jax.eval_shape(lambda: self._fresh(seed=0)), mesh)
+        boxed = jax.eval_shape(lambda: self._fresh(seed=0))
+        self._shardings = shardings_of(boxed, mesh)
+        self.shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                                   nn.unbox(boxed), self._shardings)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
@@ -278,11 +278,15 @@ class Compiled:
         devices = self.mesh.devices.flat
         axes = ', '.join(f'{axis}={size}' for axis, size in self.mesh.shape.items())
         mesh = f' as {axes}, by {"pmap" if self._pmap else "jit"}' if len(devices) > 1 else ''
-        return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}'
+        filled = f', batches filled up to multiples of {self.part.multiple} rows' if self.part.multiple > 1 else ''
+        return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
     def flops(self, batch: Batch) -> int:
         """Floating-point operations of the matrix products of one step on a whole `batch`, all devices together."""
-        return matmul_flops(self._step, jax.eval_shape(lambda: nn.unbox(self._fresh(seed=0))), batch)
+        def filled(array):
+            return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
+
+        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch))
 
     def init(self, seed: int) -> TrainState:
         """A fresh state, each device making its own share: the whole need not fit on one."""
@@ -293,18 +297,23 @@ class Compiled:
         return self._train(state, self._placed(batch))
 
     def gather(self, params: Any) -> Any:
-        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis."""
-        return self._gather(params)
+        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis.
+
+        Where they lie so already, they are the state's own and no copy: the next train step deletes them.
+        """
+        there = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
+                             params, self._gathered)
+        return params if all(jax.tree.leaves(there)) else self._gather(params)
 
     def eval(self, params: Any, batch: Batch) -> Sums:
         """eval_step on gathered parameters and this process's rows of a batch."""
         return jax.block_until_ready(self._eval(params, self._placed(batch)))
 
     def spread(self, arrays: Any) -> Any:
-        """Arrays that every process has whole, their rows spread over the devices if they can be shared evenly."""
+        """Arrays that every process has whole, their rows spread over the devices; rows of zeros fill them up."""
         def place(array):
-            sharding = self._by_rows if len(array) % self._shares == 0 else self._everywhere
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+            filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
+            return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])
 
         return jax.tree.map(place, arrays)
 

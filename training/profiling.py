@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from errors import UserError
+from training.metrics import tensorboard
 
 log = logging.getLogger('allyouneed.train')
 
@@ -15,7 +16,8 @@ log = logging.getLogger('allyouneed.train')
 class ProfilerWindow:
     """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
 
-    There TensorBoard's profile plugin finds them; `perfetto_trace.json.gz` among the files is for ui.perfetto.dev.
+    There TensorBoard's profile plugin, the package xprof, finds them; `perfetto_trace.json.gz` among the files is for
+    ui.perfetto.dev.
     """
 
     def __init__(self, steps: str | None, workdir: Path):
@@ -46,5 +48,5 @@ class ProfilerWindow:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            log.info('profile: tensorboard --logdir=%s, or perfetto_trace.json.gz below %s in ui.perfetto.dev',
-                     self._folder, self._folder / 'plugins' / 'profile')
+            log.info('profile: %s, or perfetto_trace.json.gz below %s in ui.perfetto.dev',
+                     tensorboard(self._folder, 'xprof'), self._folder / 'plugins' / 'profile')

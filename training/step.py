@@ -1,6 +1,7 @@
 """The train step: one pure function; training/parallel.py compiles it."""
 
 import functools
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,14 @@ class TrainState:
 
     A pytree whose leaves may also be shapes or shardings, hence not annotated as arrays.
     """
-    step: Any       # int [], updates made so far
+    step: Any       # int [], steps made so far, those whose update was left out included
     params: Any     # of the module
     opt_state: Any  # of the optimizer
+
+
+def key_for(use: str, seed: int) -> Key[Array, '']:
+    """The random key for one use, 'params' or 'dropout', of a run's seed: another one for each use and each seed."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(use.encode()))
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
@@ -36,7 +42,7 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
     """The same, parameters and what the optimizer keeps of them in the boxes that hold the names of their axes."""
-    params = jax.jit(module.init)(jax.random.key(seed), **example['inputs'])['params']
+    params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
@@ -50,7 +56,8 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
     the tokens of a part with much padding more. `place` puts parameters and gradients where they are computed.
 
     Where the sum of the losses or the norm of the gradient is not finite, nothing but the step changes, and the
-    sums say so: `skipped` is 1 and the others are 0.
+    sums say so: `skipped` is 1 and the others are 0. The learning rate follows the step, so it goes on; Adam's
+    correction of its moments' bias follows the updates.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -79,7 +86,7 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
         total = jax.lax.psum(total, axis_name)
     gradients, sums = total
     gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(gradients, scheduled(state.opt_state, state.step), state.params)
     params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.global_norm(gradients))
     params, opt_state, sums = jax.tree.map(
@@ -87,6 +94,15 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
         (params, opt_state, sums), (state.params, state.opt_state, jax.tree.map(jnp.zeros_like, sums)))
     return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
             sums.replace(skipped=jnp.where(finite, 0, 1)))
+
+
+def scheduled(opt_state: Any, step: Any) -> Any:
+    """An optimizer's state whose learning-rate schedules are at `step`: optax has them count updates instead."""
+    def is_schedule(part):
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    return jax.tree.map(lambda part: part._replace(count=step) if is_schedule(part) else part, opt_state,
+                        is_leaf=is_schedule)
 
 
 def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss, axis_name: str | None = None) -> Sums:

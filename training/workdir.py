@@ -7,13 +7,15 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs.checks import flatten
+from configs import base
+from configs.checks import check_config, flatten
+from configs.versions import VERSION, upgraded
 from errors import UserError
 from input_pipeline.data import KEPT, Data
 
@@ -46,10 +48,14 @@ class RunDirectory:
     """Opened for training: fresh, or `resumed` if it holds a run already. Locked until it is closed.
 
     A fresh one is not made before `claim`, so that a mistake found earlier leaves nothing behind.
+
+    A run that was begun before an option existed goes on as it began: where its config does not say a value, and the
+    one asked for is no more than the recipe's, `config` gets what was meant then.
     """
 
-    def __init__(self, path: str | None, config: ConfigDict, *, writes: bool = True):
-        """`writes`: this process is the one of its job that writes there, and locks it.
+    def __init__(self, path: str | None, config: ConfigDict, *, writes: bool = True, asked: Collection[str] = ()):
+        """`writes`: this process is the one of its job that writes there, and locks it. `asked`: the options that the
+        command line sets.
 
         Raises UserError if it is not a run's, another process uses it, or keys differ that may not change.
         """
@@ -68,7 +74,12 @@ class RunDirectory:
         self.resumed = CONFIG in others
         if self.resumed:
             self._hold()
-            self._changed = changed_keys(read_config(self.path), config)
+            there, unsaid = _read_config(self.path)
+            for key, (then, now) in changed_keys(there, config).items():
+                if key in unsaid and key not in asked and may_change(key) is None:
+                    config.update_from_flattened_dict({key: then})
+                    log.info('config.%s=%r, not %r: the run began before there was this option', key, then, now)
+            self._changed = changed_keys(there, config)
             if refused := [key for key in self._changed if may_change(key) is None]:
                 self.close()
                 raise UserError(
@@ -107,7 +118,7 @@ class RunDirectory:
         else:
             return
         temporary = self.path / f'{CONFIG}.tmp'
-        temporary.write_text(config.to_json(indent=2) + '\n')
+        temporary.write_text(json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
         os.replace(temporary, self.path / CONFIG)
 
     def close(self) -> None:
@@ -146,17 +157,34 @@ class RunDirectory:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The resolved config of a run."""
+    """The resolved config of a run, of this or an earlier version, with all options of today.
+
+    Raises:
+      UserError: if it is not there, or damaged.
+    """
+    return _read_config(workdir)[0]
+
+
+def _read_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
+    """The config of a run, and the options that it does not say."""
+    path = workdir / CONFIG
     try:
-        config = json.loads((workdir / CONFIG).read_text())
-        if not isinstance(config, dict):
+        said = json.loads(path.read_text())
+        if not isinstance(said, dict):
             raise ValueError('it holds no object')
-        return ConfigDict(config)
+        version = said.pop('version', 1)
+        said = flatten(ConfigDict(said))
+        options, config = upgraded(said, version), base.get_config()
+        config.update_from_flattened_dict(options)
+        check_config(config)
+        return config, options.keys() - said.keys()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
                         ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f'{workdir / CONFIG} is damaged: {error}') from None
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from None
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f'{path} is damaged: {error}') from None
 
 
 def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:

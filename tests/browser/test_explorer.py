@@ -217,6 +217,84 @@ def test_the_keyboard_reaches_everything(opened):
         assert page.locator('#theme').inner_text() == 'Light'
 
 
+FOUND_BEHIND = """() => {  // [tokens that a line runs behind, ends of lines that touch no token]
+    const boxes = [...document.querySelectorAll('#queries .token, #keys .token')].map(token => token.getClientRects())
+        .flatMap(rects => [...rects]);
+    const origin = document.getElementById('lines').getBoundingClientRect();
+    const inside = ({x, y}, box, by) => x > box.left + by && x < box.right - by && y > box.top + by && y < box.bottom - by;
+    let behind = 0, loose = 0;
+    for (const path of document.querySelectorAll('#lines path')) {
+        const length = path.getTotalLength();
+        const at = share => {
+            const {x, y} = path.getPointAtLength(length * share);
+            return {x: x + origin.left, y: y + origin.top};
+        };
+        const points = Array.from({length: 101}, (_, place) => at(place / 100));
+        behind += boxes.filter(box => points.some(point => inside(point, box, 1))).length;
+        loose += [points[0], points[100]].filter(point => !boxes.some(box => inside(point, box, -1))).length;
+    }
+    return [behind, loose];
+}"""
+ENGLISH = ('▁On ▁Friday , ▁August ▁25 , ▁1 9 2 2 , ▁about ▁three ▁hundred ▁old ▁friends ▁of ▁the ▁famous ▁wood cut ter '
+           '▁gathered ▁around ▁the ▁large ▁oak ▁table . </s>').split()
+FRENCH = ('▁Le ▁vendre di ▁25 ▁août ▁1 9 2 2 , ▁environ ▁trois ▁cents ▁vieux ▁amis ▁du ▁célèbre ▁bû cher on ▁se ▁sont '
+          '▁réunis ▁autour ▁de ▁la ▁grande ▁table ▁en ▁chêne . </s>').split()
+HEBREW = [*'▁של ום ▁New ▁York ▁2 6 ▁בוקר ▁טוב ▁לכולם ▁אנחנו ▁הולכים ▁לשוק ▁הגדול ▁בעיר'.split(), '</s>']
+
+
+@pytest.mark.parametrize('width', [320, 375, 768, 1280])
+def test_no_line_runs_behind_a_token(opened, width):
+    """Nor do tokens overlap; each line goes from one token to another, and there are as many as there should be."""
+    pairs = [translation(1, ENGLISH, FRENCH), translation(2, HEBREW, ENGLISH), translation(3, ENGLISH, HEBREW),
+             translation(4, ['▁' + 'long' * 40, *ENGLISH], FRENCH), translation(5)]
+    with opened(pairs, width=width) as page:
+        for number, explanation in enumerate(pairs, 1):
+            page.wait_for_selector(f'#list li:nth-child({number}) [aria-current=true]')
+            mean = explanation.attention[0].weights[-1].mean(0)
+            drawn = page.locator('#lines path').count()
+            assert np.sum(mean > 0.08 + 1 / 255) <= drawn <= np.sum(mean > 0.08 - 1 / 255)
+            assert page.evaluate(FOUND_BEHIND) == [0, 0]
+            page.locator('#queries .token').nth(7).click()
+            assert page.locator('#lines path').count() >= np.sum(mean[7] > 0.01) > 3
+            assert page.evaluate(FOUND_BEHIND) == [0, 0]
+            page.keyboard.press('w')
+            assert page.evaluate(FOUND_BEHIND) == [0, 0]
+            page.keyboard.press('w')
+            for side in ('keys', 'queries'):
+                boxes = [token.bounding_box() for token in page.locator(f'#{side} .token').all()]
+                assert all(one['y'] + one['height'] <= other['y'] + 1 or one['y'] >= other['y'] + other['height'] - 1
+                           or one['x'] + one['width'] <= other['x'] + 1 or one['x'] >= other['x'] + other['width'] - 1
+                           for one, other in itertools.combinations(boxes, 2))
+            picture(page, f'lines-{number}-{width}')
+            page.mouse.move(0, 0)  # away from the tokens of the next one
+            page.keyboard.press('n')
+
+
+def test_a_long_text_on_a_phone_is_a_paragraph(opened):
+    """What a token looks at is shaded, without lines that would run behind all others."""
+    row = [f'▁word{place}' for place in range(79)] + ['</s>']
+    with opened([translation(1, row, row)], width=375) as page:
+        page.locator('#queries .token').nth(2).click()
+        assert page.locator('#lines path').count() == 0
+        shades = page.evaluate("tokens('keys').map(token => +token.style.getPropertyValue('--weight'))")
+        assert max(shades) == 1 and sum(shade > 0 for shade in shades) > 3
+        boxes = [token.bounding_box() for token in page.locator('#keys .token').all()]
+        assert boxes[0]['y'] == boxes[1]['y']
+        picture(page, 'paragraph')
+
+
+def test_arrows_go_where_they_point_in_columns(opened):
+    with opened([translation(1, ENGLISH, HEBREW)], width=375) as page:
+        def after(key):
+            page.keyboard.press(key)
+            return page.evaluate('document.activeElement.textContent')
+
+        assert [after(key) for key in ('ArrowDown', 'ArrowDown', 'ArrowUp', 'ArrowLeft', 'ArrowDown', 'ArrowRight')] == [
+            'של', 'ום', 'של', 'On', 'Friday', 'ום']
+        keys, queries = (page.locator(f'#{side} .token').nth(1).bounding_box() for side in ('keys', 'queries'))
+        assert keys['x'] + keys['width'] < queries['x']
+
+
 @pytest.mark.parametrize('scheme, width', [('light', 360), ('dark', 360), ('dark', 1280)])
 def test_phone_and_dark(opened, scheme, width):
     link = translation(2, texts=[('source', 'x' * 300), ('translation', '')],

@@ -14,14 +14,15 @@ from inference.compare import LOGS, SWEEP, Spread, load_runs, results_table
 from inference.plots import plot_curves, plot_varied
 from inference.show_run import describe, nearest_recipe
 
-CONFIG = flatten(demo.get_config()) | {'train.steps': 100}
+SHORT = {'train.steps': 100, 'optimizer.warmup': 30}
+CONFIG = flatten(demo.get_config()) | SHORT
 
 
-def write_run(folder, overrides, bleu, steps=(50, 100)):
+def write_run(folder, overrides, bleu, steps=(50, 100), **results):
     """A run of the demo that was scored on validation if it came to its end."""
     (folder / 'results').mkdir(parents=True)
     config = demo.get_config()
-    config.update_from_flattened_dict(overrides | {'train.steps': 100})
+    config.update_from_flattened_dict(SHORT | overrides)
     (folder / 'config.json').write_text(config.to_json())
     lines = [{'step': 10, 'tokens_per_second': 1.0}]
     for step in steps:
@@ -31,7 +32,7 @@ def write_run(folder, overrides, bleu, steps=(50, 100)):
     if steps[-1] == 100:
         (folder / 'results' / 'validation.json').write_text(json.dumps(
             {'bleu': bleu, 'perplexity': 100 / bleu, 'parameters': 5000, 'bleu_signature': 'x', 'checkpoint': 'best',
-             'checkpoint_steps': [100]}))
+             'checkpoint_steps': [100], **results}))
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def test_a_sweep_becomes_a_table(sweep):
                              'state']
     assert [[row.get(column) for column in table.columns[:4]] for row in table.rows] == [
         [4, 32, 'rotary', Spread(20.5, pytest.approx(0.5 ** 0.5))],  # the recipe, d_k as it comes to
-        [2, 64, None, Spread(22.5, pytest.approx(0.5 ** 0.5))],
-        [1, 128, None, Spread(24.0, None)],
-        [None, None, 'learned', None]]
+        [2, 64, 'rotary', Spread(22.5, pytest.approx(0.5 ** 0.5))],
+        [1, 128, 'rotary', Spread(24.0, None)],
+        [4, 32, 'learned', None]]
     assert [row['state'] for row in table.rows] == ['finished', 'finished', '1 finished, 1 at step 50 of 100',
                                                     '1 failed: exit status 1, 1 not started']
     lines = table.markdown().splitlines()
@@ -105,13 +106,66 @@ def test_the_plots_show_every_setting_and_every_option(sweep):
     assert [text.get_text() for text in legend.get_texts()] == ['num_heads=1,d_k=128', 'num_heads=2,d_k=64', 'base']
     [axes] = curves.axes
     assert list(axes.lines[0].get_xydata()[-1]) == [100, 24]  # its other seed is not there yet
-    assert axes.get_ylabel() == 'validation bleu'
+    assert legend.get_title().get_text() == 'by the last point, best first'
+    assert axes.get_ylabel() == 'BLEU' and axes.get_title() == 'BLEU in training: greedy, 200 sentences of validation'
     varied = plot_varied(runs)
+    assert varied.get_suptitle() == 'BLEU of decode.py: beam 4, all of validation'
     [axes] = varied.axes  # learned positions have no result yet
+    assert axes.get_ylabel() == 'BLEU'
     assert axes.get_xlabel() == 'num_heads (with d_k)'
     assert [label.get_text() for label in axes.get_xticklabels()] == ['4', '2', '1']
     assert [list(point) for point in axes.lines[0].get_xydata()] == [[1, 24], [2, 22.5], [4, 20.5]]
     assert plot_varied(runs, 'chrf').axes[0].get_title() == 'nothing varied has chrf on validation yet'
+
+
+def test_a_width_that_is_left_to_others_stands_in_the_table_as_what_it_comes_to(tmp_path):
+    """One narrower key, one more head, a narrower model: d_model 128 of 4 heads is 32 numbers a head."""
+    runs = {'a': {'model.d_k': 16}, 'b': {'model.num_heads': 8}, 'c': {'model.d_model': 64}, 'd': {'model.norm': 'pre'}}
+    (tmp_path / SWEEP).write_text(json.dumps({'config': {'model.d_model': 128, 'model.num_heads': 4}, 'runs': runs}))
+    table = results_table(load_runs(tmp_path))  # the config of an earlier version, which had few options
+    assert table.columns[:4] == ['d_k', 'num_heads', 'd_model', 'norm']
+    assert [[row[column] for column in table.columns[:4]] for row in table.rows] == [
+        [16, 4, 128, 'post'], [16, 8, 128, 'post'], [16, 4, 64, 'post'], [32, 4, 128, 'pre']]
+    for name, overrides in runs.items():
+        write_run(tmp_path / name, overrides, 20.0)
+    (tmp_path / SWEEP).unlink()
+    assert results_table(load_runs(tmp_path), ['model.d_k']).rows[1]['d_k'] == 16  # run directories, without a sweep
+
+
+@pytest.mark.parametrize('overrides, results, metric, in_training, of_decode', [
+    ({'eval.bleu_sentences': 20}, {'n': 1000}, 'bleu', 'BLEU in training: greedy, 20 sentences of validation',
+     'BLEU of decode.py: beam 4, all of validation'),
+    ({'eval.bleu_sentences': 0, 'eval.method': 'beam', 'decode.beam': 6}, {}, 'bleu',
+     'BLEU in training: beam 6, all of validation', 'BLEU of decode.py: beam 6, all of validation'),
+    ({'eval.bleu_sentences': 2000}, {'n': 1000, 'exact_match': 0.5}, 'exact_match',  # there are no 2,000
+     'exact match in training: greedy, all of validation', 'exact match of decode.py: beam 4, all of validation'),
+    ({}, {'decoding': {'method': 'greedy', 'beam': 4}}, 'bleu',  # as decode.py was told
+     'BLEU in training: greedy, 200 sentences of validation', 'BLEU of decode.py: greedy, all of validation'),
+    ({}, {'perplexity': 5.0}, 'perplexity', 'perplexity in training: teacher forcing, validation',
+     'perplexity of decode.py: teacher forcing, all of validation'),
+    ({'train.label_smoothing': 0.2}, {'loss': 1.0}, 'loss',
+     'loss in training: label smoothing 0.2, validation', 'loss of decode.py: no label smoothing, all of validation'),
+])
+def test_the_plots_say_how_their_metric_came_about(tmp_path, overrides, results, metric, in_training, of_decode):
+    for norm in ('pre', 'post'):
+        write_run(tmp_path / norm, overrides | {'model.norm': norm}, 20.0, **results)
+        with open(tmp_path / norm / 'metrics.jsonl', 'a') as file:
+            file.write(f'\n{{"step": 100, "validation_{metric}": 1.0}}\n')
+    runs = load_runs(tmp_path)
+    curves, varied = plot_curves(runs, metric), plot_varied(runs, metric)
+    assert [text.get_text() for text in (curves.axes[0].title, varied._suptitle)] == [in_training, of_decode]
+    for figure, text in (curves, curves.axes[0].title), (varied, varied._suptitle):
+        figure.canvas.draw()
+        assert figure.bbox.x0 <= text.get_window_extent().x0 and text.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_the_plots_say_where_runs_were_not_measured_alike(tmp_path):
+    for beam, sentences in (1, 20), (8, 40):
+        write_run(tmp_path / str(beam), {'decode.beam': beam, 'eval.bleu_sentences': sentences}, 20.0)
+    runs = load_runs(tmp_path)
+    assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: each run in its own way, all of validation'
+    assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, other parts of validation each'
+    assert plot_curves(runs, 'tokens_per_second').axes[0].get_title() == ''
 
 
 def test_a_grid_is_a_panel_for_each_option(tmp_path):
@@ -131,9 +185,25 @@ def test_show_run_says_it_in_one_screen(tmp_path):
     [run] = load_runs(tmp_path)
     said = dict(describe(run))
     assert len(sum(said.values(), [])) < 24
-    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  train.steps=100']
+    assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
     assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens a second',
                                 'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
     assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
     assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
+
+
+@pytest.mark.parametrize('installed, advice', [
+    ([], 'tensorboard --logdir={} (after pip install tensorboard)'),
+    (['tensorboard'], 'tensorboard --logdir={}'),
+])
+def test_what_is_advised_for_the_curves_works(tmp_path, monkeypatch, installed, advice):
+    for name in installed:
+        (tmp_path / 'packages' / name).mkdir(parents=True)
+        (tmp_path / 'packages' / name / '__init__.py').touch()
+    write_run(tmp_path / 'run', {}, 20.0)
+    (tmp_path / 'run/tensorboard').mkdir()
+    [run] = load_runs(tmp_path / 'run')
+    said = describe(run)
+    monkeypatch.setattr('sys.path', [str(tmp_path / 'packages')])  # whatever this machine has
+    assert dict(said)['curves'] == [f'{tmp_path}/run/metrics.jsonl, or ' + advice.format(f'{tmp_path}/run/tensorboard')]

@@ -40,7 +40,7 @@ def test_every_figure_has_its_signature():
 def test_a_picture_has_the_tokens_on_its_axes_whatever_they_are(tmp_path):
     source, target = ['$x^', '\n', '▁août'], ['_', '\\frac{']
     figure = attention_figure(np.array([[[0.1, 0.2, 0.7], [1, 0, 0]]]), target, source, ['head 1'])
-    [axes] = figure.axes
+    axes, _ = figure.axes  # and the colour bar
     assert [label.get_text() for label in axes.get_xticklabels()] == [r'\$x^', 'U+000A', '▁août']
     assert len(axes.get_yticklabels()) == 2
     save_figure(figure, tmp_path / 'new' / 'a.png')

@@ -39,25 +39,30 @@ def empty_cache(beam):
     return Cache(jnp.arange(BATCH), (zeros, zeros), jnp.zeros((), jnp.int32))
 
 
-def every_hypothesis(sentence, limit, alpha):
-    """All complete outputs of at most `limit` tokens, best score first, by definition."""
+def teacher_forced(sentence, tokens):
+    """log p(tokens), a softmax over everything that the model could say at each place."""
+    total = 0.0
+    for i, token in enumerate(tokens):
+        logits = next_logits(sentence, tokens[:i])
+        total += logits[token] - np.log(np.exp(logits).sum())
+    return total
+
+
+def every_hypothesis(sentence, limit, alpha, cut=False):
+    """All complete outputs of at most `limit` tokens, by teacher forcing, the best score first."""
+    outputs = [(*words, EOS) for length in range(limit) for words in itertools.product(WORDS, repeat=length)]
+    if cut:
+        outputs += itertools.product(WORDS, repeat=limit)
     found = []
-    for length in range(limit):
-        for words in itertools.product(WORDS, repeat=length):
-            tokens, log_prob = (*words, EOS), 0.0
-            for i, token in enumerate(tokens):
-                logits = next_logits(sentence, words[:i]).copy()
-                logits[[PAD, BOS]] = -np.inf
-                if i == limit - 1:
-                    logits[[token for token in range(SIZE) if token != EOS]] = -np.inf
-                log_prob += logits[token] - np.log(np.exp(logits).sum())
-            found.append((log_prob / ((5 + len(tokens)) / 6) ** alpha, tokens, log_prob))
+    for tokens in outputs:
+        log_prob = teacher_forced(sentence, tokens)
+        found.append((log_prob / ((5 + len(tokens)) / 6) ** alpha, tokens, log_prob))
     return sorted(found, reverse=True)
 
 
-def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH):
+def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH, cut=False):
     search = functools.partial(beam_search, decode_step, vocabulary=VOCABULARY, max_length=LENGTH, beam=beam,
-                               alpha=alpha, n_best=n_best)
+                               alpha=alpha, n_best=n_best, cut=cut)
     return jax.jit(search)(empty_cache(beam), START, jnp.array(limits))
 
 
@@ -72,11 +77,12 @@ def tokens_of(row):
     return tuple(int(token) for token in row if token != PAD)
 
 
+@pytest.mark.parametrize('cut', [False, True], ids=['an end is forced', 'cut off'])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 2.0, -1.0])
-def test_a_beam_as_wide_as_the_space_is_exhaustive(alpha):
-    found = run_beam(beam=len(WORDS) ** LENGTH, alpha=alpha, n_best=5)
+def test_a_beam_as_wide_as_the_space_is_exhaustive(alpha, cut):
+    found = run_beam(beam=len(WORDS) ** LENGTH, alpha=alpha, n_best=5, cut=cut)
     for sentence in range(BATCH):
-        expected = every_hypothesis(sentence, LENGTH, alpha)[:5]
+        expected = every_hypothesis(sentence, LENGTH, alpha, cut)[:5]
         assert [tokens_of(row) for row in found.tokens[sentence]] == [tokens for _, tokens, _ in expected]
         np.testing.assert_allclose(found.scores[sentence], [score for score, _, _ in expected], rtol=1e-5)
         np.testing.assert_allclose(found.log_probs[sentence], [log_prob for _, _, log_prob in expected], rtol=1e-5)
@@ -87,7 +93,28 @@ def test_each_sentence_has_its_own_limit():
     found = run_beam(beam=30, n_best=1, limits=limits)
     for sentence, limit in enumerate(limits):
         assert tokens_of(found.tokens[sentence, 0]) == every_hypothesis(sentence, limit, 0.6)[0][1]
-    assert found.scores[0, 0] == 0  # only the end can come: certain
+    # Only the end may come, which makes it no more probable.
+    assert found.log_probs[0, 0] == pytest.approx(teacher_forced(0, (EOS,)), rel=1e-5) and found.log_probs[0, 0] < -0.1
+
+
+@pytest.mark.parametrize('cut', [False, True], ids=['an end is forced', 'cut off'])
+def test_log_probabilities_are_those_of_teacher_forcing(cut):
+    at_limit = 0
+    for found in (run_beam(beam=6, n_best=6, cut=cut), run_sample(num_samples=40, temperature=0.0, cut=cut),
+                  run_sample(num_samples=200, temperature=1.0, cut=cut),
+                  run_sample(num_samples=40, temperature=0.5, top_k=3, top_p=0.9, cut=cut)):
+        for sentence, (rows, log_probs) in enumerate(zip(found.tokens, np.asarray(found.log_probs), strict=True)):
+            outputs = list(map(tokens_of, rows))
+            np.testing.assert_allclose(log_probs, [teacher_forced(sentence, each) for each in outputs], rtol=1e-4)
+            at_limit += sum(len(each) == LENGTH for each in outputs)
+            assert all(each[-1] == EOS or cut and len(each) == LENGTH for each in outputs)
+    assert at_limit > 100
+
+
+def test_the_best_draw_comes_first():
+    found = run_sample(num_samples=20, temperature=1.0, alpha=0.6)
+    assert np.all(np.diff(np.asarray(found.scores), axis=1) <= 0)
+    assert len({tokens_of(row) for row in found.tokens[0]}) > 5
 
 
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 3.0])
@@ -136,7 +163,7 @@ def test_a_hypothesis_that_does_not_exist_is_marked():
 
 
 def test_sampling_frequencies_are_the_models_probabilities():
-    draws = 4000
+    draws = 4000  # without padding and start, which are left out when the model is asked, not when it is scored
     found = run_sample(num_samples=draws, temperature=1.0)
     for sentence in range(BATCH):
         counts = np.bincount(np.asarray(found.tokens[sentence, :, 0]), minlength=SIZE) / draws

@@ -32,7 +32,7 @@ def echo(self, sources, numbers, options, draw=0):
     """In place of a search: the source itself, as far as it goes."""
     tokens = [list(source) if isinstance(self, Translator) else list(itertools.islice(
         itertools.cycle(source), options.extra_length)) for source in sources]
-    return [[Hypothesis(self.tokenizers['target'].decode(each), each, float(number), 0.0)]
+    return [[Hypothesis(self.tokenizers['target'].decode(each), each, float(number), 0.0, ended=not self.cut)]
             for each, number in zip(tokens, numbers, strict=True)]
 
 

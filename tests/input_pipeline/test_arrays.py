@@ -16,7 +16,7 @@ from input_pipeline import dynamics
 from input_pipeline.array_files import Examples
 from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Part
-from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, options
+from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, assert_filled_up, options
 
 
 def in_memory(inputs, targets, task='classification', **others):
@@ -244,14 +244,14 @@ def equal(first, second):
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 5), st.none() | st.integers(0, 2 ** 40), st.integers(0, 3))
-def test_each_example_once_an_epoch_whatever_the_sizes(count, eights, seed, epoch):
-    plan, again = (ArrayPlan(image_data(count, side=2), 'train', rows=8 * eights, seed=seed) for _ in range(2))
+@given(st.integers(1, 200), st.integers(1, 40), st.none() | st.integers(0, 2 ** 40), st.integers(0, 3))
+def test_each_example_once_an_epoch_whatever_the_sizes(count, rows, seed, epoch):
+    plan, again = (ArrayPlan(image_data(count, side=2), 'train', rows=rows, seed=seed) for _ in range(2))
     steps = range(epoch * len(plan), (epoch + 1) * len(plan))
     members = [plan(step).tolist() for step in steps]
     assert sorted(number for batch in members for number in batch) == list(range(count))
     assert members == [again(step).tolist() for step in reversed(steps)][::-1]
-    assert {plan.batch(step)['inputs']['inputs'].shape for step in steps} == {(8 * eights, 2, 2, 1)}
+    assert {plan.batch(step)['inputs']['inputs'].shape for step in steps} == {(rows, 2, 2, 1)}
     assert sum(plan.batch(step)['weights'].sum() for step in steps) == count
 
 
@@ -324,10 +324,18 @@ def test_values_are_standardised_in_batches():
     np.testing.assert_allclose(targets[:10].std(axis=0), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize('rows', [0, 4, 12])
-def test_rows_must_suit_devices(rows):
-    with pytest.raises(UserError, match=rf'config\.batch\.rows={rows} must be a multiple of 8'):
+@pytest.mark.parametrize('rows', [0, -8])
+def test_no_rows_are_refused(rows):
+    with pytest.raises(UserError, match=rf'config\.batch\.rows={rows} must be positive'):
         ArrayPlan(image_data(), 'train', rows=rows, seed=0)
+
+
+@pytest.mark.parametrize('rows', [1, 4, 12, 30])
+@pytest.mark.parametrize('shares, accumulate, processes', [(1, 1, 1), (3, 1, 3), (5, 3, 5), (8, 1, 2), (16, 2, 4)])
+def test_any_number_of_devices_shares_a_batch(rows, shares, accumulate, processes):
+    plan = ArrayPlan(image_data(21), 'train', rows=rows, seed=1, crop=2, flip=True)
+    for step in range(len(plan) + 1):
+        assert_filled_up(plan, step, shares, accumulate, processes)
 
 
 @pytest.mark.parametrize('augmentation', [{'crop': 1}, {'flip': True}])

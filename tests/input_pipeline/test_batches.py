@@ -8,10 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configs import wmt14_base
 from errors import UserError
 from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, bucket_lengths, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
+from tests.input_pipeline.helpers import assert_filled_up
 
 
 class Store(TokenStore):
@@ -175,3 +177,22 @@ def test_what_processes_read_is_side_by_side_the_batch(parts):
         assert equal(plan.batch(step), jax.tree.map(lambda *rows: np.concatenate(rows), *read))
         assert [len(batch['targets']) for batch in read] == [
             plan.rows[plan(step)[0]] * (part.last - part.first) // part.of for part in parts]
+
+
+@pytest.mark.parametrize('shares, accumulate, processes', [(1, 1, 1), (1, 3, 1), (3, 1, 1), (3, 1, 3), (5, 3, 5),
+                                                           (6, 2, 3), (16, 1, 4), (16, 2, 16), (100, 1, 100)])
+def test_any_number_of_devices_shares_a_batch(shares, accumulate, processes):
+    plan = plan_of(random_store())
+    for step in range(len(plan)):
+        assert_filled_up(plan, step, shares, accumulate, processes)
+
+
+@pytest.mark.parametrize('shares, accumulate', [(8, 2), (16, 1), (24, 1), (256, 1)])
+def test_the_paper_s_batches_on_many_devices(shares, accumulate):
+    """8 buckets of 25,000 tokens; as many rows each as 16 devices, or 8 twice, do not divide."""
+    config = wmt14_base.get_config()
+    lengths = np.random.default_rng(0).lognormal(3.2, 0.6, (3000, 2)).clip(1, config.data.max_length - 1).astype(int)
+    plan = plan_of(Store(lengths), tokens=config.batch.tokens, num_buckets=config.batch.buckets)
+    assert len(plan.rows) == 8 and (plan.rows % (shares * accumulate) > 0).any()
+    for step in range(len(plan)):
+        assert_filled_up(plan, step, shares, accumulate, shares)

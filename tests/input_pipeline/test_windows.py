@@ -13,6 +13,7 @@ from input_pipeline.batches import Part, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from input_pipeline.windows import PACKINGS, WindowPlan, pack
+from tests.input_pipeline.helpers import assert_filled_up
 
 NAMES = ('tokens', 'segments', 'positions')
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -219,3 +220,11 @@ def test_what_processes_read_is_side_by_side_the_batch(packing):
         read = [plan.batch(step, Part(number, number + 1, 4)) for number in range(4)]
         jax.tree.map(lambda whole, *rows: np.testing.assert_array_equal(whole, np.concatenate(rows)),
                      plan.batch(step), *read)
+
+
+@pytest.mark.parametrize('packing', PACKINGS)
+@pytest.mark.parametrize('shares, accumulate, processes', [(1, 3, 1), (3, 1, 3), (5, 3, 5), (16, 2, 4)])
+def test_any_number_of_devices_shares_a_batch(packing, shares, accumulate, processes):
+    plan = plan_of([9, 3, 30, 1, 14, 5, 22], rows=7, packing=packing)
+    for step in range(len(plan) + 1):
+        assert_filled_up(plan, step, shares, accumulate, processes)

@@ -1,8 +1,11 @@
+import hashlib
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from errors import UserError
@@ -88,6 +91,74 @@ def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
         checkpoints.save(7, state(7), {})
         checkpoints.wait()
         assert checkpoints.steps() == [3, 5, 7] and checkpoints.resolve('best') == [3]
+
+
+PARAMS = {'w': jnp.ones((4, 3)), 'b': jnp.ones(3)}
+ADAM, CLIPPED = optax.adam(0.1), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+OTHERS = {
+    'clip added': (ADAM, CLIPPED, PARAMS, ['5 missing there: opt_state/1/0/count; opt_state/1/0/mu/b; ',
+                                           '5 not known here: opt_state/0/count; opt_state/0/mu/b; .*; ...']),
+    'clip removed': (CLIPPED, ADAM, PARAMS, ['5 missing there: opt_state/0/count',
+                                             '5 not known here: opt_state/1/0/count']),
+    'one part more': (ADAM, optax.chain(*[ADAM, optax.trace(0.9)]), PARAMS, ['7 missing there: opt_state/0/0/count']),
+    'a larger shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((5, 3))}, [
+        r'arrays \(8\) than this training has \(8\):\n  3 of another shape or type: opt_state/0/mu/w: float32\[4,3\] there, '
+        r'float32\[5,3\] here; .*; params/w: float32\[4,3\] there, float32\[5,3\] here\n']),
+    'a smaller shape': (ADAM, ADAM, PARAMS | {'b': jnp.ones(2)}, [r'params/b: float32\[3\] there, float32\[2\] here']),
+    'the same numbers in another shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((3, 4))}, [r'float32\[3,4\] here']),
+    'another type': (ADAM, optax.adam(0.1, mu_dtype=jnp.bfloat16), PARAMS, [
+        r'2 of another shape or type: opt_state/0/mu/b: float32\[3\] there, bfloat16\[3\] here']),
+    'a parameter more': (ADAM, ADAM, PARAMS | {'bias': jnp.ones(2)}, ['3 missing there: .*params/bias']),
+}
+
+
+@pytest.mark.parametrize('earlier', [False, True], ids=['', 'of an earlier version'])
+@pytest.mark.parametrize('other', OTHERS)
+def test_other_arrays_are_refused_and_are_no_damage(other, earlier, tmp_path, caplog):
+    optimizer, new, params, messages = OTHERS[other]
+    like = TrainState(step=jnp.int32(0), params=params, opt_state=new.init(params))
+    with open_checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, TrainState(jnp.int32(step), PARAMS, optimizer.init(PARAMS)), {})
+    if earlier:
+        without_shapes(tmp_path / 'checkpoints' / '2')
+    with open_checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(UserError, match='checkpoints/2 holds other arrays') as error:
+            checkpoints.restore(like)
+        for message in messages:
+            assert re.search(message, str(error.value)), str(error.value)
+        assert 'not damaged' in str(error.value) and 'another --workdir' in str(error.value)
+        assert 'is damaged' not in caplog.text and 'an older one' not in caplog.text
+        again, _ = checkpoints.restore(TrainState(jnp.int32(0), PARAMS, optimizer.init(PARAMS)))
+        assert again.step == 2  # and it was marked as nothing
+
+
+def without_shapes(checkpoint):
+    """As it was written before shapes were: under a checksum of its own, which holds for what is left."""
+    path = checkpoint / 'progress' / 'metadata'
+    content = json.loads(path.read_text())
+    del content['shapes'], content['sha256']
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content | {'sha256': digest}))
+
+
+def test_parts_of_an_optimizer_without_arrays_may_come_and_go(tmp_path):
+    with open_checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, TrainState(jnp.int32(1), PARAMS, (*ADAM.init(PARAMS), optax.EmptyState())), {})
+    wanted = TrainState(jnp.int32(0), PARAMS, ADAM.init(PARAMS))
+    with open_checkpoints(tmp_path) as checkpoints:
+        restored, _ = checkpoints.restore(wanted)
+    assert restored.step == 1 and jax.tree.structure(restored) == jax.tree.structure(wanted)
+
+
+def test_a_newer_checkpoint_that_is_damaged_does_not_hide_that_an_older_one_is_of_other_arrays(tmp_path):
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state(step), {})
+    (tmp_path / 'checkpoints' / '2' / 'progress' / 'metadata').write_text('{}')
+    other = state(0).replace(params={'w': jnp.zeros((2, 4))})
+    with open_checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match='checkpoints/1 holds other arrays'):
+        checkpoints.restore(other)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])

@@ -11,6 +11,7 @@ import pytest
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import make_loss
+from training.optimizer import make_optimizer, make_schedule
 from training.step import eval_step, init_state, train_step, use_compilation_cache
 
 MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
@@ -91,6 +92,43 @@ def test_an_update_that_is_not_finite_is_left_out(options, bad):
     assert good_sums.skipped == 0 and after_good.step == 1 and good_sums.tokens > 0
     assert sums.skipped == 1 and after.step == 1 and sums.tokens == sums.loss == 0
     jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state))
+
+
+@pytest.mark.parametrize('weight_decay', [0.0, 0.3])
+def test_left_out_steps_count_for_the_learning_rate_and_not_for_adam(weight_decay):
+    """Against Adam and a cosine written out in float64: 10 steps, of which 3 and 7 are left out."""
+    class Scaled(nn.Module):
+        @nn.compact
+        def __call__(self, inputs, deterministic=True):
+            return inputs @ self.param('w', nn.initializers.ones, (2, 1))
+
+    rng, steps, warmup, peak, final, beta1, beta2, eps = np.random.default_rng(0), 10, 3, 0.1, 0.1, 0.8, 0.9, 1e-3
+    config = {'schedule': 'cosine', 'peak': peak, 'warmup': warmup, 'final': final, 'beta1': beta1, 'beta2': beta2,
+              'eps': eps, 'clip': 0.0, 'weight_decay': weight_decay}
+    optimizer = make_optimizer(config, make_schedule(config, d_model=1, steps=steps))
+    batches = [{'inputs': {'inputs': rng.normal(size=(4, 2)).astype(np.float32)},
+                'targets': rng.normal(size=(4, 1)).astype(np.float32), 'weights': np.ones(4, np.float32)}
+               for _ in range(steps)]
+    state = init_state(Scaled(), optimizer, jax.tree.map(jnp.asarray, batches[0]), seed=0)
+    run = jax.jit(functools.partial(train_step, module=Scaled(), optimizer=optimizer, loss=make_loss('regression', 0.0),
+                                    dropout_key=jax.random.key(0)))
+    w, mean, square, updates = np.ones((2, 1)), np.zeros((2, 1)), np.zeros((2, 1)), 0
+    for step, batch in enumerate(batches):
+        left_out = step in (3, 7)
+        state, sums = run(state, batch | {'weights': batch['weights'] * (np.nan if left_out else 1)})
+        assert sums.skipped == left_out
+        if left_out:
+            continue
+        inputs, targets = batch['inputs']['inputs'].astype(np.float64), batch['targets'].astype(np.float64)
+        gradient = 2 * inputs.T @ (inputs @ w - targets) / 4
+        updates += 1
+        mean, square = beta1 * mean + (1 - beta1) * gradient, beta2 * square + (1 - beta2) * gradient ** 2
+        direction = mean / (1 - beta1 ** updates) / (np.sqrt(square / (1 - beta2 ** updates)) + eps)
+        falling = (1 + np.cos(np.pi * (step - warmup) / (steps - warmup))) / 2
+        rate = peak * step / warmup if step < warmup else peak * (final + (1 - final) * falling)
+        w = w - rate * (direction + weight_decay * w)
+        np.testing.assert_allclose(state.params['w'], w, rtol=2e-5)
+    assert state.step == steps and updates == 8
 
 
 def test_a_gradient_that_is_not_finite_is_left_out():

@@ -1,0 +1,57 @@
+"""Configs that earlier versions wrote: what a run directory says is brought to the options of today.
+
+`config.json` carries the version of the options that it was written with; without one it is 1. Options come and go, and
+a run must open, decode and resume ever after. So whoever
+
+- adds an option whose default is not what happened before it was there, raises VERSION and says in BEFORE what did;
+- renames one, raises VERSION and says so in RENAMED.
+
+An option that is new, and whose default changes nothing, needs neither: it gets its default.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs import base
+from configs.checks import flatten
+from errors import UserError, option_like
+
+VERSION = 2
+RENAMED: dict[int, dict[str, str]] = {}  # version -> {the option's name before it: its name since}
+BEFORE: dict[int, dict[str, Any]] = {}   # version -> {an option, by its name of today: what it was before it}
+
+
+def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """All options of today for what a config of `version` said, {'model.d_model': 512, ...}, in the order of base.py.
+
+    Raises:
+      UserError: if the version is none of ours, or an option is unknown or of another type.
+    """
+    default, options = flatten(base.get_config()), renamed(options, version)
+    for name in options.keys() - default.keys():
+        raise UserError(f'there is no option {name}' + (option_like(name, default) or '; configs/base.py has them all'))
+    before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
+    return default | before | {name: _typed(name, value, default[name]) for name, value in options.items()}
+
+
+def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """The options that a config, or the overrides of one, said in `version`, by their names of today.
+
+    Raises:
+      UserError: if the version is none of ours.
+    """
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise UserError(f'its version is {version!r}, but this program knows those from 1 to {VERSION}: use the '
+                        'program that wrote it, or a newer one')
+    for later in range(version + 1, VERSION + 1):
+        options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
+    return dict(options)
+
+
+def _typed(name: str, value: Any, default: Any) -> Any:
+    """The value, if it is of its default's type; a whole number does for another number."""
+    if type(default) is float and type(value) is int:
+        value = float(value)
+    if type(value) is not type(default):
+        raise UserError(f'{name}={value!r}: must be of the type {type(default).__name__}, such as {default!r}')
+    return value

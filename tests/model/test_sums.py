@@ -1,0 +1,41 @@
+"""Sums that XLA fuses with what comes before them, against float64: a version of jaxlib got some of them wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What jaxlib 0.10.2 gets wrong by itself, at the numbers of rows and widths where it may show.
+PROBE = """
+import {imported}
+import jax, jax.numpy as jnp, numpy as np
+rng = np.random.default_rng(0)
+worst = 0.0
+for rows in (1400, 32_768, 32_769, 40_000):
+    for width in (3, 31):
+        matrix, x = rng.normal(size=(width, width)), rng.normal(size=(rows, width))
+        of_row = jax.jit(jax.vmap(lambda row: jnp.sum((jnp.float32(matrix) @ row) ** 2)))
+        expected = ((x @ matrix.T) ** 2).sum(axis=1)
+        worst = max(worst, float(np.max(np.abs(of_row(np.float32(x)) - expected) / expected)))
+print(worst)
+"""
+
+
+def worst(imported, flags=''):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(('XLA_', 'JAX_'))}
+    done = subprocess.run([sys.executable, '-c', PROBE.format(imported=imported)], cwd=ROOT, capture_output=True, text=True,
+                          env=environment | {'JAX_PLATFORMS': 'cpu', **({'XLA_FLAGS': flags} if flags else {})})
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@pytest.mark.parametrize('imported', ['train', 'inference'])
+def test_fused_sums_are_right_whatever_is_imported(imported):
+    assert worst(imported) < 1e-3
+
+
+def test_flags_of_the_user_are_kept_beside():
+    assert worst('inference', '--xla_force_host_platform_device_count=2') < 1e-3

@@ -1,0 +1,170 @@
+"""Runs of earlier versions: what was trained once opens, decodes and resumes ever after.
+
+tests/runs/first.tar.gz is a run directory as the first version wrote it, stopped at step 6, with its data beside it and
+the scores that the version itself gave: a translator of 1+1 layers that reverses what it reads, or would.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import inference
+from configs import base, versions
+from configs.checks import flatten
+from errors import UserError
+from inference.compare import load_runs, recorded_sweep
+from inference.text import search_options
+from tests.tiny_run import start, steps
+from training.workdir import CONFIG, RunDirectory, read_config
+
+ROOT = Path(__file__).parent
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture
+def first(tmp_path, cache):
+    """The run directory, and a config as a user would ask for it again, with the data where it is now."""
+    with tarfile.open(ROOT / 'runs' / 'first.tar.gz') as archive:
+        archive.extractall(tmp_path, filter='data')
+    config = read_config(tmp_path / 'run')
+    config.update_from_flattened_dict({'data.dir': str(tmp_path / 'data'), 'cache_dir': str(cache)})
+    return tmp_path / 'run', config
+
+
+def edit(workdir, file=CONFIG, /, **changes):
+    """Changes to config.json, or another file, as it is written; None leaves out."""
+    config = json.loads((workdir / file).read_text())
+    for path, value in changes.items():
+        *sections, name = path.split('__')
+        node = config
+        for section in sections:
+            node = node[section]
+        if value is None:
+            del node[name]
+        else:
+            node[name] = value
+    (workdir / file).write_text(json.dumps(config))
+
+
+def test_it_opens_and_scores_as_it_did(first):
+    workdir, config = first
+    before = json.loads((workdir / 'results' / 'test.json').read_text())
+    run = inference.load(workdir)
+    run.config.data.dir = config.data.dir
+    results, table = run.model.score(run.data(), 'test', run.config, search_options(run.config, method='greedy'))
+    assert run.checkpoint == before['checkpoint_steps'] == [6]
+    assert results['perplexity'] == pytest.approx(before['perplexity'], rel=1e-5)
+    assert len(table) == before['n'] == 8
+    assert load_runs(workdir)[0].config == flatten(read_config(workdir))
+
+
+def test_it_resumes_and_is_of_today_then(first):
+    workdir, config = first
+    config.train.steps = 9
+    start(workdir, config)
+    assert steps(workdir) == [6, 9] or steps(workdir) == [9]
+    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    assert [line['step'] for line in lines if 'train_loss' in line] == [2, 4, 6, 8, 9]
+    assert json.loads((workdir / CONFIG).read_text())['version'] == versions.VERSION
+    assert read_config(workdir) == config
+    assert inference.load(workdir, 'latest').checkpoint == [9]
+
+
+@pytest.fixture
+def tomorrow(monkeypatch):
+    """The options of a later version: one is new, one is new and had another effect before it, one has a new name."""
+    today = base.get_config
+
+    def get_config():
+        config = today()
+        config.train.smoothing = config.train.label_smoothing
+        del config.train['label_smoothing']
+        config.model.gate, config.data.fold = 0.5, True
+        return config
+
+    version = versions.VERSION + 1
+    monkeypatch.setattr(base, 'get_config', get_config)
+    monkeypatch.setattr(versions, 'VERSION', version)
+    monkeypatch.setitem(versions.RENAMED, version, {'train.label_smoothing': 'train.smoothing'})
+    monkeypatch.setitem(versions.BEFORE, version, {'data.fold': False})
+    return version
+
+
+def test_options_that_come_and_go_orphan_no_run(tomorrow):
+    said = {'model.d_model': 32, 'train.label_smoothing': 0.25}
+    config = versions.upgraded(said, tomorrow - 1)
+    assert config['model.d_model'] == 32 and config['train.smoothing'] == 0.25
+    assert config['model.gate'] == 0.5 and config['data.fold'] is False
+    assert config.keys() == flatten(base.get_config()).keys()
+    assert versions.upgraded(said, 1) == config
+    now = versions.upgraded({'train.smoothing': 0.25}, tomorrow)
+    assert now['data.fold'] is True and now['train.smoothing'] == 0.25
+    with pytest.raises(UserError, match='there is no option train.label_smoothing: did you mean train.smoothing?'):
+        versions.upgraded(said, tomorrow)
+
+
+def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):
+    """The recipe's value is for new runs; the user's own is refused as any other change."""
+    workdir, config = first
+    edit(workdir, model__tie_embeddings=None, seed=None)
+    monkeypatch.setitem(versions.BEFORE, 2, {'seed': 7})
+    caplog.set_level('INFO', logger='allyouneed')
+    with RunDirectory(str(workdir), config):
+        assert config.seed == 7
+    assert 'config.seed=7, not 0: the run began before there was this option' in caplog.text
+    config.seed = 0
+    with pytest.raises(UserError, match='seed: 7 there, 0 asked for'):
+        RunDirectory(str(workdir), config, asked=['seed'])
+
+
+def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_path, tomorrow):
+    (tmp_path / 'sweep.json').write_text(json.dumps({
+        'config': {'train.label_smoothing': 0.25}, 'runs': {'one': {'train.label_smoothing': 0.0}}}))
+    sweep = recorded_sweep(tmp_path)
+    assert sweep['config']['train.smoothing'] == 0.25 and sweep['config']['data.fold'] is False
+    assert sweep['runs'] == {'one': {'train.smoothing': 0.0}}
+
+
+@pytest.mark.parametrize('changes, message', [
+    ({'version': 99}, 'its version is 99, but this program knows those from 1 to '),
+    ({'version': '2'}, "its version is '2'"),
+    ({'version': True}, 'its version is True'),
+    ({'model__d_modle': 8}, 'there is no option model.d_modle: did you mean model.d_model?'),
+    ({'model__d_model': '8'}, "model.d_model='8': must be of the type int, such as 512"),
+    ({'model__d_model': 8.0}, 'model.d_model=8.0: must be of the type int'),
+    ({'model__dropout': True}, 'model.dropout=True: must be of the type float'),
+    ({'model': 3}, 'model'),
+    ({'model__num_heads': 3}, 'config.model.num_heads=3: must divide d_model=8'),
+    ({'task': ['translation']}, 'task'),
+])
+def test_a_config_that_no_version_wrote_is_refused(first, changes, message):
+    workdir, config = first
+    edit(workdir, **changes)
+    for open_it in (lambda: inference.load(workdir), lambda: RunDirectory(str(workdir), config),
+                    lambda: load_runs(workdir)):
+        with pytest.raises(UserError) as refused:
+            open_it()
+        assert str(workdir / CONFIG) in str(refused.value) and message in str(refused.value)
+
+
+@pytest.mark.parametrize('section, changes, message', [
+    ('config.json', {'model__d_model': 16}, 'in the checkpoint, '),
+    ('config.json', {'model__num_layers': 2}, "none in the checkpoint"),
+    ('config.json', {'model__share_embeddings': 'target'}, 'parameters do not fit'),
+    ('data/sizes.json', {'source_vocab_size': 286}, 'source.model has 285 tokens'),
+    ('data/sizes.json', {'source_vocab_size': None}, ''),
+    ('data/sizes.json', {'source_vocab_size': '285'}, ''),
+    ('data/sizes.json', {'source_vocab_size': [285]}, ''),
+])
+def test_files_that_do_not_make_the_model_of_the_checkpoint_are_refused(first, section, changes, message):
+    workdir, _ = first
+    edit(workdir, section, **changes)
+    with pytest.raises(UserError) as refused:
+        inference.load(workdir)
+    assert str(workdir) in str(refused.value) and message in str(refused.value)

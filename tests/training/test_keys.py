@@ -1,0 +1,34 @@
+"""Random keys: no two seeds and no two uses may share one, neighbouring seeds least of all: sweeps take these."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+import train
+from tests.tiny_run import start, tiny_config
+from training.step import key_for
+
+
+def test_all_keys_of_many_seeds_differ():
+    keys = [np.asarray(jax.random.key_data(key_for(use, seed))).tobytes()
+            for use in ('params', 'dropout') for seed in [*range(300), 2 ** 31 - 1]]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_training_s_dropout_key_is_not_the_one_that_the_next_seed_s_parameters_are_made_from(tmp_path, monkeypatch):
+    keys, examples, states = {}, {}, {}
+
+    class Watched(train.Compiled):
+        def __init__(self, module, optimizer, example, **options):
+            keys[len(keys)], examples[len(examples)] = options['dropout_key'], (module, example['inputs'])
+            super().__init__(module, optimizer, example, **options)
+
+    monkeypatch.setattr(train, 'Compiled', Watched)
+    monkeypatch.setattr(train, 'train', lambda config, workdir, state, *_: states.setdefault(len(states), state))
+    for seed in range(3):
+        start(tmp_path / str(seed), tiny_config(tmp_path / 'cache', seed=seed))
+    module, inputs = examples[0]
+    init = jax.jit(lambda key, inputs: nn.unbox(module.init(key, **inputs))['params']['embedding']['kernel'])
+    of_parameters = [np.asarray(state.params['embedding']['kernel']) for state in states.values()]
+    of_dropout = [np.asarray(init(key, inputs)) for key in keys.values()]
+    assert len({table.tobytes() for table in [*of_parameters, *of_dropout]}) == 6
