@@ -155,8 +155,8 @@ class Checkpoints:
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """(state, progress) of the newest readable checkpoint, with the structure and the shardings of `like`.
 
-        `like` has arrays, or jax.ShapeDtypeStructs with shardings. None where there is no checkpoint. Damaged ones are named in the log and stay where they are; the next
-        `save` puts them aside, as STEP.damaged.
+        `like` has arrays, or jax.ShapeDtypeStructs with shardings. None where there is no checkpoint. Damaged ones are
+        named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
 
         Raises:
           UserError: if there are checkpoints, but all are damaged; or if the newest readable one holds other arrays
@@ -242,7 +242,8 @@ class Checkpoints:
                 stored = reader.metadata(folder / 'state').item_metadata.tree
                 if like is None:
                     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-                    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), stored)
+                    like = jax.tree.map(
+                        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), stored)
                 else:
                     known = shapes(stored)  # by no checksum; earlier versions kept no other
                     saved = content.get('shapes') or {path: known[path] for path in expected}
