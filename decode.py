@@ -37,6 +37,7 @@ from inference.generate import Generator
 from inference.pictures import chosen_kind, positions_figure, save_figure
 from inference.predict import Predictor
 from inference.run import Run
+from inference.scores import table_line
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.sources import read_lines
@@ -210,8 +211,7 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    write_text(folder / f'{split}.tsv', ''.join(
-        '\t'.join(' '.join(cell.split()) for cell in row) + '\n' for row in table))
+    write_text(folder / f'{split}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{split}.json', text + '\n')  # the last: where it is, the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]

@@ -13,6 +13,15 @@ class UserError(Exception):
     """Something in the input: the message says what is wrong, where, and what to do."""
 
 
+def told(check: Callable[[], object]) -> list[str]:
+    """What `check` raises UserError with, if it does: for telling several mistakes at once."""
+    try:
+        check()
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
 def full_disk(error: BaseException | None) -> str | None:
     """The system's words, if `error` or what led to it is that a disk, a quota or a file can take no more.
 

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import resource
 import shlex
 import sys
 import time
@@ -43,7 +42,7 @@ from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
 from training.loss import Sums, make_loss
-from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory
+from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory, peak_resident
 from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
@@ -76,7 +75,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
-    config = config_from(CONFIG_FLAG)
+    config = config_from(CONFIG_FLAG, with_data=not PRINT_CONFIG.value)
     if PRINT_CONFIG.value:
         return print_config(config)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
@@ -224,7 +223,7 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
                              step, config.eval.metric, config.eval.patience)
                     break
     log.info('%d compilations of the train step; %.1f s of compiling in all; peak memory %.2f GB', len(shapes),
-             compile_time.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 20)
+             compile_time.seconds, peak_resident() / 2 ** 30)
 
 
 def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:

@@ -12,7 +12,8 @@ def get_config() -> ConfigDict:
     """The paper's base Transformer on the built-in corpus."""
     config = ConfigDict()
     config.seed = 0  # of the parameters, the dropout and the order of the batches
-    config.cache_dir = ''  # tokenizers, token stores and compiled programs, shared by runs; '': ~/.cache/allyouneed
+    config.cache_dir = ''  # tokenizers, token stores and compiled programs, shared by runs; '': allyouneed in
+    #                        $XDG_CACHE_HOME, else in ~/.cache
     config.task = 'translation'  # or 'language_model', 'classification', 'regression'
 
     config.model = model = ConfigDict()
@@ -60,7 +61,8 @@ def get_config() -> ConfigDict:
     data.feature = 'text'           # language_model, tfds: the feature that holds the text
     data.context = 256              # language_model, tokens of a window
     data.packing = 'contiguous'     # language_model: windows of the stream, or 'packed' whole documents
-    data.validation_share = 0.1     # what is cut off the training data where there is no validation split
+    data.validation_share = 0.1     # files: cut off the training data where there is no validation split; as much for
+    #                                 test, if there is none either
     data.crop = 0                   # images: shifted by up to so many pixels in training
     data.flip = False               # images: mirrored in training, every other time
     data.tokenizer = ConfigDict()

@@ -12,6 +12,7 @@ from errors import UserError, did_you_mean, faults_in, no_recipe, option_like
 from input_pipeline.arrays import BUILTIN
 from input_pipeline.data import TASKS
 from input_pipeline.documents import DOCUMENT_KINDS
+from input_pipeline.problems import data_problems
 from input_pipeline.sources import SOURCES
 from input_pipeline.tokenizer import KINDS, NORMALIZATIONS, SUBWORDS
 from input_pipeline.windows import PACKINGS
@@ -84,6 +85,7 @@ ONLY_FOR = {
     'data.feature': {'data.source': ('tfds',)},
     'data.seed': {'data.source': ('builtin',)},
     'data.plain_spaces': {'data.source': ('builtin',)},
+    'data.validation_share': {'data.source': ('files',)},
     'data.tokenizer.vocab_size': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.split_digits': {'data.tokenizer.kind': SUBWORDS},
     'data.tokenizer.normalization': {'data.tokenizer.kind': SUBWORDS},
@@ -243,6 +245,16 @@ def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _can_be_looked_for(config: Any) -> bool:
+    """Whether what a config says of its data is possible so far that the data can be opened and learned from."""
+    if _misshapen(config):
+        return False
+    here = {key: value for key, value in flatten(config).items() if key.startswith('data.') or key == 'cache_dir'}
+    return not any(outside(here[key], *BOUNDS[key]) for key in here.keys() & BOUNDS.keys()) and all(
+        0 <= here[key] < 1 for key in here.keys() & set(FRACTIONS)) and '\0' not in ''.join(
+        value for value in here.values() if isinstance(value, str))
+
+
 def _unused(here: Mapping[str, Any]) -> dict[str, str]:
     """The options that were set, but mean nothing to this model, task or source, and the option that decides that."""
     used = {'model': MODELS[here['model.kind']].options(), **TASKS[here['task']].options}
@@ -266,11 +278,11 @@ def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
     return flat
 
 
-def config_from(flag: flags.FlagHolder) -> ConfigDict:
-    """The checked value of a --config flag.
+def config_from(flag: flags.FlagHolder, *, with_data: bool = False) -> ConfigDict:
+    """The checked value of a --config flag; `with_data` looks at the data that it names too.
 
     Raises:
-      UserError: if it is missing, names no recipe, or holds an impossible value.
+      UserError: if it is missing, names no recipe, or with all that is wrong with its values and the data.
     """
     path = flags.FLAGS['config'].config_filename if flag.present else ''
     if not path:
@@ -279,5 +291,9 @@ def config_from(flag: flags.FlagHolder) -> ConfigDict:
         raise UserError(no_recipe(path))
     with faults_in(path, only=True):
         hasattr(flag.value, 'seed')  # ml_collections keeps an OSError of the recipe's for this moment
-    check_config(flag.value)
+    problems = config_problems(flag.value)
+    if with_data and _can_be_looked_for(flag.value):
+        problems += data_problems(flag.value, problems)
+    if problems:
+        raise UserError('\n'.join(problems))
     return flag.value

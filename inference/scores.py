@@ -1,13 +1,17 @@
 """Scores: BLEU and chrF by sacreBLEU (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable;
-of a language model, a classification, a regression."""
+of a language model, a classification, a regression. And the table of single answers beside them."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
+
+ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
 
 class Evaluation(NamedTuple):
@@ -65,3 +69,15 @@ def regression_scores(values: Float[np.ndarray, 'examples values'],
     return {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
             'mean_absolute_error': float(np.mean(np.abs(error))),
             'r_squared': 1 - squared / float(np.mean(np.var(targets, axis=0)))}
+
+
+def table_line(cells: Sequence[str]) -> str:
+    """A line of RUN/results/SPLIT.tsv: tabs between the cells, \\n at the end, every character but ESCAPES as it is."""
+    return '\t'.join(cell.translate(str.maketrans(ESCAPES)) for cell in cells) + '\n'
+
+
+def read_table(path: str | Path) -> list[list[str]]:
+    """The rows of such a file, every cell to the byte as it was. Only \\n ends a line: U+2028, say, is in its cell."""
+    written = {escape: character for character, escape in ESCAPES.items()}
+    return [[re.sub(r'\\[\\tnr]', lambda found: written[found[0]], cell) for cell in line.split('\t')]
+            for line in Path(path).read_text('utf-8').split('\n')[:-1]]

@@ -1,10 +1,11 @@
 """Arrays from files: IDX images as MNIST comes in, NPZ archives, and CSV tables of time series."""
 
+import collections
 import csv
 import functools
 import gzip
 import math
-import re
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,35 +16,38 @@ import numpy as np
 from jaxtyping import Num, UInt8
 
 from errors import UserError
+from input_pipeline.held_out import without_files
 from input_pipeline.sources import read_lines
 
 IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
+NAMES = {split: split for split in IDX_NAMES}  # of the other files
 NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
 
 
 class Examples(NamedTuple):
     """One split as it was read; `where` names it in messages."""
     inputs: np.ndarray   # [n, *space, channels]
-    targets: np.ndarray  # integers [n]: classes; floats [n] or [n, values]: values
+    targets: np.ndarray  # [n]: classes or values; [n, values]
     where: str
 
 
-def open_folder(folder: Path, validation_share: float) -> Callable[[str], Examples]:
-    """What reads a split of the data set in `folder`, whose format shows in the names of its files.
+def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], tuple[str, ...]]:
+    """What reads a split of the data set in `folder`, whose format shows in the names of its files; and the splits
+    without files, which are to be cut off the training data.
 
     Raises:
       UserError: if there is none.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the data set')
     if plain_or_gz(folder / 'train-images-idx3-ubyte'):
-        return functools.partial(load_idx, folder, validation_share)
-    if (folder / 'train.npz').is_file():
-        return functools.partial(load_npz, folder)
-    if plain_or_gz(folder / 'train.csv'):
-        return functools.partial(load_csv, folder)
+        return functools.partial(load_idx, folder, validation_share), ()  # which cuts by itself
+    for suffix, load in (('npz', load_npz), ('csv', load_csv)):
+        there = [split for split in NAMES if plain_or_gz(folder / f'{split}.{suffix}')]
+        if 'train' in there:
+            return functools.partial(load, folder), without_files(NAMES, there.__contains__, validation_share)
     raise UserError(f'config.data.dir={str(folder)!r} holds no data set. It must hold train-images-idx3-ubyte and its '
-                    'like, or train.npz, validation.npz and test.npz, or train.csv, validation.csv and test.csv')
+                    'like, or train.npz, or train.csv, with validation and test data beside it or without')
 
 
 def load_idx(folder: Path, validation_share: float, split: str) -> Examples:
@@ -118,7 +122,7 @@ def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples 
     Raises:
       UserError: if there is none, or it is of another shape or holds something else than finite numbers.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise UserError(f'{path} is no file: give an .npz file with an array inputs, [n, *space, channels]')
     inputs, = _arrays(Path(path), ('inputs',))
     if inputs.shape[1:] != shape or not inputs.ndim:
@@ -138,18 +142,17 @@ def load_csv(folder: Path, split: str) -> Examples:
         b,0.0,...
 
     The rows of a series follow one another in time, all series are equally long, and a series has one target.
-    `time` may be absent and is not used; every column but series, time and target is a channel. Targets are
-    classes if all are written as whole numbers (0, 1, ...), else values.
+    `time` may be absent and is not used; every column but series, time and target is a channel.
 
     Raises:
       UserError: with file:line.
     """
     path, training = needed(folder / f'{split}.csv'), needed(folder / 'train.csv')
-    channels = [name for name in next(rows(training))[1] if name not in NOT_CHANNELS]
+    channels = [name for name in _header(rows(training), training) if name not in NOT_CHANNELS]
     if not channels:
         raise UserError(f'{training}:1: no column is a channel: all are {", ".join(NOT_CHANNELS)}')
     table = rows(path)
-    _, header = next(table)
+    header = _header(table, path)
     if missing := [name for name in ('series', *channels, 'target') if name not in header]:
         raise UserError(f'{path}:1: no column {missing[0]!r}, only {", ".join(header)}')
     if extra := [name for name in header if name not in (*NOT_CHANNELS, *channels)]:
@@ -177,9 +180,17 @@ def load_csv(folder: Path, split: str) -> Examples:
     if not steps:
         raise UserError(f'{path} has a header but no rows')
     _check_length(path, steps, began)
-    whole = all(re.fullmatch(r'\s*-?\d{1,9}\s*', target) for target in targets)
     return Examples(np.array(steps, np.float32).reshape(len(steps), -1, len(channels)),
-                    np.array(targets, np.int32 if whole else np.float32), str(path))
+                    np.array(targets, np.float64), str(path))
+
+
+def _header(table: Iterator[tuple[int, list[str]]], path: Path) -> list[str]:
+    """The names of the columns, each of which is there once."""
+    line, names = next(table)
+    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
+        raise UserError(f'{path}:{line}: column {twice[0]!r} is there {names.count(twice[0])} times: give each a '
+                        'name of its own')
+    return names
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -217,7 +228,7 @@ def _number(text: str, where: str) -> float:
 
 def plain_or_gz(path: Path) -> Path | None:
     """The file, or the same with .gz, whichever is there."""
-    return next((file for file in (path, Path(f'{path}.gz')) if file.is_file()), None)
+    return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
 def needed(path: Path) -> Path:

@@ -16,6 +16,7 @@ from files import expanded
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder
 from input_pipeline.batches import ALL, Batch, Part
+from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
 
 ARRAY_SOURCES = ('builtin', 'files', 'tfds')
@@ -59,12 +60,20 @@ class ArrayData:
       classes: their names; None where values are to be predicted.
       sizes: as JSON, 'outputs', classes or values; 'shape', of one input: [*space, channels].
       preprocessing: from the training split.
+      parts: the splits that are cut off the training split.
     """
 
-    def __init__(self, load: Callable[[str], Examples], classes: list[str] | None = None):
-        """`load` reads a split; `classes` are names for its integer targets, which are otherwise named 0, 1, ..."""
-        self._load, self._names = load, classes
-        self._split = functools.cache(self._read)
+    def __init__(self, load: Callable[[str], Examples], task: str, classes: list[str] | None = None,
+                 parts: tuple[str, ...] = (), share: float = 0.0):
+        """
+        Args:
+          load: reads a split.
+          task: 'classification', whose targets are whole numbers, or 'regression', whose are values, whole or not.
+          classes: their names, otherwise 0, 1, ...
+          parts, share: splits that are cut off the training split: see input_pipeline/held_out.py.
+        """
+        self._load, self._task, self._names, self.parts, self._share = load, task, classes, parts, share
+        self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
         """Raw: images as uint8, everything else as float32."""
@@ -84,10 +93,9 @@ class ArrayData:
 
     @functools.cached_property
     def classes(self) -> list[str] | None:
-        targets = self.targets('train')
-        if targets.ndim == 2:
+        if self._task == 'regression':
             return None
-        return self._names or [str(number) for number in range(int(targets.max()) + 1)]
+        return self._names or [str(number) for number in range(int(self.targets('train').max()) + 1)]
 
     @functools.cached_property
     def sizes(self) -> dict[str, int | list[int]]:
@@ -104,7 +112,22 @@ class ArrayData:
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets)))
 
     def _read(self, split: str) -> Examples:
-        """The split, checked, in the types that `inputs` and `targets` promise."""
+        examples = self._part(split) if self.parts and split in ('train', *self.parts) else self._checked(split)
+        if split != 'train':
+            self._require_like_training(*examples)
+        return examples
+
+    def _part(self, split: str) -> Examples:
+        """The examples of the training files that are for `split`. Of every class one at least is trained on."""
+        inputs, targets, where = self._whole('train')
+        keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
+        kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._task == 'classification' else ()
+        held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
+        members = np.array([held_out.split(each) == split for each in keys])
+        return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
+
+    def _checked(self, split: str) -> Examples:
+        """The split in the types that `inputs` and `targets` promise."""
         inputs, targets, where = self._load(split)
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
@@ -118,32 +141,30 @@ class ArrayData:
             if array.dtype.kind not in 'uif' or not np.isfinite(array).all():
                 raise UserError(f'{where}: {name} must be finite numbers (their type is {array.dtype})')
         inputs = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)
-        if targets.dtype.kind == 'f' or targets.ndim == 2:
-            targets = targets.astype(np.float32).reshape(len(targets), -1)
-        elif targets.min() < 0:
-            raise UserError(f'{where}: class {targets.min()} of example {targets.argmin()}: classes are 0, 1, ...')
-        elif targets.max() >= MOST_CLASSES:
-            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}: classes are 0, 1, ... and '
-                            f'fewer than {MOST_CLASSES:,}')
-        if split != 'train':
-            targets = self._like_training(inputs, targets, where)
-        return Examples(inputs, targets if targets.ndim == 2 else targets.astype(np.int32), where)
+        if self._task == 'regression':
+            return Examples(inputs, targets.astype(np.float32).reshape(len(targets), -1), where)
+        if targets.ndim == 2 and targets.shape[1] != 1:
+            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
+                            '[n]; values are for task=regression')
+        targets = targets.reshape(-1)
+        wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
+        if wrong.any():
+            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes are 0, 1, ..., '
+                            f'whole numbers below {MOST_CLASSES:,}; other values are for task=regression')
+        return Examples(inputs, targets.astype(np.int32), where)
 
-    def _like_training(self, inputs: Inputs, targets: Targets, where: str) -> Num[np.ndarray, 'examples *outputs']:
-        """The targets of another split, if it fits the training split."""
+    def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
+        """Raises UserError if another split does not fit the training split."""
         train = self._split('train')
         if inputs.shape[1:] != train.inputs.shape[1:] or inputs.dtype != train.inputs.dtype:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but those of the training split '
                             f'{train.inputs.dtype} {train.inputs.shape[1:]}')
-        if train.targets.ndim == 2:  # values, which may happen to be whole here
-            targets = targets.astype(np.float32).reshape(len(targets), -1)
         if targets.shape[1:] != train.targets.shape[1:]:
             raise UserError(f'{where}: targets of shape {targets.shape}, but the training split has '
-                            f'{train.targets.shape}: both must be classes (whole numbers), or both as many values')
-        if targets.ndim == 1 and targets.max() >= len(self.classes):
+                            f'{train.targets.shape}: an example must have as many values')
+        if self.classes and targets.max() >= len(self.classes):
             raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the training split has '
                             f'{len(self.classes)} classes, from 0')
-        return targets
 
 
 def mean_and_std(array: Num[np.ndarray, '*batch channels']) -> tuple[list[float], list[float]]:
@@ -153,28 +174,31 @@ def mean_and_std(array: Num[np.ndarray, '*batch channels']) -> tuple[list[float]
     return flat.mean(axis=0, dtype=np.float64).tolist(), np.where(std > 0, std, 1).tolist()
 
 
-def open_arrays(data: ConfigDict) -> ArrayData:
-    """The data set that `config.data` describes: `source`, and what that source needs of the rest.
+def open_arrays(data: ConfigDict, task: str) -> ArrayData:
+    """The data set that `config.data` describes: `source`, and what that source needs of the rest. The task, and not
+    the type of the targets, says whether they are classes ('classification') or values ('regression').
 
     Raises:
       UserError: if there is no such source, folder or dataset.
     """
     if data['source'] == 'builtin':
-        return open_builtin(data['name'], data['seed'])
+        return open_builtin(data['name'], data['seed'], task)
     if data['source'] == 'files':
-        return ArrayData(open_folder(expanded(data['dir']), data['validation_share']))
+        share = data['validation_share']
+        load, parts = open_folder(expanded(data['dir']), share)
+        return ArrayData(load, task, parts=parts, share=share)
     if data['source'] == 'tfds':
-        return open_tfds_images(data['name'], data['dir'], dict(data['splits']))
+        return open_tfds_images(data['name'], data['dir'], dict(data['splits']), task)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(ARRAY_SOURCES)}')
 
 
-def open_builtin(name: str, seed: int) -> ArrayData:
+def open_builtin(name: str, seed: int, task: str) -> ArrayData:
     """Scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
     make = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}.get(name)
     if make is None:
         raise UserError(f'config.data.name={name!r} is not one of {", ".join(BUILTIN)} (source=builtin)')
     splits = make(seed)
-    return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'),
+    return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'), task,
                      list(dynamics.SYSTEMS) if name == 'dynamics' else None)
 
 
@@ -196,7 +220,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
             for split, members in (('train', train), ('validation', validation), ('test', test))}
 
 
-def open_tfds_images(name: str, folder: str, names: Mapping[str, str]) -> ArrayData:
+def open_tfds_images(name: str, folder: str, names: Mapping[str, str], task: str) -> ArrayData:
     """A TensorFlow Datasets dataset of equally large images with a label each: mnist, fashion_mnist, cifar10, ..."""
     builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
     image, label = (builder.info.features[feature] for feature in ('image', 'label'))
@@ -210,7 +234,7 @@ def open_tfds_images(name: str, folder: str, names: Mapping[str, str]) -> ArrayD
         images = np.stack([record['image'] for record in records]) if records else np.empty((0, *image.shape))
         return Examples(images, np.array([record['label'] for record in records], np.int32), f'{name} {names[split]}')
 
-    return ArrayData(load, list(label.names))
+    return ArrayData(load, task, list(label.names))
 
 
 class ArrayPlan:

@@ -244,7 +244,7 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
     """The corpus, with `share` of its source sentences that hold no-break spaces as people type them: with plain ones.
 
     The targets keep CLDR's, and no source sentence occurs twice, in any splits: one that would become another, or that
-    differs from another in its spaces alone, stays as it is. The sentences that a share has plain, a larger one has too.
+    differs from another in its spaces alone, stays as it is. What a share has plain, a larger one has plain too.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}

@@ -80,8 +80,15 @@ class PairData:
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()}
 
     def pairs(self, split: str) -> list[Pair]:
-        """The sentences of a split as they are written."""
-        return list(self._corpus.pairs(split))
+        """The sentences of a split as they are written.
+
+        Raises:
+          UserError: if there are none.
+        """
+        pairs = list(self._corpus.pairs(split))
+        if not any(source.strip() and target.strip() for source, target in pairs):
+            raise UserError(f'the {split} split has no text. Looked at: {self._corpus.fingerprint(split)}')
+        return pairs
 
     def plan(self, split: str) -> BatchPlan:
         store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
@@ -139,7 +146,7 @@ class ExampleData:
     """Images and time series: classification and regression."""
 
     def __init__(self, config: ConfigDict, kept: Path | None):
-        self._config, self.arrays = config, open_arrays(config.data)
+        self._config, self.arrays = config, open_arrays(config.data, config.task)
         self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
                                           'preprocessing': dataclasses.asdict(self.arrays.preprocessing)}
         self.tokenizers = {}
@@ -175,7 +182,8 @@ _EXAMPLES = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
 _ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
 TASKS = {
     'translation': Task(PairData, {
-        'data': frozenset({*_COMMON, 'plain_spaces', 'source_lang', 'target_lang', 'max_length', 'tokenizer'}),
+        'data': frozenset({*_COMMON, 'plain_spaces', 'validation_share', 'source_lang', 'target_lang', 'max_length',
+                           'tokenizer'}),
         'batch': frozenset({'tokens', 'buckets'})}, frozenset({'source_vocab_size', 'target_vocab_size'})),
     'language_model': Task(DocumentData, {
         'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',

@@ -1,5 +1,6 @@
 """Where documents come from, for language models: text files, a TFDS dataset, or Python's standard library."""
 
+import functools
 import hashlib
 import io
 import itertools
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from files import expanded
+from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
 
@@ -48,7 +50,7 @@ def open_documents(data: ConfigDict) -> Documents:
             raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
         if data['file']:
             return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
-        return FileDocuments(expanded(data['dir']), data['documents'], names)
+        return FileDocuments(expanded(data['dir']), data['documents'], names, data['validation_share'])
     if data['source'] == 'tfds':
         return TfdsDocuments(data['name'], data['dir'], data['feature'], names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(DOCUMENT_SOURCES)}, '
@@ -59,34 +61,69 @@ class FileDocuments:
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
     `kind` says what a document is: the whole 'file', a 'line', or what stands between two blank lines.
+
+    Where there are no files for validation (nor for test), `validation_share` of the different training documents take
+    their place (and as many for test): see input_pipeline/held_out.py. Of a single document it is the last characters.
+
+    Attributes:
+      parts: the splits that are cut off the training files.
     """
 
-    def __init__(self, folder: Path, kind: str, names: Mapping[str, str]):
-        if not folder.is_dir():
+    def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
+        if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._kind, self._names = folder, kind, names
+        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
+
+    def has_files(self, split: str) -> bool:
+        """Whether there is a file or a folder for the split: then there must be text in it."""
+        return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     def documents(self, split: str) -> Iterator[str]:
-        for path in self._files(split):
+        if not self.is_part(split):
+            return self._read(split)
+        if self._kind == 'file' and len(files := self.files('train')) == 1:
+            return iter([characters_of(read_text(files[0]), split, self.parts, self._share, str(files[0]))])
+        return (text for text in self._read('train') if self._held_out.split(text_key(text)) == split)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOut:
+        keys = (text_key(text) for text in self._read('train') if text.strip())
+        return HeldOut(self.parts, self._share, keys, f'documents of {self.files("train")[0]}')
+
+    def is_part(self, split: str) -> bool:
+        """Whether the split is not all that its files hold, but a part of the training files."""
+        return bool(self.parts) and split in ('train', *self.parts)
+
+    def _read(self, split: str) -> Iterator[str]:
+        for path in self.files(split):
             if self._kind == 'file':
                 yield read_text(path)
             else:
                 yield from cut(read_lines(path), self._kind)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        return {'source': 'files', 'documents': self._kind, 'split': self._names[split],
-                'files': [[str(file.relative_to(self._folder)), sha256(file)] for file in self._files(split)]}
+        part = self.is_part(split)
+        files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
+        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
+        return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
+                'files': files} | (cut if part else {})
 
-    def _files(self, split: str) -> list[Path]:
+    def _found(self, split: str) -> list[Path]:
         base = self._folder / self._names[split]
-        if base.is_dir():
-            files = sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
-        else:
-            files = [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if path.is_file()][:1]
-        if not files:
-            raise UserError(f'For the {split} split, {self._folder} must hold {base.name}.txt, {base.name}.txt.gz or a '
-                            f'folder {base.name} of text files; see config.data.dir and splits.{split}')
-        return files
+        if os.path.isdir(base):
+            return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
+        return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
+
+    def files(self, split: str) -> list[Path]:
+        """The files that a split is read from. Raises UserError if there is none."""
+        if self.is_part(split):
+            split = 'train'
+        if files := self._found(split):
+            return files
+        name = self._names[split]
+        raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
+                        f'of text files; see config.data.dir and splits.{split}')
 
 
 class OneFile:
@@ -97,9 +134,17 @@ class OneFile:
     """
 
     def __init__(self, path: Path, kind: str, validation_share: float):
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
+        self.parts = ('validation', 'test')  # with a rule of its own, nanoGPT's
+
+    def has_files(self, split: str) -> bool:
+        """Every split is a part of the one file."""
+        return True
+
+    def files(self, split: str) -> list[Path]:
+        return [self._path]
 
     def documents(self, split: str) -> Iterator[str]:
         text = read_text(self._path)
@@ -175,6 +220,19 @@ class LibraryDocuments:
     def fingerprint(self, split: str) -> dict[str, Any]:
         digest = hashlib.sha256(repr(self._modules[split]).encode()).hexdigest()
         return {'source': 'standard library', 'split': split, 'sha256': digest}
+
+
+def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
+    """The part of a text for a split: of its last characters `share` for each of `cut_off`, the rest for 'train'."""
+    ends = [int(len(text) * (1 - share * (len(cut_off) - number))) for number in range(len(cut_off) + 1)]
+    if ends[0] <= 0:
+        raise UserError(f'config.data.validation_share={share} of {where}, for each of {" and ".join(cut_off)}, leaves '
+                        'nothing to train on: lower it')
+    parts = zip(('train', *cut_off), [0, *ends[:-1]], ends, strict=True)
+    begin, end = next((begin, end) for part, begin, end in parts if part == split)
+    say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for '
+        f'{" and ".join(cut_off)} (config.data.validation_share={share})')
+    return text[begin:end]
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import errno
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 from errors import UserError
 from files import expanded
 from input_pipeline import builtin
+from input_pipeline.held_out import HeldOut, text_key, without_files
 
 Pair = tuple[str, str]
 SOURCES = ('builtin', 'files', 'tfds')
@@ -47,7 +49,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     if data['source'] == 'builtin':
         return BuiltinCorpus(*languages, seed=data['seed'], plain_spaces=data['plain_spaces'])
     if data['source'] == 'files':
-        return TextCorpus(expanded(data['dir']), *languages, names)
+        return TextCorpus(expanded(data['dir']), *languages, names, data['validation_share'])
     if data['source'] == 'tfds':
         return TfdsCorpus(data['name'], data['dir'], *languages, names)
     raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
@@ -80,15 +82,43 @@ class BuiltinCorpus:
 
 
 class TextCorpus:
-    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz."""
+    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
-    def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str]):
-        if not folder.is_dir():
+    Where there are none for validation (nor for test), `validation_share` of the training data's different source
+    sentences take their place (and as many for test): see input_pipeline/held_out.py.
+
+    Attributes:
+      parts: the splits that are cut off the training files.
+    """
+
+    def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
+                 validation_share: float = 0.0):
+        if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
+        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
+
+    def has_files(self, split: str) -> bool:
+        """Whether there is any file for the split: then all of it must be there."""
+        return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        files = self._files(split)
+        if not self.is_part(split):
+            return self.all_pairs(split)
+        return (pair for pair in self.all_pairs('train') if self._held_out.split(text_key(pair[0])) == split)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOut:
+        keys = (text_key(source) for source, target in self.all_pairs('train') if source.strip() and target.strip())
+        return HeldOut(self.parts, self._share, keys, f'source sentences of {self.files("train")[0]}')
+
+    def is_part(self, split: str) -> bool:
+        """Whether the split is not all that its files hold, but a part of the training files."""
+        return bool(self.parts) and split in ('train', *self.parts)
+
+    def all_pairs(self, split: str) -> Iterator[Pair]:
+        """All pairs of the files that a split is read from, whether it is a part of them or the whole."""
+        files = self.files(split)
         if len(files) == 1:
             for number, line in enumerate(read_lines(files[0]), 1):
                 columns = line.split('\t')
@@ -107,19 +137,23 @@ class TextCorpus:
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
-        return {'source': 'text', 'files': [[file.name, sha256(file)] for file in self._files(split)]}
+        files = [[file.name, sha256(file)] for file in self.files(split)]
+        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
+        return {'source': 'text', 'files': files} | (cut if self.is_part(split) else {})
 
-    def _files(self, split: str) -> list[Path]:
+    def _path(self, split: str, suffix: str) -> Path | None:
+        files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))
+        return next((file for file in files if os.path.isfile(file)), None)
+
+    def files(self, split: str) -> list[Path]:
+        """The files that a split is read from. Raises UserError if one is missing."""
+        if self.is_part(split):
+            split = 'train'
         base = self._folder / self._names[split]
-
-        def plain_or_gz(suffix: str) -> Path | None:
-            files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
-            return next((file for file in files if file.is_file()), None)
-
-        files = [plain_or_gz(language) for language in self._languages]
+        files = [self._path(split, language) for language in self._languages]
         if None not in files:
             return files
-        if table := plain_or_gz('tsv'):
+        if table := self._path(split, 'tsv'):
             return [table]
         source, target = (Path(f'{base}.{language}') for language in self._languages)
         missing = (source, target)[files.index(None)]

@@ -38,8 +38,12 @@ BUILDING = '.building-'  # in the names of folders where something is built
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or the user's cache."""
-    return expanded(cache_dir or '~/.cache/allyouneed')
+    """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or allyouneed in the user's
+    cache: $XDG_CACHE_HOME, or ~/.cache where that is no absolute path, as the XDG base directory specification says."""
+    if cache_dir:
+        return expanded(cache_dir)
+    users = Path(os.environ.get('XDG_CACHE_HOME', ''))
+    return (users if users.is_absolute() else expanded('~/.cache')) / 'allyouneed'
 
 
 class TokenStore:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from command_line import use_huge_pages
+
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = """
 from absl import flags
@@ -115,8 +117,9 @@ def test_interrupt_ends_quietly():
 def test_memory_that_a_thread_frees_is_not_had_from_linux_anew_unless_the_user_has_tunables():
     """As a train step does, in a thread of XLA's: a large block, touched, freed, and again."""
     script = """
-import ctypes, resource, threading
+import ctypes, os, resource, threading
 from command_line import use_huge_pages
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # as on a machine of two cores
 use_huge_pages()
 libc, size = ctypes.CDLL(None), ctypes.c_size_t(100_000_000)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -142,3 +145,17 @@ threading.Thread(target=steps).start()
                                   capture_output=True, text=True, timeout=120).stdout)
 
     assert faults() < 50 < 400 < faults(GLIBC_TUNABLES='glibc.malloc.hugetlb=1')  # of 2 MB: at least 47 a step
+
+
+@pytest.mark.parametrize('cores, one_arena', [(1, True), (2, True), (3, False), (16, False)])
+def test_many_cores_do_not_share_one_lock_of_malloc(cores, one_arena, monkeypatch):
+    """One arena for all threads was measured on two cores alone."""
+    started = []
+    monkeypatch.setattr(sys, 'platform', 'linux')
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(os, 'execv', lambda *_: started.append(os.environ['GLIBC_TUNABLES']))
+    monkeypatch.setenv('GLIBC_TUNABLES', '')  # so that it is put back
+    monkeypatch.delenv('GLIBC_TUNABLES')
+    use_huge_pages()
+    assert ['glibc.malloc.arena_max=1' in each.split(':') for each in started] == [one_arena]
+    assert 'glibc.malloc.hugetlb=1' in started[0].split(':')

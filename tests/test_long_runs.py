@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import train
 from errors import UserError
 from tests.tiny_run import start, steps, tiny_config
+from training import metrics
 
 
 @pytest.fixture(scope='module')
@@ -36,6 +39,25 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     assert re.search(r'compilation 1: batches of 64, \d+\.\d s', caplog.text)
     evaluated = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[-1])
     assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
+
+
+def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    if not Path('/proc/self/status').exists():
+        pytest.skip('asks Linux')
+    start(tmp_path / 'run', tiny_config(cache, train__steps=1))
+    kilobytes = int(re.search(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[1])
+    assert float(re.search(r'peak memory (\d+\.\d+) GB', caplog.text)[1]) == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
+
+
+@pytest.mark.parametrize('system, counted', [('linux', 3 * 2 ** 20), ('darwin', 3 * 2 ** 30), ('freebsd14', 3 * 2 ** 20)])
+def test_three_gigabytes_are_three_whatever_the_system_counts_in(system, counted, monkeypatch):
+    """ru_maxrss is in bytes on macOS and in kilobytes elsewhere; without Linux's /proc, it stands for what is held now."""
+    monkeypatch.setattr(metrics, 'sys', SimpleNamespace(platform=system))
+    monkeypatch.setattr(metrics.resource, 'getrusage', lambda _: SimpleNamespace(ru_maxrss=counted))
+    assert metrics.peak_resident() == 3 * 2 ** 30
+    monkeypatch.setattr(metrics, 'Path', lambda _: Path('/no/such/file'))
+    assert metrics.memory()['resident_gb'] == 3.0
 
 
 @pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])

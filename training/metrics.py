@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shlex
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,12 +122,17 @@ def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     return lines
 
 
+def peak_resident() -> int:
+    """Bytes of memory that this process has had at most. The system counts them in kilobytes, but macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
+
 def memory() -> dict[str, float]:
     """GB: 'resident_gb' of this process, and of the first device, where it tells, 'device_gb' and 'device_peak_gb'."""
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # no Linux: the peak instead, in bytes as macOS counts
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except OSError:  # no Linux: the peak instead
+        resident = peak_resident()
     of_device = jax.local_devices()[0].memory_stats() or {}
     found = {'resident_gb': resident, 'device_gb': of_device.get('bytes_in_use'),
              'device_peak_gb': of_device.get('peak_bytes_in_use')}

@@ -273,7 +273,7 @@ class Compiled:
         boxed = jax.eval_shape(lambda: self._fresh(seed=0))
         check_memory(boxed, list(mesh.devices.flat))
         self._shardings = shardings_of(boxed, mesh)
-        self.shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        self.shapes = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
                                    nn.unbox(boxed), self._shardings)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.

@@ -1,9 +1,11 @@
+import subprocess
+
 import numpy as np
 import pytest
 
 from errors import UserError
 from inference.pictures import attention_figure, chosen, save_figure
-from inference.scores import corpus_scores
+from inference.scores import corpus_scores, read_table, table_line
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
 
@@ -65,3 +67,27 @@ def test_a_layer_and_a_head_are_chosen(look, kind, panels):
 def test_what_is_not_there_cannot_be_chosen(weights, look, message):
     with pytest.raises(UserError, match=message):
         chosen(weights, look)
+
+
+NASTY = ['7:37\u202fAM', 'C:\\new\\table', 'a\tb', 'one\r\ntwo\n', '\\', '', ' \u00a0 ', '\ufeffmark',
+         '\\\t\\t\\\\t\x00']
+ENDS = [f'a{end}b' for end in '\x0b\x0c\x1c\x85\u2028\u2029']  # of a line, for some readers
+
+
+@pytest.mark.parametrize('row, line', [
+    (['7:37\u202fAM', '07:37'], '7:37\u202fAM\t07:37\n'),
+    (['C:\\new', 'tab\t', 'end\r\n'], r'C:\\new' '\t' r'tab\t' '\t' r'end\r\n' '\n'),
+    ([' two  spaces '], ' two  spaces \n'), (['', ''], '\t\n'), (['a\u2028b\x85'], 'a\u2028b\x85\n')])
+def test_a_table_escapes_only_what_ends_a_cell_or_a_line(row, line):
+    assert table_line(row) == line
+
+
+def test_a_table_gives_every_cell_back_to_the_byte(tmp_path):
+    rows = [[first, second] for first in NASTY + ENDS for second in NASTY + ENDS]
+    (tmp_path / 'test.tsv').write_bytes(''.join(map(table_line, rows)).encode())
+    assert read_table(tmp_path / 'test.tsv') == rows
+    cut = subprocess.run(['cut', '-f1', tmp_path / 'test.tsv'], capture_output=True, check=True).stdout
+    lines = cut.decode().split('\n')[:-1]
+    assert len(lines) == len(rows)
+    plain = [first for first, _ in rows if not set(first) & set('\\\t\r\n')]
+    assert [line for line in lines if '\\' not in line] == plain

@@ -14,8 +14,8 @@ from input_pipeline.arrays import open_arrays
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, options
 
 
-def read(folder, split='train', **changes):
-    data = open_arrays(options(dir=str(folder), **changes))
+def read(folder, split='train', task='classification', **changes):
+    data = open_arrays(options(dir=str(folder), **changes), task)
     return data.inputs(split), data.targets(split)
 
 
@@ -93,7 +93,7 @@ def write_npz(folder, **arrays):
 ])
 def test_npz_files(tmp_path, targets, expected, outputs, classes):
     write_npz(tmp_path, inputs=INPUTS, targets=targets)
-    data = open_arrays(options(dir=str(tmp_path)))
+    data = open_arrays(options(dir=str(tmp_path)), 'classification' if classes else 'regression')
     assert data.inputs('test').dtype == np.float32
     assert data.targets('test').dtype == (np.int32 if classes else np.float32)
     np.testing.assert_allclose(data.inputs('test'), INPUTS, rtol=1e-6)
@@ -205,16 +205,21 @@ def test_csv_files(tmp_path, suffix):
 
 def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
     write_csv(tmp_path, HEADER, *ROWS)
-    write_csv(tmp_path, '\ufefftarget,y,series,x', '0.5,1,s,2', split='test')
+    write_csv(tmp_path, '\ufefftarget,y,series,x', '0,1,s,2', split='test')
     with pytest.raises(UserError, match=r'test\.csv: inputs are float32 \(1, 2\), but .* \(2, 2\)'):
         read(tmp_path, 'test')
     write_csv(tmp_path, '\ufefftarget,y,series,x', '0,1,s,2', '0,3,s,4', split='test')
     np.testing.assert_array_equal(read(tmp_path, 'test')[0], [[[2, 1], [4, 3]]])
 
 
-def test_csv_targets_with_a_decimal_point_are_values(tmp_path):
-    write_csv(tmp_path, 'series,x,target', 'a,1,3.0', 'b,2,4')
-    np.testing.assert_array_equal(read(tmp_path)[1], [[3], [4]])
+@pytest.mark.parametrize('three', ['3', '3.0', '3e0'])
+def test_csv_targets_are_what_the_task_says(tmp_path, three):
+    write_csv(tmp_path, 'series,x,target', f'a,1,{three}', 'b,2,4')
+    np.testing.assert_array_equal(read(tmp_path, task='regression')[1], np.float32([[3], [4]]), strict=True)
+    np.testing.assert_array_equal(read(tmp_path)[1], np.int32([3, 4]), strict=True)
+    write_csv(tmp_path, 'series,x,target', 'a,1,3', 'b,2,3.5')
+    with pytest.raises(UserError, match=r'train\.csv: class 3\.5 of example 1: classes are 0, 1'):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize('lines, message', [
@@ -223,6 +228,9 @@ def test_csv_targets_with_a_decimal_point_are_values(tmp_path):
     (['series,x', 'a,1'], r"train\.csv:1: no column 'target', only series, x"),
     (['id,x,target', 'a,1,1'], r"train\.csv:1: no column 'series', only id, x, target"),
     (['series,time,target', 'a,1,1'], r'train\.csv:1: no column is a channel'),
+    (['series,x,x,target', 'a,1,2,1'], r"train\.csv:1: column 'x' is there 2 times"),
+    (['series,x,target,series', 'a,1,2,1'], r"train\.csv:1: column 'series' is there 2 times"),
+    (['', HEADER + ', target', 'a,0,1.5,-2,1,1'], r"train\.csv:2: column 'target' is there 2 times"),
     ([HEADER, ROWS[0], 'a,1,2.5,,1'], r"train\.csv:3: y is '', not a number"),
     ([HEADER, 'a,0,nan,1,1'], r"train\.csv:2: x is 'nan', not a number"),
     ([HEADER, 'a,0,1,1,cat'], r"train\.csv:2: target is 'cat', not a number"),
@@ -237,6 +245,13 @@ def test_csv_mistakes_are_located(tmp_path, lines, message):
     write_csv(tmp_path, *lines)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
+
+
+def test_csv_column_twice_in_another_split(tmp_path):
+    write_csv(tmp_path, HEADER, *ROWS)
+    write_csv(tmp_path, HEADER + ',y', *(row + ',0' for row in ROWS), split='test')
+    with pytest.raises(UserError, match=r"test\.csv:1: column 'y' is there 2 times"):
+        read(tmp_path, 'test')
 
 
 def test_csv_split_with_other_columns(tmp_path):

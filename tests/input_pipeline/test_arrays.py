@@ -19,9 +19,9 @@ from input_pipeline.batches import Part
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, assert_filled_up, options
 
 
-def in_memory(inputs, targets, **others):
+def in_memory(inputs, targets, task='classification', **others):
     """A data set whose splits are the same unless `others` has them."""
-    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'))
+    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'), task)
 
 
 def images(count=21, side=6, channels=1):
@@ -37,14 +37,19 @@ def image_data(count=21, **sizes):
 
 # Built-in data
 
+def open_builtin(name, **changes):
+    return open_arrays(options(source='builtin', name=name, **changes),
+                       'regression' if name == 'pendulum' else 'classification')
+
+
 @pytest.fixture(scope='module', params=BUILTIN)
 def builtin(request):
-    return request.param, open_arrays(options(source='builtin', name=request.param))
+    return request.param, open_builtin(request.param)
 
 
 def test_builtin_data_depend_on_the_seed_alone(builtin):
     name, data = builtin
-    same, other = (open_arrays(options(source='builtin', name=name, seed=seed)) for seed in (0, 1))
+    same, other = (open_builtin(name, seed=seed) for seed in (0, 1))
     for split in SPLITS:
         np.testing.assert_array_equal(data.inputs(split), same.inputs(split))
         np.testing.assert_array_equal(data.targets(split), same.targets(split))
@@ -62,7 +67,7 @@ def test_builtin_sizes(builtin):
 
 
 def test_digits_are_split_evenly_and_apart():
-    data = open_arrays(options(source='builtin', name='digits'))
+    data = open_builtin('digits')
     assert data.inputs('train').dtype == np.uint8
     assert data.inputs('train').min() == 0 and data.inputs('train').max() == 255
     for split in SPLITS:
@@ -79,12 +84,12 @@ def test_digits_are_split_evenly_and_apart():
 ])
 def test_unknown_sources(changes, message):
     with pytest.raises(UserError, match=message):
-        open_arrays(options(**changes))
+        open_arrays(options(**changes), 'classification')
 
 
 def test_folder_without_a_data_set(tmp_path):
     with pytest.raises(UserError, match=r'holds no data set\. It must hold train-images-idx3-ubyte .* or train\.csv'):
-        open_arrays(options(dir=str(tmp_path)))
+        open_arrays(options(dir=str(tmp_path)), 'classification')
 
 
 # Splits
@@ -92,15 +97,38 @@ def test_folder_without_a_data_set(tmp_path):
 @pytest.mark.parametrize('test, message', [
     ((INPUTS[:, :6], CLASSES), r'file of test: inputs are float32 \(6, 2\), but .* training split float32 \(7, 2\)'),
     ((INPUTS, CLASSES + 1), 'file of test: class 4 of example 3, but the training split has 4 classes, from 0'),
-    ((INPUTS, CLASSES / 2), r'file of test: targets of shape \(10, 1\), but the training split has \(10,\): both must'),
+    ((INPUTS, CLASSES / 2), r'file of test: class 0\.5 of example 1: classes are 0, 1, \.\.\., whole numbers'),
 ])
 def test_splits_must_fit_the_training_split(test, message):
     with pytest.raises(UserError, match=message):
         in_memory(INPUTS, CLASSES, test=test).targets('test')
 
 
-def test_values_that_happen_to_be_whole_are_values():
-    assert in_memory(INPUTS, CLASSES / 2, test=(INPUTS, CLASSES)).targets('test').dtype == np.float32
+def test_a_split_has_as_many_values_as_the_training_split():
+    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
+        in_memory(INPUTS, INPUTS[:, 0], 'regression', test=(INPUTS, CLASSES)).targets('test')
+
+
+@pytest.mark.parametrize('kind', [np.int8, np.uint8, np.int64, np.float32, np.float64])
+def test_the_task_and_not_the_type_says_what_targets_are(kind):
+    classes, values = (in_memory(INPUTS, CLASSES.astype(kind), task) for task in ('classification', 'regression'))
+    assert classes.classes == list('0123') and classes.targets('test').dtype == np.int32
+    assert classes.targets('train').tolist() == CLASSES.tolist()
+    assert values.classes is None and values.sizes['outputs'] == 1 and values.targets('test').dtype == np.float32
+    assert values.targets('train').tolist() == CLASSES[:, None].tolist()
+    assert values.preprocessing.target_mean == [1.3] and classes.preprocessing.target_mean is None
+
+
+@pytest.mark.parametrize('targets, message', [
+    (CLASSES + 0.25, r'file of train: class 0\.25 of example 0: classes are 0, 1, '),
+    (np.where(CLASSES == 3, 2.5, CLASSES), r'file of train: class 2\.5 of example 3: .* are for task=regression'),
+    (CLASSES - 1.0, r'file of train: class -1\.0 of example 0: classes are'),
+    (INPUTS[:, 0], r'file of train: targets of shape \(10, 2\), but an example has one class: .* for task=regression'),
+    (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
+])
+def test_what_is_no_class_is_refused(targets, message):
+    with pytest.raises(UserError, match=message):
+        in_memory(INPUTS, targets).targets('train')
 
 
 # TFDS. The dataset is built by a process of its own, as in test_sources.py; PNG bytes, which need no TensorFlow.
@@ -155,7 +183,7 @@ def prepared(tmp_path_factory):
 
 def open_tiny(folder, name='tiny_images', **splits):
     names = {'train': 'train[:80%]', 'validation': 'train[80%:]', 'test': 'test'} | splits
-    return open_arrays(options(source='tfds', name=name, dir=str(folder), splits=names))
+    return open_arrays(options(source='tfds', name=name, dir=str(folder), splits=names), 'classification')
 
 
 def test_tfds_images(prepared):
@@ -190,7 +218,7 @@ def test_images_become_minus_one_to_one():
 
 def test_channels_and_values_are_standardised_by_the_training_split():
     constant = np.concatenate([INPUTS, np.full((10, 7, 1), 5.0)], axis=-1)
-    data = in_memory(constant, INPUTS[:, 0], test=(constant + 1, INPUTS[:, 1]))
+    data = in_memory(constant, INPUTS[:, 0], 'regression', test=(constant + 1, INPUTS[:, 1]))
     preprocessing = Preprocessing(**json.loads(json.dumps(dataclasses.asdict(data.preprocessing))))
     inputs = preprocessing.inputs(data.inputs('train'))
     np.testing.assert_allclose(inputs.mean(axis=(0, 1)), 0, atol=1e-5)
@@ -290,7 +318,7 @@ def test_flip_mirrors_half_of_the_images():
 
 
 def test_values_are_standardised_in_batches():
-    plan = ArrayPlan(in_memory(INPUTS, INPUTS[:, 0]), 'train', rows=16, seed=0)
+    plan = ArrayPlan(in_memory(INPUTS, INPUTS[:, 0], 'regression'), 'train', rows=16, seed=0)
     targets = plan.batch(0)['targets']
     assert targets.dtype == np.float32 and targets.shape == (16, 2)
     np.testing.assert_allclose(targets[:10].std(axis=0), 1, atol=1e-5)

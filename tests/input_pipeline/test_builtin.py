@@ -37,7 +37,43 @@ def test_date_as_cldr_writes_it():
 def test_spaces_of_cldr_are_kept(pairs):
     characters = set(''.join(source + target for source, target in pairs))
     assert {'\u00a0', '\u202f'} <= characters
-    assert not characters & set('\n\r\t')
+    assert not characters & set('\n\r\t\\')  # so a table of answers holds each sentence as it is
+
+
+def no_break(text):
+    return '\u00a0' in text or '\u202f' in text
+
+
+@pytest.mark.parametrize('share', [0.0, 0.25, 0.5, 0.99])
+def test_a_share_of_the_sources_is_as_people_type(corpus, share):
+    typed = builtin.with_plain_spaces(corpus, share, seed=0)
+    for split, pairs in corpus.items():
+        holding = plain = 0
+        for (source, target), (there, same) in zip(pairs, typed[split], strict=True):
+            assert same == target
+            if no_break(source):
+                holding, plain = holding + 1, plain + (not no_break(there))
+                assert there in (source, source.replace('\u202f', ' ').replace('\u00a0', ' '))
+            else:
+                assert there == source
+        assert holding and abs(plain - share * holding) <= 0.5
+
+
+def test_the_sources_of_a_share_are_those_of_a_larger_one_too_and_follow_the_seed(corpus):
+    def plain(share, seed=0):
+        typed = builtin.with_plain_spaces(corpus, share, seed=seed)
+        return {source for split, pairs in corpus.items()
+                for (source, _), (there, _) in zip(pairs, typed[split], strict=True) if source != there}
+
+    assert plain(0.3) < plain(0.5) and len(plain(0.5)) == len(plain(0.5, seed=1))
+    assert plain(0.5) == plain(0.5) != plain(0.5, seed=1)
+
+
+def test_no_source_becomes_another_by_its_spaces():
+    pairs = [('4\u00a0J', 'a'), ('4 J', 'b'), ('5\u00a0J', 'c'), ('5\u202fJ', 'd'), ('6\u00a0J', 'e'), ('7 J', 'f')]
+    corpus = {'train': pairs[:2], 'test': pairs[2:]}
+    typed = builtin.with_plain_spaces(corpus, 0.999, seed=0)
+    assert typed == {'train': pairs[:2], 'test': [*pairs[2:4], ('6 J', 'e'), ('7 J', 'f')]}
 
 
 def test_sizes_lengths_and_disjoint_splits(corpus, pairs):

@@ -52,7 +52,7 @@ def test_folder_of_a_split(tmp_path, kind):
     (tmp_path / 'train/b/x').write_text('nested')
     (tmp_path / 'train/a.gz').write_bytes(gzip.compress(b'first'))
     (tmp_path / 'train/.hidden').write_text('hidden')
-    assert read(dir=tmp_path, documents=kind) == ['first', 'nested', *CUT[kind]]
+    assert read(dir=tmp_path, documents=kind, validation_share=0.0) == ['first', 'nested', *CUT[kind]]
 
 
 @pytest.mark.parametrize('kind', CUT)
@@ -78,7 +78,7 @@ def test_nanogpts_split_of_tiny_shakespeare(tmp_path):
 def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     (tmp_path / 'train.txt').write_text('text')
-    assert read(dir='~') == read(file='~/train.txt', validation_share=0.0) == ['text']
+    assert read(dir='~', validation_share=0.0) == read(file='~/train.txt', validation_share=0.0) == ['text']
 
 
 @pytest.mark.parametrize('options, message', [

@@ -1,6 +1,7 @@
 """Text files, TFDS datasets on disk: what is read, what a user is told, and what fingerprints tell apart."""
 
 import gzip
+import hashlib
 import json
 import os
 import pathlib
@@ -37,8 +38,9 @@ def write_pairs(folder, names, end='\n', pairs=PAIRS):
         write(folder / name, lines, end)
 
 
-def read(folder, **options):
-    return list(open_corpus(text_data(folder, **options)).pairs('train'))
+def read(folder, split='train', validation_share=0.0, **options):
+    """The pairs of a split; nothing is cut off the training files unless a share is given."""
+    return list(open_corpus(text_data(folder, validation_share=validation_share, **options)).pairs(split))
 
 
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
@@ -141,6 +143,23 @@ def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
                for seed in (0, 1) for split in ('train', 'test')]
     assert len(set(digests)) == 4
     assert BuiltinCorpus('en', 'fr', 0).fingerprint('train')['sha256'] == digests[0]
+
+
+def test_a_corpus_without_plain_spaces_is_the_one_that_runs_were_made_of_before(monkeypatch):
+    pairs = [('7:37\u202fAM', '07:37'), ('94.4%', '94,4\u00a0%')]
+    monkeypatch.setattr('input_pipeline.builtin.make_corpus', lambda *_, **__: {'train': pairs})
+
+    def opened(**options):
+        data = base.get_config().data
+        data.update(**options)
+        corpus = open_corpus(data)
+        return list(corpus.pairs('train')), corpus.fingerprint('train')
+
+    digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
+    assert opened(plain_spaces=0.0) == (pairs, {'source': 'builtin', 'languages': ['en', 'fr'], 'seed': 0, 'version': 1,
+                                                'split': 'train', 'sha256': digest})
+    typed, told = opened(plain_spaces=0.6)
+    assert typed == [('7:37 AM', '07:37'), pairs[1]] and told['plain_spaces'] == 0.6 and told['sha256'] != digest
 
 
 def test_builtin_with_an_unknown_locale():

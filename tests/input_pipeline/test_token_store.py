@@ -116,6 +116,18 @@ def test_second_opening_reads_nothing_again(tokenizers, tmp_path):
     assert learned[0] == learned[1] and opened[0] == opened[1] == PAIRS
 
 
+@pytest.mark.parametrize('asked, users, expected', [
+    ('', '/somewhere/cache', '/somewhere/cache/allyouneed'), ('', '', '{home}/.cache/allyouneed'),
+    ('', 'not/absolute', '{home}/.cache/allyouneed'), ('', None, '{home}/.cache/allyouneed'),
+    ('/mine', '/somewhere/cache', '/mine'), ('~/mine', '/somewhere/cache', '{home}/mine')])
+def test_where_the_cache_is(tmp_path, monkeypatch, asked, users, expected):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    if users is not None:
+        monkeypatch.setenv('XDG_CACHE_HOME', users)
+    assert str(token_store.cache_folder(asked)) == expected.format(home=tmp_path)
+
+
 def test_joint_and_separate_vocabularies(tmp_path):
     joint, separate = (learn(Listed(PAIRS), tmp_path, joint=joint) for joint in (True, False))
     assert joint['source'] is joint['target']

@@ -104,7 +104,8 @@ OTHERS = {
     'a larger shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((5, 3))}, [
         r'arrays \(8\) than this training has \(8\):\n  3 of another shape or type: opt_state/0/mu/w: float32\[4,3\] there, '
         r'float32\[5,3\] here; .*; params/w: float32\[4,3\] there, float32\[5,3\] here\n']),
-    'a smaller shape': (ADAM, ADAM, PARAMS | {'b': jnp.ones(2)}, [r'params/b: float32\[3\] there, float32\[2\] here']),
+    'a smaller shape': (ADAM, ADAM, PARAMS | {'b': jnp.ones(2)}, [
+        r'params/b: float32\[3\] there, float32\[2\] here']),
     'the same numbers in another shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((3, 4))}, [r'float32\[3,4\] here']),
     'another type': (ADAM, optax.adam(0.1, mu_dtype=jnp.bfloat16), PARAMS, [
         r'2 of another shape or type: opt_state/0/mu/b: float32\[3\] there, bfloat16\[3\] here']),

@@ -13,8 +13,9 @@ import train
 from tests.tiny_run import start, tiny_config
 from training import checkpoints
 
-MESHES = {'fsdp': {'parallel__data': 1, 'parallel__fsdp': 8}, 'data and fsdp': {'parallel__data': 2, 'parallel__fsdp': 4},
-          'data': {'parallel__data': 8}, 'tensor': {'parallel__data': 1, 'parallel__tensor': 8},
+MESHES = {'fsdp': {'parallel__data': 1, 'parallel__fsdp': 8}, 'data': {'parallel__data': 8},
+          'data and fsdp': {'parallel__data': 2, 'parallel__fsdp': 4},
+          'tensor': {'parallel__data': 1, 'parallel__tensor': 8},
           'pmap': {'parallel__data': 8, 'parallel__mode': 'pmap'}}
 
 
@@ -91,7 +92,7 @@ def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch,
     with pytest.raises(RuntimeError, match='this evaluation fails'):
         start(tmp_path / 'run', config)
     assert len(in_steps) == 1 and state_bytes == [size]
-    assert at_fingerprints[0] < 1.05 * size and at_fingerprints[1] < 1.05 * size  # just restored: those of steps 4 and 3
+    assert at_fingerprints[0] < 1.05 * size and at_fingerprints[1] < 1.05 * size  # of steps 4 and 3, just read
     assert max(in_steps) < 1.05 * size
     assert len(models) == 2 and [model.params for model in models] == [None, None]
 

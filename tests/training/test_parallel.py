@@ -137,16 +137,16 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes, message):
 
 
 # 16 rows: 3 devices need 18, 5 and 3 parts 30, 7 with 2 parts 28.
-UNEVEN = [Mode(data=5, accumulate=3, dropout=0.2), Mode(data=3, dropout=0.2), Mode(data=3, fsdp=2), Mode(data=3, mode='pmap'),
-               Mode(data=7, accumulate=2, dropout=0.2), Mode(fsdp=6, dropout=0.2), Mode(accumulate=3, dropout=0.2),
-               Mode(data=2, accumulate=7), Mode(data=5, accumulate=2, mode='pmap'), Mode(data=3, tensor=2, dropout=0.2)]
+UNEVEN = [Mode(data=5, accumulate=3, dropout=0.2), Mode(data=3, dropout=0.2), Mode(data=3, fsdp=2),
+          Mode(data=3, mode='pmap'), Mode(data=7, accumulate=2, dropout=0.2), Mode(fsdp=6, dropout=0.2),
+          Mode(accumulate=3), Mode(data=2, accumulate=7), Mode(data=5, accumulate=2, mode='pmap'),
+          Mode(data=3, tensor=2, dropout=0.2)]
 
 
 @pytest.mark.slow
 def test_devices_that_do_not_divide_the_rows_train_as_one_does():
-    """Training, its dropout and an evaluation; `compare` leaves one device without the rows that fill a batch up."""
+    """Training, its dropout and an evaluation."""
     for mode, loss, parameters in compare(UNEVEN):
-        print(mode, loss, parameters)
         assert loss < 1e-5 and parameters < 1e-5, mode
 
 
@@ -154,7 +154,8 @@ def test_devices_that_do_not_divide_the_rows_train_as_one_does():
 @pytest.mark.parametrize('devices', [12, 16, 24])
 def test_more_devices_than_rows_of_a_batch(devices):
     script = ('from benchmarks.modes import Mode, compare\n'
-              f'for found in compare([Mode(data={devices}, dropout=0.2), Mode(fsdp={devices}, accumulate=2)]): print(*found)')
+              f'modes = [Mode(data={devices}, dropout=0.2), Mode(fsdp={devices}, accumulate=2)]\n'
+              'for found in compare(modes): print(*found)')
     done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True,
                           env=os.environ | {'JAX_NUM_CPU_DEVICES': str(devices)})
     assert done.returncode == 0, done.stderr
@@ -179,25 +180,21 @@ def test_train_py_takes_any_rows_on_any_devices(tmp_path):
 
 
 def test_a_search_fills_its_rows_up_too():
-    """5 sentences over 3 devices, beam search and sampling: the same as on one."""
-    config = BlockConfig(d_model=16, d_ff=32, num_heads=2)
-    module = Transformer(config, 1, len(ByteTokenizer()), len(ByteTokenizer()))
+    """5 sentences over 3 devices find what they find on one."""
+    vocabulary = len(ByteTokenizer())
+    module = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2), 1, vocabulary, vocabulary)
     tokens = jnp.ones((1, 4), jnp.int32)
     params = nn.unbox(jax.jit(module.init)(jax.random.key(0), tokens, tokens))['params']
+    alone, shared = (Translator(module, params, dict.fromkeys(('source', 'target'), ByteTokenizer()), 50)
+                     for _ in range(2))
     steps = compiled(Mode(data=3))
-    lines = ['one', 'two', 'three', 'four', 'and a longer one']
-    for options in (SearchOptions(batch_size=5, extra_length=3), SearchOptions(method='sample', batch_size=5,
-                                                                                extra_length=3)):
-        found = []
-        for spread in (None, steps.spread):
-            model = Translator(module, params, dict.fromkeys(('source', 'target'), ByteTokenizer()), 50)
-            if spread:
-                model.params = jax.device_put(params, NamedSharding(steps.mesh, PartitionSpec()))
-                model.spread = spread
-            found.append([each.hypotheses[0] for each in model.translate(lines, options)])
-        for one, other in zip(*found, strict=True):
-            assert one.tokens == other.tokens and one.score == pytest.approx(other.score, abs=1e-4)
-    assert steps.spread(np.ones((5, 2))).sharding.is_equivalent_to(steps._by_rows, 2)
+    shared.params = jax.device_put(params, NamedSharding(steps.mesh, PartitionSpec()))
+    shared.spread = steps.spread
+    lines, options = ['one', 'two', 'three', 'four', 'and a longer one'], SearchOptions(batch_size=5, extra_length=3)
+    for one, other in zip(*(model.translate(lines, options) for model in (alone, shared)), strict=True):
+        assert one.hypotheses[0].tokens == other.hypotheses[0].tokens
+        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
+    assert {shard.data.shape for shard in steps.spread(np.ones((5, 2))).addressable_shards} == {(2, 2)}
 
 
 SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-02]', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0',

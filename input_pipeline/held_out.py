@@ -1,0 +1,81 @@
+"""Validation and test data cut off the training data, where they have no files of their own."""
+
+import bisect
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import numpy as np
+
+from errors import UserError
+
+log = logging.getLogger('allyouneed.data')
+
+
+def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> tuple[str, ...]:
+    """The splits that are to be cut off the training data: of 'validation' and 'test' those without files.
+
+    None where there is validation data: who has made that has decided what is trained on. No split that was given a
+    name of its own (config.data.splits), for its files are meant to be there; and nothing where `share` is 0.
+    """
+    if not share or has_files('validation'):
+        return ()
+    missing = [split for split in ('validation', 'test') if not has_files(split) and names[split] == split]
+    return tuple(missing) if 'validation' in missing else ()
+
+
+class HeldOut:
+    """Which part of the training data is for which split.
+
+    A hash of an example decides, which is in no order: the parts depend on what the examples are, not on their places
+    or the machine, and equal examples are never in two parts. Of the different examples with the least hashes each
+    split gets `share`, but at least one.
+    """
+
+    def __init__(self, splits: tuple[str, ...], share: float, keys: Iterable[int], what: str,
+                 kept: Collection[int] = ()):
+        """
+        Args:
+          splits: that are cut off, of 'validation' and 'test'.
+          share: of the examples, for each of them.
+          keys: of the examples, by `key`.
+          what: they are, and where, for messages: 'sentences of FILE'.
+          kept: keys of examples that are for training whatever their hash.
+
+        Raises:
+          UserError: if there are too few examples, or nothing would be left.
+        """
+        self.splits, self._kept = splits, frozenset(kept)
+        different = np.unique(np.fromiter(keys, np.uint64))
+        candidates = different[~np.isin(different, np.fromiter(self._kept, np.uint64))]
+        count = max(1, round(share * len(different)))
+        if count * len(splits) > min(len(different) - 1, len(candidates)):
+            raise UserError(
+                f'{len(different)} different {what} are too few to cut {" and ".join(splits)} off, with '
+                f'config.data.validation_share={share} for each: give {" and ".join(splits)} data of their own, or '
+                'another share')
+        self._last = candidates[count - 1:count * len(splits):count].tolist()  # key of each split
+        say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} '
+            f'different {what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash '
+            'and not trained on')
+
+    def split(self, key: int) -> str:
+        """The split of the example with this key: one of `splits`, or 'train'."""
+        return 'train' if key in self._kept else (*self.splits, 'train')[bisect.bisect_left(self._last, key)]
+
+
+@functools.cache
+def say(message: str) -> None:
+    """Logs it, once in a process: data is opened to be checked, and again to be used."""
+    log.info('%s', message)
+
+
+def key(content: bytes) -> int:
+    """The hash of an example, 64 bits."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8])
+
+
+def text_key(text: str) -> int:
+    """The hash of a text: the same whatever its case and its spaces, so that such doubles stay together."""
+    return key(' '.join(text.casefold().split()).encode())

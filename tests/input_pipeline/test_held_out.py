@@ -1,0 +1,234 @@
+"""Splits without files are cut off the training data: all of it once, doubles together, the same in any order."""
+
+import collections
+import gzip
+import json
+import logging
+import random
+
+import numpy as np
+import pytest
+
+from configs import base
+from errors import UserError
+from input_pipeline.arrays import open_arrays
+from input_pipeline.documents import open_documents
+from input_pipeline.sources import open_corpus
+from tests.input_pipeline.helpers import SPLITS, options
+
+PAIRS = [(f'sentence {number}', f'phrase {number}') for number in range(300)]
+
+
+def opened(folder, opener=open_corpus, **changes):
+    data = base.get_config().data
+    data.update(source='files', dir=str(folder), **changes)
+    return opener(data)
+
+
+def write(folder, pairs, split='train', form='tsv'):
+    columns = ['\t'.join(pair) for pair in pairs], *zip(*pairs, strict=True)
+    for name, lines in zip({'tsv': ['tsv'], 'gz': ['tsv.gz'], 'two': ['en', 'fr']}[form], columns[form == 'two':],
+                           strict=False):
+        content = ''.join(f'{line}\n' for line in lines).encode()
+        (folder / f'{split}.{name}').write_bytes(gzip.compress(content) if form == 'gz' else content)
+
+
+def split_of(corpus):
+    """The splits that each source is in."""
+    found = collections.defaultdict(set)
+    for split in SPLITS:
+        for source, _ in corpus.pairs(split):
+            found[source].add(split)
+    return found
+
+
+@pytest.fixture
+def logged(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+    caplog.set_level(logging.INFO, 'allyouneed')
+    return caplog
+
+
+@pytest.mark.parametrize('form', ['tsv', 'gz', 'two'])
+@pytest.mark.parametrize('count, share, each', [
+    (300, 0.1, 30), (300, 0.01, 3), (12, 0.1, 1), (3, 0.1, 1), (300, 0.45, 135)])
+def test_one_file_makes_three_splits(tmp_path, logged, form, count, share, each):
+    write(tmp_path, PAIRS[:count], form=form)
+    corpus = opened(tmp_path, validation_share=share)
+    parts = {split: list(corpus.pairs(split)) for split in SPLITS}
+    assert {split: len(pairs) for split, pairs in parts.items()} == {
+        'train': count - 2 * each, 'validation': each, 'test': each}
+    assert sorted(pair for pairs in parts.values() for pair in pairs) == sorted(PAIRS[:count])
+    assert f'validation and test: cut off the training data, since there are no files: of {count} diff' in logged.text
+    assert f'{each} for each (the share config.data.validation_share={share})' in logged.text
+    assert len({json.dumps(corpus.fingerprint(split)) for split in SPLITS}) == 3
+
+
+def test_the_parts_are_the_same_in_any_order_and_doubles_stay_together(tmp_path):
+    doubled = [*PAIRS, *((source, 'other') for source, _ in PAIRS), *(
+        (f' {source.upper()}\u00a0', 'shouted') for source, _ in PAIRS[:99])]
+    write(tmp_path, doubled)
+    before = split_of(opened(tmp_path))
+    assert all(len(splits) == 1 for splits in before.values())
+    assert collections.Counter(*zip(*(before[source] for source, _ in PAIRS), strict=True)) == {
+        'train': 240, 'validation': 30, 'test': 30}
+    for source, _ in PAIRS[:99]:
+        assert before[f' {source.upper()}\u00a0'] == before[source]
+    random.Random(0).shuffle(doubled)
+    write(tmp_path, doubled)
+    assert split_of(opened(tmp_path)) == before
+
+
+def test_parts_are_spread_over_the_file(tmp_path):
+    write(tmp_path, PAIRS)
+    places = sorted(int(source.split()[1]) for source, _ in opened(tmp_path).pairs('validation'))
+    assert places[0] < 100 and places[-1] >= 200 and np.diff(places).max() > 1
+
+
+def test_pairs_without_text_are_in_no_count(tmp_path):
+    write(tmp_path, [*PAIRS[:3], *((f'half {number}', ' ') for number in range(50)), *[('', 'demi')] * 50])
+    corpus = opened(tmp_path)
+    assert all(any(pair in PAIRS for pair in corpus.pairs(split)) for split in SPLITS)
+
+
+@pytest.mark.parametrize('files, cut', [
+    (['validation', 'test'], []), (['validation'], []), (['test'], ['validation']), ([], ['validation', 'test'])])
+def test_only_what_has_no_files_is_cut_off(tmp_path, files, cut):
+    """Who gives validation data has decided what is trained on: nothing is cut off then, as it always was."""
+    write(tmp_path, PAIRS[:100])
+    for split in files:
+        write(tmp_path, PAIRS[200:250], split)
+    corpus = opened(tmp_path)
+    assert len(list(corpus.pairs('train'))) == 100 - 10 * len(cut)
+    for split in files:
+        assert list(corpus.pairs(split)) == PAIRS[200:250]
+        assert corpus.fingerprint(split).keys() == {'source', 'files'}
+    for split in cut:
+        assert len(list(corpus.pairs(split))) == 10 and corpus.fingerprint(split)['validation_share'] == 0.1
+    assert corpus.fingerprint('train').get('cut_off', []) == cut
+
+
+@pytest.mark.parametrize('prepare, message', [
+    (lambda folder: (folder / 'validation.en').touch(), r'validation\.fr \(or validation\.fr\.gz\) does not exist'),
+    (lambda folder: {'validation_share': 0.0}, r'validation\.en \(or validation\.en\.gz\) does not exist'),
+    (lambda folder: {'splits': {'train': 'train', 'validation': 'vla', 'test': 'test'}}, r'vla\.en \(or .* not exist'),
+])
+def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
+    write(tmp_path, PAIRS)
+    changes = prepare(tmp_path) or {}
+    with pytest.raises(UserError, match=message):
+        list(opened(tmp_path, **changes).pairs('validation'))
+    assert len(list(opened(tmp_path, **changes).pairs('train'))) == 300
+
+
+@pytest.mark.parametrize('pairs, share, message', [
+    (PAIRS[:2], 0.1, r'2 different source sentences of .*train\.tsv are too few to cut validation and test off'),
+    (PAIRS[:1] * 99, 0.1, '1 different source sentences of .* too few'),
+    (PAIRS, 0.5, r'300 different .* too few .* with config\.data\.validation_share=0\.5 for each'),
+])
+def test_too_little_to_cut(tmp_path, pairs, share, message):
+    write(tmp_path, pairs)
+    with pytest.raises(UserError, match=message):
+        list(opened(tmp_path, validation_share=share).pairs('train'))
+
+
+# Documents
+
+def documents(folder, **changes):
+    """The documents of each split, and their fingerprints."""
+    found = opened(folder, open_documents, **changes)
+    return {split: list(found.documents(split)) for split in SPLITS}, {
+        json.dumps(found.fingerprint(split)) for split in SPLITS}
+
+
+@pytest.mark.parametrize('kind', ['line', 'blank_line'])
+def test_documents_of_one_file_are_cut_off(tmp_path, kind):
+    texts = [f'document {number}' for number in range(100)]
+    (tmp_path / 'train.txt').write_text({'line': '\n', 'blank_line': '\n\n'}[kind].join([*texts, *texts]) + '\n')
+    parts, fingerprints = documents(tmp_path, documents=kind)
+    assert [len(parts[split]) for split in SPLITS] == [160, 20, 20] and len(fingerprints) == 3
+    assert sorted(sum(parts.values(), [])) == sorted(2 * texts)
+    assert not set(parts['train']) & {*parts['validation'], *parts['test']}
+
+
+def test_files_of_a_folder_are_cut_off_whole(tmp_path):
+    (tmp_path / 'train').mkdir()
+    for number in range(20):
+        (tmp_path / f'train/{number}').write_text(f'text {number}\n')
+    parts, _ = documents(tmp_path)
+    assert [len(parts[split]) for split in SPLITS] == [16, 2, 2]
+    assert sorted(sum(parts.values(), [])) == sorted(f'text {number}\n' for number in range(20))
+
+
+def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
+    (tmp_path / 'train.txt').write_text('one\ntwo\nthree\n')
+    (tmp_path / 'validation').mkdir()
+    with pytest.raises(UserError, match='For the validation split, .* must hold validation.txt'):
+        documents(tmp_path, documents='line')
+
+
+@pytest.mark.parametrize('opener', [open_corpus, open_documents, lambda data: open_arrays(data, 'regression')])
+def test_a_name_that_no_file_system_takes_is_no_folder(opener):
+    with pytest.raises(UserError, match='is not a folder'):
+        opened('x' * 5000, opener)
+
+
+def test_of_a_single_document_the_last_characters_are_cut_off(tmp_path):
+    text = ''.join(map(str, range(1000)))[:1000]
+    (tmp_path / 'train.txt').write_text(text)
+    parts, fingerprints = documents(tmp_path)
+    assert parts == {'train': [text[:800]], 'validation': [text[800:900]], 'test': [text[900:]]}
+    assert len(fingerprints) == 3
+    (tmp_path / 'test.txt').write_text('other')
+    assert documents(tmp_path)[0] == {'train': [text[:900]], 'validation': [text[900:]], 'test': ['other']}
+
+
+# Arrays
+
+def save(folder, split='train', count=40, first=0):
+    targets = np.arange(first, first + count)
+    np.savez(folder / f'{split}.npz', inputs=targets[:, None, None] * np.ones((1, 5, 2)), targets=targets % 4)
+
+
+def numbers(data, split):
+    """Of the examples; and that each has its own target."""
+    found = data.inputs(split)[:, 0, 0].astype(int)
+    np.testing.assert_array_equal(data.targets(split).ravel(), found % 4)
+    return found.tolist()
+
+
+@pytest.mark.parametrize('task', ['classification', 'regression'])
+@pytest.mark.parametrize('kind', ['npz', 'csv'])
+def test_arrays_of_one_file_make_three_splits(tmp_path, task, kind):
+    if kind == 'npz':
+        save(tmp_path)
+    else:
+        rows = [f'{number},{number},{number % 4}' for number in range(40) for _ in range(2)]
+        (tmp_path / 'train.csv').write_text('\n'.join(['series,x,target', *rows]))
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), task)
+    parts = [numbers(data, split) for split in SPLITS]
+    assert [len(part) for part in parts] == [32, 4, 4] and sorted(sum(parts, [])) == list(range(40))
+    name, digest = data.fingerprint('validation')['files'][0]
+    assert name == f'train.{kind} (validation, validation_share=0.1)'
+
+
+def test_equal_inputs_stay_together_and_no_class_is_lost_to_training(tmp_path):
+    inputs = np.arange(30).repeat(2)[:, None, None] * np.ones((1, 5, 2))
+    targets = np.where(np.arange(60) < 54, 0, np.arange(60) // 2 - 26)  # the classes 1, 2 and 3 have one input each
+    np.savez(tmp_path / 'train.npz', inputs=inputs, targets=targets)
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.4), 'classification')
+    parts = [set(data.inputs(split)[:, 0, 0].tolist()) for split in SPLITS]
+    assert [len(part) for part in parts] == [6, 12, 12] and len(set.union(*parts)) == 30
+    assert set(data.targets('train').tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize('files, counts', [
+    (['validation', 'test'], [40, 5, 5]), (['test'], [36, 4, 5]), (['validation'], [40, 5])])
+def test_only_arrays_without_files_are_cut_off(tmp_path, files, counts):
+    save(tmp_path)
+    for split in files:
+        save(tmp_path, split, count=5, first=100)
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), 'classification')
+    assert [len(numbers(data, split)) for split in SPLITS[:len(counts)]] == counts
+    if 'validation' in files:
+        assert data.fingerprint('train')['files'][0][0] == 'train.npz'

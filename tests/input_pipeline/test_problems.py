@@ -1,0 +1,172 @@
+"""All that a config's data lacks is told at once, before any work; and a sound config's is told nothing."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from configs import base
+from configs.checks import check_config
+from errors import UserError
+from input_pipeline import problems
+from input_pipeline.data import open_data
+from input_pipeline.problems import data_problems
+
+LINES = [f'number {number}' for number in range(60)]
+OTHER = ['another mistake']
+
+
+def config_of(folder, tmp_path, **changes):
+    config = base.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(tmp_path / 'cache'), 'data.source': 'files', 'data.dir': str(folder), 'data.max_length': 24,
+        'data.tokenizer.vocab_size': 280, 'batch.tokens': 512,
+        **{key.replace('__', '.'): value for key, value in changes.items()}})
+    return config
+
+
+def language_config(folder, tmp_path, **changes):
+    return config_of(folder, tmp_path, **{'task': 'language_model', 'model__kind': 'language_model'} | changes)
+
+
+def array_config(folder, tmp_path, task='classification', **changes):
+    return config_of(folder, tmp_path, **{'task': task, 'model__kind': 'patches'} | changes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / 'data'
+    path.mkdir()
+    return path
+
+
+def write(path, lines):
+    content = ''.join(f'{line}\n' for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == '.gz' else content)
+
+
+def write_pairs(folder, split='train', lines=LINES):
+    write(folder / f'{split}.en', lines)
+    write(folder / f'{split}.fr', lines)
+
+
+def test_what_is_sound_is_told_nothing_and_nothing_is_learned(folder, tmp_path):
+    write_pairs(folder)
+    write(folder / 'train.txt', LINES)
+    np.savez(folder / 'train.npz', inputs=np.random.default_rng(0).normal(size=(20, 4, 1)), targets=np.arange(20) % 2)
+    for make in config_of, language_config, array_config:
+        assert data_problems(make(folder, tmp_path)) == []
+    assert data_problems(base.get_config(), OTHER) == []
+    assert not (tmp_path / 'cache').exists()
+
+
+def test_everything_is_told_at_once(folder, tmp_path):
+    write_pairs(folder)
+    (folder / 'train.fr').unlink()
+    write(folder / 'validation.tsv', ['one\tun', 'two'])
+    write(folder / 'test.tsv.gz', [])
+    found = data_problems(config_of(folder, tmp_path))
+    assert len(found) == 3
+    assert 'train.fr (or train.fr.gz) does not exist' in found[0]
+    assert 'validation.tsv:2: 1 columns instead of 2' in found[1]
+    assert 'the test split has no text' in found[2] and 'test.tsv.gz' in found[2]
+
+
+@pytest.mark.parametrize('make', [config_of, language_config])
+def test_a_vocabulary_is_tried_where_something_else_is_wrong(folder, tmp_path, make):
+    write_pairs(folder)
+    write(folder / 'train.txt', LINES)
+    large = make(folder, tmp_path, data__tokenizer__vocab_size=9000)
+    message, = data_problems(large, OTHER)
+    assert 'config.data.tokenizer.vocab_size=9000 does not suit this text: it must be at most' in message
+    assert data_problems(make(folder, tmp_path), OTHER) == []
+    for name in 'validation.en', 'validation.fr', 'validation.txt':
+        write(folder / name, [])
+    assert ['no text' in found for found in data_problems(large)] == [True, False]
+    with pytest.raises(UserError, match='vocab_size=9000 does not suit'):  # what training would say
+        open_data(large)
+
+
+@pytest.mark.parametrize('changes', [
+    {'data__tokenizer__vocab_size': 100}, {'data__tokenizer__kind': 'word'}, {'data__tokenizer__normalization': 'nfd'},
+    {'data__source': 'csv'}, {'data__dir': ''}, {'task': 'parsing'}, {'data__documents': 'page'},
+    {'data__validation_share': -1.0}, {'data__validation_share': 7.0}])
+def test_what_the_config_s_own_check_tells_breaks_nothing_here(folder, tmp_path, changes):
+    write_pairs(folder)
+    write(folder / 'train.txt', LINES)
+    for make in config_of, language_config, array_config:
+        config = make(folder, tmp_path, **changes)
+        with pytest.raises(UserError):
+            check_config(config)
+        data_problems(config, OTHER)
+
+
+def test_of_large_files_the_beginning_is_looked_at(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(problems, 'SMALL', 100)
+    write(folder / 'train.tsv', [*(f'{line}\t{line}' for line in LINES * 20), 'alone'])
+    assert data_problems(config_of(folder, tmp_path), OTHER) == []
+    write(folder / 'train.tsv', ['alone', *(f'{line}\t{line}' for line in LINES)])
+    message, = data_problems(config_of(folder, tmp_path))
+    assert 'train.tsv:1: 1 columns instead of 2' in message
+
+
+@pytest.mark.parametrize('split', ['train', 'validation', 'test'])
+@pytest.mark.parametrize('content', [[], ['', '  ']])
+def test_an_empty_split_is_told_in_every_task(folder, tmp_path, split, content):
+    for name in ('train', 'validation', 'test'):
+        write_pairs(folder, name, content if name == split else LINES)
+        write(folder / f'{name}.txt', content if name == split else LINES)
+        count = 0 if name == split else 20
+        np.savez(folder / f'{name}.npz', inputs=np.ones((count, 4, 1)), targets=np.arange(count) % 2)
+    message, = data_problems(config_of(folder, tmp_path))
+    assert f'the {split} split has no text' in message
+    for kind in ('file', 'line', 'blank_line'):
+        message, = data_problems(language_config(folder, tmp_path, data__documents=kind))
+        assert f'the {split} split has no text' in message
+    message, = data_problems(array_config(folder, tmp_path))
+    assert f'{split}.npz holds no examples' in message
+    (folder / f'{split}.npz').unlink()
+    for name in ('train', 'validation', 'test'):
+        (folder / f'{name}.npz').unlink(missing_ok=True)
+        write(folder / f'{name}.csv', ['series,x,target', *([] if name == split else ['a,1,0', 'b,2,1'])])
+    message, = data_problems(array_config(folder, tmp_path))
+    assert f'{split}.csv has a header but no rows' in message
+
+
+@pytest.mark.parametrize('content', [[], ['', '  ']])
+def test_an_empty_test_split_is_an_error_where_it_is_scored(folder, tmp_path, content):
+    """As decode.py --split=test meets it, after a training that it did not trouble."""
+    for name in ('train', 'validation'):
+        write_pairs(folder, name)
+    write_pairs(folder, 'test', content)
+    data = open_data(config_of(folder, tmp_path))
+    assert len(data.pairs('train')) == len(LINES)
+    with pytest.raises(UserError, match=r'the test split has no text\. Looked at: .*test\.en'):
+        data.pairs('test')
+
+
+@pytest.mark.parametrize('make', [config_of, language_config, array_config])
+def test_a_folder_that_is_not_there(tmp_path, make):
+    message, = data_problems(make(tmp_path / 'nowhere', tmp_path), OTHER)
+    assert 'nowhere' in message and 'is not a folder' in message
+
+
+def test_a_test_split_may_be_missing_where_there_is_validation_data(folder, tmp_path):
+    for split in ('train', 'validation'):
+        write_pairs(folder, split)
+        write(folder / f'{split}.txt', LINES)
+        np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 2)
+    for make in config_of, language_config, array_config:
+        assert data_problems(make(folder, tmp_path)) == []
+
+
+def test_problems_of_arrays_are_told_together(folder, tmp_path):
+    for split, values in (('train', np.arange(20) % 3), ('validation', np.full(20, 7)), ('test', np.full(20, 0.5))):
+        np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=values)
+    found = data_problems(array_config(folder, tmp_path))
+    assert len(found) == 2 and 'class 7 of example 0' in found[0] and 'class 0.5 of example 0' in found[1]
+    assert data_problems(array_config(folder, tmp_path, task='regression')) == []
+    np.savez(folder / 'train.npz', inputs=np.ones((20, 4)), targets=np.arange(20) % 3)
+    np.savez(folder / 'validation.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 3)
+    found = data_problems(array_config(folder, tmp_path))
+    assert len(found) == 2 and 'train.npz: inputs have the shape (20, 4)' in found[0] and 'test.npz' in found[1]

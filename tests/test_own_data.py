@@ -1,0 +1,60 @@
+"""One file of one's own: all that is wrong is told at once; then it is trained on, resumed and scored."""
+
+import random
+import shutil
+
+import pytest
+
+from inference.scores import read_table
+from tests.test_scripts import STEPS, WORDS, script, train_arguments
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='module')
+def table(tmp_path_factory):
+    """One TSV file of 300 pairs and nothing else. The target is the source backwards."""
+    folder, rng = tmp_path_factory.mktemp('table'), random.Random(0)
+    lines = [rng.choices(WORDS, k=rng.randint(1, 5)) for _ in range(300)]
+    (folder / 'train.tsv').write_text(''.join(f'{" ".join(line)}\t{" ".join(line[::-1])}\n' for line in lines))
+    return folder
+
+
+def test_what_config_and_data_lack_is_told_at_once(table, cache, tmp_path):
+    (tmp_path / 'data').mkdir()
+    shutil.copy(table / 'train.tsv', tmp_path / 'data')
+    (tmp_path / 'data' / 'validation.en').touch()
+    result = script(*train_arguments(tmp_path / 'run', tmp_path / 'data', cache, optimizer__warmup=STEPS,
+                                     data__tokenizer__vocab_size=9000))
+    said = result.stderr.decode()
+    assert result.returncode == 2 and 'Traceback' not in said
+    for part in ('config.optimizer.warmup=24: must be below', 'validation.xx (or validation.xx.gz) does not exist',
+                 'vocab_size=9000 does not suit this text: it must be at most'):
+        assert said.count(part) == 1, said
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path):
+    def train(steps):
+        return script(*train_arguments(tmp_path / 'run', table, cache, train__steps=steps,
+                                       optimizer__schedule='inverse_sqrt'))
+
+    for steps in (12, 18):
+        done = train(steps)
+        assert done.returncode == 0, done.stderr.decode()
+        assert b'validation and test: cut off the training data, since there are no files' in done.stderr
+    assert b'resuming from step 12' in done.stderr
+    done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test')
+    assert done.returncode == 0, done.stderr.decode()
+    asked = {source for source, *_ in read_table(tmp_path / 'run' / 'results' / 'test.tsv')}
+    sources = {line.partition('\t')[0] for line in (table / 'train.tsv').read_text().splitlines()}
+    assert len(asked) == round(len(sources) / 10) and asked < sources
+    with open(table / 'train.tsv', 'a') as file:
+        file.write('one more\tmore one\n')
+    changed = train(24)
+    assert changed.returncode == 2 and b'the data has changed since' in changed.stderr
+    assert b'train.tsv' in changed.stderr
