@@ -112,10 +112,10 @@ def check_writable() -> None:
     for flag in (OUTPUT, PICTURES, EXPLAIN):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
-    named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN) if flag.value]
+    named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN, PICTURES) if flag.value]
     if twice := [name for name in named if named.count(name) > 1]:
-        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output and --explain each '
-                        'a name of its own')
+        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
+                        '--explain and --pictures each a name of its own')
     if OUTPUT.value:
         check_file(Path(OUTPUT.value))
     if PICTURES.value:

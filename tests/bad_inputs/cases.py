@@ -96,12 +96,12 @@ class Bench:
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
     def fill(self, text: str, here: Path) -> str:
-        """{here}: the case's folder; {run}: a copy of a finished translation there; {digits}, {letters}: of runs that
-        `train` made; {new}: where nothing is; {data}: text files there, copies too; {root}: the repository; {same}: the
-        flags that {run} was trained with; {text}: those of a training of two steps on {data}.
+        """{here}: the case's folder; {run}: a copy of a finished translation there; {digits}: of the run that `train`
+        made; {new}: where nothing is; {data}: text files, copies too; {root}: the repository; {same}: the flags that
+        {run} was trained with; {text}: the same on {data}.
         """
         names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
-        for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits'), ('letters', 'letters')):
+        for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits')):
             names[name] = here / name
             if f'{{{name}}}' in text and not names[name].exists():
                 shutil.copytree(self.folder / original, names[name])
@@ -120,9 +120,9 @@ class Bench:
         here.mkdir()
         arguments = shlex.split(self.fill(case.arguments, here))
         for name, content in case.files.items():
-            self.fill(f'{{{name.partition("/")[0]}}}' if name.partition('/')[0] in ('run', 'data', 'digits', 'letters')
-                      else '', here)
-            place(here / name, content, lambda text: self.fill(text, here))
+            if (original := name.partition('/')[0]) in ('run', 'data', 'digits'):
+                self.fill(f'{{{original}}}', here)
+            place(here / name, content)
         (self.folder / 'stdin').write_bytes(case.stdin)
         out = self.folder / f'case{self._count}.out'
         asked = arguments, here, dict(case.environment), self.folder / 'stdin', out, SECONDS
@@ -145,13 +145,13 @@ class Bench:
             server.close()
 
 
-def place(path: Path, content, fill) -> None:
+def place(path: Path, content) -> None:
     """Puts `content` there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if callable(content):
         content = content(path.read_bytes())
     if isinstance(content, str) and content not in (GONE, FOLDER, FIFO, LOOP, NULL):
-        content = content.replace('{{here}}', str(path.parent)).encode()
+        content = content.encode()
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -23,7 +23,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(bench):
-    """A classification and a language model."""
+    """The bench with a classification, too."""
     bench.train('digits', '--config={root}/configs/digits_vit.py --workdir={new} --config.cache_dir={cache} '
                 '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
                 '--config.train.steps=2 --config.optimizer.warmup=1')

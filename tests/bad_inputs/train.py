@@ -226,7 +226,6 @@ SLOW = [
     digits('model.patches.patch=16', 'config.model.patches.patch'),
     Case(DIGITS + '--config.model.position=sinusoidal --config.model.d_model=66 --config.model.num_heads=2',
          'config.model.d_model'),
-    digits('batch.rows=7', 'config.batch.rows=7'),
     digits('data.crop=1000', 'config.data.crop=1000'),
     digits('parallel.data=3', 'config.parallel: data=3'),
     digits('data.name=mnist', 'config.data.name'),
@@ -307,7 +306,7 @@ SLOW = [
     arrays({'data/train.csv': 'series,target\na,1\n'}, 'train.csv:1'),
     arrays({'data/train.csv': 'x,target\n1,1\n'}, 'train.csv:1'),
     arrays({'data/train.csv': 'series,x\na,1\n'}, 'train.csv:1'),
-    arrays({'data/train.csv': 'series,x,x,target\na,1,2,1\n'}, 'train.csv:1'),  # needs the merge of `data`
+    arrays({'data/train.csv': 'series,x,x,target\na,1,2,1\n'}, 'train.csv:1'),
     arrays({'data/train.csv': 'series,x,target\na,1\n'}, 'train.csv:2'),
     arrays({'data/train.csv': 'series,x,target\na,nan,1\n'}, 'train.csv:2'),
     arrays({'data/train.csv': 'series,x,target\na,1e999,1\n'}, 'train.csv:2'),
@@ -335,7 +334,7 @@ SLOW = [
     Case(RUN, 'config.json', {'run/config.json': '[]'}),
     Case(RUN, 'config.json', {'run/config.json': 'null'}),
     Case(RUN, 'config.json', {'run/config.json': '{"seed": NaN}'}),
-    Case(RUN, 'config.json', {'run/config.json': '[' * 100_000}),  # needs read_config of the lead
+    Case(RUN, 'config.json', {'run/config.json': '[' * 100_000}),
     Case(RUN, 'config.json', {'run/config.json': b'\xff\xfe'}),
     Case(RUN, 'config.json', {'run/config.json': FOLDER}),
     Case(RUN, 'config.json', {'run/config.json': cut}),
