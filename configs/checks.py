@@ -140,7 +140,7 @@ def config_problems(config: ConfigDict) -> list[str]:
         return list(problems.values())
     possible_alone = not problems
     require_one_of(METRICS[config.task], 'eval.metric', f' for task={config.task}')
-    for key, because in _unused(here).items():
+    for key, because in unused(here).items():
         require(False, key, f'means nothing to {because}={here[because]}: leave it out')
     if possible_alone:
         _check_together(config, here, require)
@@ -255,8 +255,10 @@ def _can_be_looked_for(config: Any) -> bool:
         value for value in here.values() if isinstance(value, str))
 
 
-def _unused(here: Mapping[str, Any]) -> dict[str, str]:
+def unused(here: Mapping[str, Any]) -> dict[str, str]:
     """The options that were set, but mean nothing to this model, task or source, and the option that decides that."""
+    if here['task'] not in TASKS or here['model.kind'] not in MODELS:
+        return {}  # nobody can say
     used = {'model': MODELS[here['model.kind']].options(), **TASKS[here['task']].options}
     default, unused = flatten(base.get_config()), {}
     for key, value in here.items():

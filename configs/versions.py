@@ -13,16 +13,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs import base
-from configs.checks import flatten
+from configs.checks import flatten, unused
 from errors import UserError, option_like
 
 VERSION = 2
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {the option's name before it: its name since}
-BEFORE: dict[int, dict[str, Any]] = {}   # version -> {an option, by its name of today: what it was before it}
+BEFORE: dict[int, dict[str, Any]] = {    # version -> {an option, by its name of today: what it was before it}
+    2: {'data.plain_spaces': 0.0},
+}
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     """All options of today for what a config of `version` said, {'model.d_model': 512, ...}, in the order of base.py.
+
+    Of an earlier version, options that mean nothing to its model, task or source have their defaults: they had no
+    effect.
 
     Raises:
       UserError: if the version is none of ours, or an option is unknown or of another type.
@@ -31,7 +36,8 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     for name in options.keys() - default.keys():
         raise UserError(f'there is no option {name}' + (option_like(name, default) or '; configs/base.py has them all'))
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
-    return default | before | {name: _typed(name, value, default[name]) for name, value in options.items()}
+    options = default | before | {name: _typed(name, value, default[name]) for name, value in options.items()}
+    return options | ({name: default[name] for name in unused(options)} if version < VERSION else {})
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:

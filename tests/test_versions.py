@@ -85,14 +85,14 @@ def tomorrow(monkeypatch):
         config = today()
         config.train.smoothing = config.train.label_smoothing
         del config.train['label_smoothing']
-        config.model.gate, config.data.fold = 0.5, True
+        config.model.gate, config.train.fold = 0.5, True
         return config
 
     version = versions.VERSION + 1
     monkeypatch.setattr(base, 'get_config', get_config)
     monkeypatch.setattr(versions, 'VERSION', version)
     monkeypatch.setitem(versions.RENAMED, version, {'train.label_smoothing': 'train.smoothing'})
-    monkeypatch.setitem(versions.BEFORE, version, {'data.fold': False})
+    monkeypatch.setitem(versions.BEFORE, version, {'train.fold': False})
     return version
 
 
@@ -100,13 +100,21 @@ def test_options_that_come_and_go_orphan_no_run(tomorrow):
     said = {'model.d_model': 32, 'train.label_smoothing': 0.25}
     config = versions.upgraded(said, tomorrow - 1)
     assert config['model.d_model'] == 32 and config['train.smoothing'] == 0.25
-    assert config['model.gate'] == 0.5 and config['data.fold'] is False
+    assert config['model.gate'] == 0.5 and config['train.fold'] is False
     assert config.keys() == flatten(base.get_config()).keys()
     assert versions.upgraded(said, 1) == config
     now = versions.upgraded({'train.smoothing': 0.25}, tomorrow)
-    assert now['data.fold'] is True and now['train.smoothing'] == 0.25
+    assert now['train.fold'] is True and now['train.smoothing'] == 0.25
     with pytest.raises(UserError, match='there is no option train.label_smoothing: did you mean train.smoothing?'):
         versions.upgraded(said, tomorrow)
+
+
+def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
+    """On files the built-in corpus's option means nothing, and a share of nothing was once let pass."""
+    assert versions.upgraded({}, 1)['data.plain_spaces'] == 0.0
+    assert versions.upgraded({'data.source': 'files'}, 1)['data.plain_spaces'] == 0.5
+    assert versions.upgraded({'data.source': 'builtin', 'data.validation_share': 0.3}, 1)['data.validation_share'] == 0.1
+    assert versions.upgraded({'data.validation_share': 0.3}, versions.VERSION)['data.validation_share'] == 0.3
 
 
 def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):
@@ -127,7 +135,7 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
     (tmp_path / 'sweep.json').write_text(json.dumps({
         'config': {'train.label_smoothing': 0.25}, 'runs': {'one': {'train.label_smoothing': 0.0}}}))
     sweep = recorded_sweep(tmp_path)
-    assert sweep['config']['train.smoothing'] == 0.25 and sweep['config']['data.fold'] is False
+    assert sweep['config']['train.smoothing'] == 0.25 and sweep['config']['train.fold'] is False
     assert sweep['runs'] == {'one': {'train.smoothing': 0.0}}
 
 
