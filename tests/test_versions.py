@@ -102,7 +102,7 @@ def test_options_that_come_and_go_orphan_no_run(tomorrow):
     assert config['model.d_model'] == 32 and config['train.smoothing'] == 0.25
     assert config['model.gate'] == 0.5 and config['train.fold'] is False
     assert config.keys() == flatten(base.get_config()).keys()
-    assert versions.upgraded(said, 1) == config
+    assert versions.upgraded(said, 1) == config | {'data.plain_spaces': 0.0}
     now = versions.upgraded({'train.smoothing': 0.25}, tomorrow)
     assert now['train.fold'] is True and now['train.smoothing'] == 0.25
     with pytest.raises(UserError, match='there is no option train.label_smoothing: did you mean train.smoothing?'):
