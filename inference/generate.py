@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from errors import UserError
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
-from inference.text import Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
+from inference.text import LENGTHS, Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
@@ -67,13 +67,14 @@ class Generator(TextModel):
         tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
-        draw = 0
+        draw = 0  # windows that a row has had: one after the other, each filled whatever the other rows need
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
-            room = min(self.context - max(map(len, sources)),
-                       options.extra_length - min(len(best[row].tokens) for row in open_rows))
+            rooms = [min(max(1, self.context - len(source)), options.extra_length - len(best[row].tokens))
+                     for row, source in zip(open_rows, sources, strict=True)]
+            longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)  # few of them: a program for each
             found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=room), draw)
+                                  dataclasses.replace(options, extra_length=longest), draw, rooms)
             still = []
             for row, hypotheses in zip(open_rows, found, strict=True):
                 best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]

@@ -205,34 +205,36 @@ class TextModel(abc.ABC):
         return found
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
-                 draw: int = 0) -> list[list[Hypothesis]]:
-        """The hypotheses of each tokenised source, the best first."""
+                 draw: int = 0, limits: Sequence[int] | None = None) -> list[list[Hypothesis]]:
+        """The hypotheses of each tokenised source, the best first; see `find`."""
         results: list[list[Hypothesis]] = [[] for _ in sources]
         # Inputs of like length together: less padding, and they end at about the same step.
         order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
         for begin in range(0, len(order), options.batch_size):
             rows = order[begin:begin + options.batch_size]
-            found = self.find([sources[row] for row in rows], [numbers[row] for row in rows], options, draw)
+            found = self.find([sources[row] for row in rows], [numbers[row] for row in rows], options, draw,
+                              limits and [limits[row] for row in rows])
             for index, row in enumerate(rows):
                 results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
                                 if found.scores[index, rank] > search.IMPOSSIBLE]
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
-             draw: int = 0) -> search.Hypotheses:
+             draw: int = 0, limits: Sequence[int] | None = None) -> search.Hypotheses:
         """The hypotheses of at most options.batch_size tokenised sources, as NumPy arrays.
 
-        What is drawn for a source depends on the seed, its number and `draw`.
+        What is drawn for a source depends on the seed, its number and `draw`, not on the other sources. `limits` are
+        the greatest numbers of new tokens, where they are less than `options` allow.
         """
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         read, starts, most = zip(*(self._problem(tokens, options) for tokens in sources), strict=True)
         batch = self._padded(read, rows)
-        start, limits = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32)
-        start[:len(sources)], limits[:len(sources)] = starts, most
+        start, at_most = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32)
+        start[:len(sources)], at_most[:len(sources)] = starts, most if limits is None else limits
         numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
         # The seed is an argument: another one needs no other program.
-        found = self._search(self.params, *self.spread((batch, start, limits, numbers)), np.uint32(options.seed),
+        found = self._search(self.params, *self.spread((batch, start, at_most, numbers)), np.uint32(options.seed),
                              np.uint32(draw), options=dataclasses.replace(options, seed=0),
                              max_length=self._max_length(batch.shape[1], options))
         return process_allgather(found, tiled=True)

@@ -4,6 +4,7 @@ import bisect
 import functools
 import hashlib
 import logging
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
@@ -52,9 +53,9 @@ class HeldOut:
         count = max(1, round(share * len(different)))
         if count * len(splits) > min(len(different) - 1, len(candidates)):
             raise UserError(
-                f'{len(different)} different {what} are too few to cut {" and ".join(splits)} off, with '
-                f'config.data.validation_share={share} for each: give {" and ".join(splits)} data of their own, or '
-                'another share')
+                f'config.data.validation_share={share}: of {len(different)} different {what}, {count} for each of '
+                f'{" and ".join(splits)} leave nothing to train on: lower it, add data, or give '
+                f'{" and ".join(splits)} files of their own')
         self._last = candidates[count - 1:count * len(splits):count].tolist()  # key of each split
         say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} '
             f'different {what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash '
@@ -77,5 +78,6 @@ def key(content: bytes) -> int:
 
 
 def text_key(text: str) -> int:
-    """The hash of a text: the same whatever its case and its spaces, so that such doubles stay together."""
-    return key(' '.join(text.casefold().split()).encode())
+    """The hash of a text: the same whatever its case, its spaces and the ways to write its characters (NFC, NFD, full
+    width), so that such doubles stay together."""
+    return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

@@ -105,7 +105,11 @@ class TextCorpus:
     def pairs(self, split: str) -> Iterator[Pair]:
         if not self.is_part(split):
             return self.all_pairs(split)
-        return (pair for pair in self.all_pairs('train') if self._held_out.split(text_key(pair[0])) == split)
+        return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
+
+    def _split(self, pair: Pair) -> str:
+        """The part that a pair of the training files is for. Those with an empty side are none to score with."""
+        return self._held_out.split(text_key(pair[0])) if all(text.strip() for text in pair) else 'train'
 
     @functools.cached_property
     def _held_out(self) -> HeldOut:

@@ -130,6 +130,20 @@ def test_of_a_continuation_that_windows_are_joined_to(generating, method):
     assert max(lengths) > 12  # beyond the first window
 
 
+@pytest.mark.parametrize('method', ['greedy', 'sample'])
+def test_a_continuation_does_not_depend_on_its_neighbours(generating, method):
+    """Of prompts of many lengths, some of them longer than a window: each fills its own windows."""
+    options = SearchOptions(method=method, extra_length=70, batch_size=4, temperature=0.4)
+    prompts = ['a' * 3, 'b', 'abc' * 20, 'ac' * 12, 'cab' * 10, 'ba']
+    together = generating.generate(prompts, options)
+    for number, output in enumerate(together):
+        alone, = generating.generate([prompts[number]], options, first=number)
+        assert alone.hypotheses[0].tokens == output.hypotheses[0].tokens
+        assert alone.hypotheses[0].log_prob == pytest.approx(output.hypotheses[0].log_prob, abs=1e-3)
+    lengths = [len(output.hypotheses[0].tokens) for output in together]
+    assert max(lengths) > (40 if method == 'greedy' else 5)
+
+
 class Pairs(PairData):
     """The same pairs in every split."""
 

@@ -28,10 +28,10 @@ legal = st.text(st.characters(exclude_characters='\n', exclude_categories=['Cs']
 OPTIONS = SearchOptions(method='greedy', batch_size=2, extra_length=6)
 
 
-def echo(self, sources, numbers, options, draw=0):
+def echo(self, sources, numbers, options, draw=0, limits=None):
     """In place of a search: the source itself, as far as it goes."""
-    tokens = [list(source) if isinstance(self, Translator) else list(itertools.islice(
-        itertools.cycle(source), options.extra_length)) for source in sources]
+    tokens = [list(source) for source in sources] if limits is None else [
+        list(itertools.islice(itertools.cycle(source), limit)) for source, limit in zip(sources, limits, strict=True)]
     return [[Hypothesis(self.tokenizers['target'].decode(each), each, float(number), 0.0, ended=not self.cut)]
             for each, number in zip(tokens, numbers, strict=True)]
 

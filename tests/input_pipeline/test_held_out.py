@@ -13,6 +13,7 @@ from configs import base
 from errors import UserError
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import open_documents
+from input_pipeline.held_out import text_key
 from input_pipeline.sources import open_corpus
 from tests.input_pipeline.helpers import SPLITS, options
 
@@ -122,9 +123,9 @@ def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
 
 
 @pytest.mark.parametrize('pairs, share, message', [
-    (PAIRS[:2], 0.1, r'2 different source sentences of .*train\.tsv are too few to cut validation and test off'),
-    (PAIRS[:1] * 99, 0.1, '1 different source sentences of .* too few'),
-    (PAIRS, 0.5, r'300 different .* too few .* with config\.data\.validation_share=0\.5 for each'),
+    (PAIRS[:2], 0.1, r'of 2 different source sentences of .*train\.tsv, 1 for each of validation and test leave nothing'),
+    (PAIRS[:1] * 99, 0.1, 'of 1 different source sentences of .* leave nothing to train on'),
+    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: of 300 different .*, 150 for each .* lower it'),
 ])
 def test_too_little_to_cut(tmp_path, pairs, share, message):
     write(tmp_path, pairs)
@@ -232,3 +233,19 @@ def test_only_arrays_without_files_are_cut_off(tmp_path, files, counts):
     assert [len(numbers(data, split)) for split in SPLITS[:len(counts)]] == counts
     if 'validation' in files:
         assert data.fingerprint('train')['files'][0][0] == 'train.npz'
+
+
+def test_a_pair_with_an_empty_side_is_not_scored_with(tmp_path):
+    """Wherever its hash would put it: it is for training, which leaves it out."""
+    empty = [(f'empty {number}', '') for number in range(40)]
+    write(tmp_path, [*PAIRS[:20], *empty])
+    corpus = opened(tmp_path, validation_share=0.2)
+    parts = {split: list(corpus.pairs(split)) for split in ('train', 'validation', 'test')}
+    assert len(parts['validation']) == len(parts['test']) == 4
+    assert all(source.strip() and target.strip() for split in ('validation', 'test') for source, target in parts[split])
+    assert len(parts['train']) == 12 + 40
+
+
+def test_the_same_text_written_in_other_characters_stays_together():
+    assert text_key('Caf\u00e9  NOIR') == text_key('cafe\u0301 noir') == text_key('\uff23\uff21\uff26\u00c9 noir')
+    assert text_key('cafe noir') != text_key('caf\u00e9 noir')
