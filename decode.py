@@ -44,7 +44,7 @@ from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
 from training.metrics import compile_time
 from training.step import parameter_count, use_compilation_cache
-from training.workdir import CONFIG, changed_data
+from training.workdir import CONFIG, OWN, changed_data
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -116,6 +116,8 @@ def check_writable() -> None:
     if twice := [name for name in named if named.count(name) > 1]:
         raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
                         '--explain and --pictures each a name of its own')
+    for flag in (OUTPUT, EXPLAIN):
+        check_not_own(flag, expanded(WORKDIR.value))
     if OUTPUT.value:
         check_file(Path(OUTPUT.value))
     if PICTURES.value:
@@ -125,6 +127,14 @@ def check_writable() -> None:
         check_folder(results)
         for ending in ('json', 'tsv') if results.is_dir() else ():
             check_file(results / f'{SPLIT.value}.{ending}')
+
+
+def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
+    """Raises UserError if the file that a flag names is one that the run consists of."""
+    path = Path(os.path.realpath(flag.value or ''))
+    own = [Path(os.path.realpath(workdir / name)) for name in OWN]
+    if flag.value and (path in own or any(folder in own for folder in path.parents)):
+        raise UserError(f'--{flag.name}={flag.value} is a file of the run itself: give another name')
 
 
 def open_page(run: Run) -> Page | None:

@@ -19,11 +19,13 @@ from configs.versions import VERSION, upgraded
 from errors import UserError
 from files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
 from input_pipeline.data import KEPT, Data
+from training.metrics import METRICS
 
 CONFIG = 'config.json'
 CHANGES = 'changes.jsonl'  # of the config: a line each time
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 LOCK = 'lock'
+OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS, 'checkpoints')  # what a run consists of, and nothing else may write
 SPLITS = ('train', 'validation')  # what training reads
 
 # The keys that another start of a run may change, since neither the parameters at a step nor what 'best' means depend

@@ -201,6 +201,10 @@ SLOW = [
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': ''}),
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': GONE}),
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': '{"test": 3}'}),
+    Case('--workdir={run} --input=- --output={run}/config.json', '--output='),
+    Case('--workdir={run} --input=- --output={run}/data/source.model', '--output='),
+    Case('--workdir={run} --input=- --explain={run}/metrics.jsonl', '--explain='),
+    Case('--workdir={run} --input=- --output={run}/checkpoints/6/x', '--output='),
     Case('--workdir={run} --split=test --explain={here}', '{here}'),
     Case('--workdir={run} --input=-', 'gpu', environment={'JAX_PLATFORMS': 'gpu'}, alone=True),
     # Arrays
