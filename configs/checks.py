@@ -54,7 +54,7 @@ NOT_NEGATIVE = (
     'decode.top_k',
     'optimizer.factor', 'optimizer.peak', 'optimizer.eps',
     'optimizer.clip', 'eval.bleu_sentences', 'eval.patience', 'decode.extra_length',
-    'train.skip_nonfinite', 'checkpoint.every_minutes',
+    'train.skip_nonfinite', 'train.r_drop', 'checkpoint.every_minutes',
 )
 FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dropout', 'train.label_smoothing',
              'data.validation_share', 'data.plain_spaces', 'optimizer.final',
@@ -78,6 +78,7 @@ ONLY_FOR = {
     'optimizer.peak': {'optimizer.schedule': ('inverse_sqrt', 'cosine')},
     'optimizer.final': {'optimizer.schedule': ('cosine',)},
     'train.label_smoothing': {'task': (*TEXT_TASKS, 'classification')},
+    'train.r_drop': {'task': (*TEXT_TASKS, 'classification')},
     'eval.method': {'task': ('translation',)},
     'eval.bleu_sentences': {'task': ('translation',)},
     **{f'decode.{name}': {'task': TEXT_TASKS} for name in (
