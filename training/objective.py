@@ -2,9 +2,10 @@
 
     objective(apply, params, batch, key) -> Sums
 
-`apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that is
-None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are divided
-once. The train step knows nothing else of an objective, so a new one is a function here and a line in `make_objective`.
+`apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that
+is None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are
+divided once. The train step knows nothing else of an objective: a new one is a function here and a line in
+`make_objective`.
 """
 
 import functools
@@ -66,7 +67,8 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
         if key is None:
             return single(apply, params, batch, key)
         passes = [apply(params, batch['inputs'], each) for each in jax.random.split(key)]
-        first, second = (with_sown(measure(outputs, batch['targets'], batch['weights']), sown) for outputs, sown in passes)
+        first, second = (with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
+                         for outputs, sown in passes)
         apart = jnp.sum(symmetric_divergence(passes[0][0], passes[1][0]) * batch['weights'])
         return first.replace(loss=first.loss + second.loss + alpha * apart,
                              others=jax.tree.map(lambda one, other: (one + other) / 2, first.others, second.others)

@@ -47,7 +47,8 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
 
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
-               axis_name: str | None = None, place: Callable[[Any], Any] = lambda params: params) -> tuple[TrainState, Sums]:
+               axis_name: str | None = None,
+               place: Callable[[Any], Any] = lambda params: params) -> tuple[TrainState, Sums]:
     """One update on the mean of an objective over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one

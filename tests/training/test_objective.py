@@ -33,8 +33,8 @@ class Noisy(nn.Module):
 
 def batch_of(rows=12, seed=0):
     rng = np.random.default_rng(seed)
-    return {'inputs': {'inputs': jnp.float32(rng.normal(size=(rows, 4)))}, 'targets': jnp.int32(rng.integers(0, 5, rows)),
-            'weights': jnp.float32(rng.integers(0, 2, rows))}
+    return {'inputs': {'inputs': jnp.float32(rng.normal(size=(rows, 4)))},
+            'targets': jnp.int32(rng.integers(0, 5, rows)), 'weights': jnp.float32(rng.integers(0, 2, rows))}
 
 
 def log_softmax(logits):
@@ -68,7 +68,8 @@ def test_r_drop_is_its_definition():
 def test_the_gradient_goes_through_both_passes():
     """Beside finite differences of the definition, in one direction."""
     with jax.enable_x64(True):
-        batch, module = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch_of()), Noisy()
+        module = Noisy()
+        batch = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch_of())
         params = jax.tree.map(lambda x: x.astype(jnp.float64), module.init(
             jax.random.key(0), batch['inputs']['inputs'])['params'])
 
@@ -76,7 +77,7 @@ def test_the_gradient_goes_through_both_passes():
             return R_DROP(forward(module), params, batch, jax.random.key(3)).loss
 
         direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float64)).reshape(x.shape), params)
-        ends = [loss(jax.tree.map(lambda p, d: p + sign * 1e-4 * d, params, direction)) for sign in (1, -1)]  # noqa: B023
+        ends = [loss(jax.tree.map(lambda p, d, by=by: p + by * d, params, direction)) for by in (1e-4, -1e-4)]
         slope = sum(map(jnp.vdot, jax.tree.leaves(jax.grad(loss)(params)), jax.tree.leaves(direction)))
     assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / 2e-4, rel=1e-5)
 
@@ -96,7 +97,8 @@ def test_what_modules_sow_is_part_of_the_loss():
     balance = float(sown['losses']['balance'][0])
     bare = SMOOTHED(outputs, batch['targets'], batch['weights'])
     found = supervised(SMOOTHED)(forward(module), params, batch, None)
-    assert float(found.loss) == pytest.approx(float(bare.loss) + balance * float(bare.tokens), rel=1e-6) and balance > 0.1
+    assert balance > 0.1
+    assert float(found.loss) == pytest.approx(float(bare.loss) + balance * float(bare.tokens), rel=1e-6)
 
 
 @pytest.mark.parametrize('mode, exact', [

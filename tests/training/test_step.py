@@ -115,7 +115,8 @@ def test_left_out_steps_count_for_the_learning_rate_and_not_for_adam(weight_deca
                 'targets': rng.normal(size=(4, 1)).astype(np.float32), 'weights': np.ones(4, np.float32)}
                for _ in range(steps)]
     state = init_state(Scaled(), optimizer, jax.tree.map(jnp.asarray, batches[0]), seed=0)
-    run = jax.jit(functools.partial(train_step, apply=forward(Scaled()), optimizer=optimizer, objective=supervised(squared_error),
+    run = jax.jit(functools.partial(train_step, apply=forward(Scaled()), optimizer=optimizer,
+                                    objective=supervised(squared_error),
                                     dropout_key=jax.random.key(0)))
     w, mean, square, updates = np.ones((2, 1)), np.zeros((2, 1)), np.zeros((2, 1)), 0
     for step, batch in enumerate(batches):
