@@ -41,8 +41,9 @@ from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
-from training.loss import Sums, make_loss
+from training.loss import Sums
 from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory, peak_resident
+from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
@@ -98,7 +99,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
-                        loss=make_loss(config.task, config.train.label_smoothing),
+                        objective=make_objective(config),
                         dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate)
     model = answering(config, module, None, data.tokenizers, data.sizes)  # it has parameters while it is measured
     model.spread = compiled.spread  # its searches use all devices too

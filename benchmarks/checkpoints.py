@@ -27,7 +27,7 @@ from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import open_checkpoints
-from training.loss import make_loss
+from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.parallel import Compiled
 from training.step import parameter_count, use_compilation_cache
@@ -47,7 +47,7 @@ def main() -> None:
     optimizer = make_optimizer(config.optimizer, make_schedule(
         config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
-                        loss=make_loss(config.task, config.train.label_smoothing), dropout_key=jax.random.key(1),
+                        objective=make_objective(config), dropout_key=jax.random.key(1),
                         accumulate=config.train.accumulate)
     state = compiled.init(seed=0)
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []

@@ -5,6 +5,7 @@ the loss and in the parameters after a few steps. On a machine without accelerat
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -16,11 +17,14 @@ from command_line import run_script
 from input_pipeline.batches import ALL, Batch, Part
 from model.blocks import BlockConfig
 from model.transformer import Transformer
-from training.loss import make_loss
+from training.loss import cross_entropy
+from training.objective import Objective, supervised
 from training.parallel import Compiled
 from training.step import TrainState
 
 STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32
+
+CROSS_ENTROPY = supervised(functools.partial(cross_entropy, label_smoothing=0.1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +69,12 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
             'targets': target.astype(np.int32), 'weights': (target != 0).astype(np.float32)}
 
 
-def compiled(mode: Mode, dtype: str = 'float32') -> Compiled:
+def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY) -> Compiled:
     """The model, compiled for the first so many devices."""
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
                          attention_dropout=mode.dropout, dtype=dtype)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optax.adam(1e-3, b2=0.98), ragged_batch(0),
-                    parallel=dataclasses.asdict(mode), loss=make_loss('translation', 0.1),
+                    parallel=dataclasses.asdict(mode), objective=objective,
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
 
 

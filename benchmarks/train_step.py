@@ -20,7 +20,8 @@ from absl import flags
 from benchmarks.measure import report, times
 from benchmarks.workloads import WORKLOADS, Workload
 from errors import UserError
-from training.loss import make_loss
+from training.loss import cross_entropy
+from training.objective import forward, supervised
 from training.step import init_state, train_step
 
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'Which sizes.')
@@ -39,8 +40,9 @@ def main() -> None:
     batch = {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens, 'weights': jnp.ones(tokens.shape)}
     optimizer = optax.adam(1e-3, b2=0.98, eps=1e-9)
     state = init_state(module, optimizer, batch, seed=0)
-    step = jax.jit(functools.partial(train_step, module=module, optimizer=optimizer,
-                                     loss=make_loss('translation', 0.1), dropout_key=jax.random.key(1)), donate_argnums=0)
+    objective = supervised(functools.partial(cross_entropy, label_smoothing=0.1))
+    step = jax.jit(functools.partial(train_step, objective=objective, apply=forward(module), optimizer=optimizer,
+                                     dropout_key=jax.random.key(1)), donate_argnums=0)
     began = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s = time.perf_counter() - began

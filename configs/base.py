@@ -92,6 +92,7 @@ def get_config() -> ConfigDict:
     config.train = train = ConfigDict()
     train.steps = 100_000
     train.label_smoothing = 0.1     # of the classes or tokens; none in a regression
+    train.r_drop = 0.0              # weight of the divergence between two passes with other dropout (R-Drop); 0: one pass
     train.accumulate = 1            # parts that a batch is computed in, one after the other: less memory
     train.log_every = 100           # steps
     train.skip_nonfinite = 0        # steps in the whole run that may be left out since loss or gradient is not finite

@@ -61,7 +61,7 @@ BOUNDS = {
     'optimizer.factor': (0, 1000), 'optimizer.peak': (0, 1000), 'optimizer.warmup': (1, 10 ** 9),
     'optimizer.eps': (1e-30, 1), 'optimizer.clip': (0, 1e9), 'optimizer.weight_decay': (0, 1000),
     'train.steps': (1, 10 ** 9), 'train.accumulate': (1, 10_000), 'train.log_every': (1, 10 ** 9),
-    'train.skip_nonfinite': (0, 10 ** 9),
+    'train.skip_nonfinite': (0, 10 ** 9), 'train.r_drop': (0, 1000),
     **{f'parallel.{axis}': (-1, 1_000_000) for axis in AXES},
     'eval.every': (1, 10 ** 9), 'eval.bleu_sentences': (0, 10 ** 9), 'eval.patience': (0, 10 ** 9),
     'checkpoint.every': (1, 10 ** 9), 'checkpoint.every_minutes': (0, 1_000_000),
@@ -94,6 +94,7 @@ ONLY_FOR = {
     'optimizer.peak': {'optimizer.schedule': ('inverse_sqrt', 'cosine')},
     'optimizer.final': {'optimizer.schedule': ('cosine',)},
     'train.label_smoothing': {'task': (*TEXT_TASKS, 'classification')},
+    'train.r_drop': {'task': (*TEXT_TASKS, 'classification')},
     'eval.method': {'task': ('translation',)},
     'eval.bleu_sentences': {'task': ('translation',)},
     **{f'decode.{name}': {'task': TEXT_TASKS} for name in (

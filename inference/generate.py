@@ -22,6 +22,7 @@ from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
 from training.metrics import compile_time
+from training.objective import forward, supervised
 from training.step import eval_step, evaluate
 
 log = logging.getLogger('allyouneed.decode')
@@ -99,8 +100,8 @@ class Generator(TextModel):
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
         """Cross-entropy of a whole split, window by window, and samples."""
-        step = jax.jit(functools.partial(eval_step, module=self.module,
-                                         loss=functools.partial(cross_entropy, label_smoothing=0.0)))
+        step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
+            functools.partial(cross_entropy, label_smoothing=0.0))))
         plan = data.plan(split)
         began, compiled_before = time.perf_counter(), compile_time.seconds
         sums = jax.block_until_ready(evaluate(step, self.params, map(plan.batch, range(len(plan)))))

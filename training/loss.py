@@ -1,7 +1,5 @@
-"""Losses as sums over real targets: who splits a batch divides once, at the end."""
+"""Losses as sums over real targets: whoever splits a batch divides once, at the end."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -29,16 +27,6 @@ class Sums:
         if 'nll' in means:
             means['perplexity'] = float(jnp.exp(means.pop('nll')))
         return {f'{prefix}{name}': value for name, value in means.items()}
-
-
-Loss = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> sums
-
-
-def make_loss(task: str, label_smoothing: float) -> Loss:
-    """Squared error for a regression, cross-entropy for every other task."""
-    if task == 'regression':
-        return squared_error
-    return functools.partial(cross_entropy, label_smoothing=label_smoothing)
 
 
 def cross_entropy(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],

@@ -31,7 +31,8 @@ from orbax.checkpoint import multihost
 
 from errors import UserError
 from input_pipeline.batches import Batch, Part
-from training.loss import Loss, Sums
+from training.loss import Sums
+from training.objective import Objective, forward
 from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
 
@@ -252,7 +253,7 @@ class Compiled:
     """
 
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
-                 parallel: ConfigDict | Mapping[str, Any], loss: Loss, dropout_key: Key[Array, ''],
+                 parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, devices: list[jax.Device] | None = None):
         """`example` is any batch, of which only the shapes count.
 
@@ -278,9 +279,10 @@ class Compiled:
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
-        step = functools.partial(train_step, module=module, optimizer=optimizer, loss=loss, dropout_key=dropout_key,
-                                 accumulate=accumulate)
-        evaluation = functools.partial(eval_step, module=module, loss=loss)
+        apply = forward(module)
+        step = functools.partial(train_step, objective=objective, apply=apply, optimizer=optimizer,
+                                 dropout_key=dropout_key, accumulate=accumulate)
+        evaluation = functools.partial(eval_step, objective=objective, apply=apply)
         self._step = step
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:

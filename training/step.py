@@ -14,9 +14,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
-from training.loss import Loss, Sums
-
-Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
+from training.loss import Sums
+from training.objective import Apply, Batch, Objective
 
 
 @flax.struct.dataclass
@@ -46,10 +45,11 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer: optax.GradientTransformation,
-               loss: Loss, dropout_key: Key[Array, ''], accumulate: int = 1, axis_name: str | None = None,
+def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
+               optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
+               axis_name: str | None = None,
                place: Callable[[Any], Any] = lambda params: params) -> tuple[TrainState, Sums]:
-    """One update on the mean loss over the real tokens of the global batch.
+    """One update on the mean of an objective over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
     after the other; devices along `axis_name`) and divided once. The mean of the parts' means would weigh
@@ -64,8 +64,7 @@ def train_step(state: TrainState, batch: Batch, *, module: nn.Module, optimizer:
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
 
     def loss_sum(params, part, key):
-        outputs = module.apply({'params': params}, **part['inputs'], deterministic=False, rngs={'dropout': key})
-        sums = loss(outputs, part['targets'], part['weights'])
+        sums = objective(apply, params, part, key)
         return sums.loss, sums
 
     params, gradient = place(state.params), jax.grad(loss_sum, has_aux=True)
@@ -105,10 +104,9 @@ def scheduled(opt_state: Any, step: Any) -> Any:
                         is_leaf=is_schedule)
 
 
-def eval_step(params: Any, batch: Batch, *, module: nn.Module, loss: Loss, axis_name: str | None = None) -> Sums:
+def eval_step(params: Any, batch: Batch, *, objective: Objective, apply: Apply, axis_name: str | None = None) -> Sums:
     """The same sums, without dropout."""
-    outputs = module.apply({'params': params}, **batch['inputs'])
-    sums = loss(outputs, batch['targets'], batch['weights'])
+    sums = objective(apply, params, batch, None)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 

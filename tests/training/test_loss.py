@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training.loss import cross_entropy, make_loss, squared_error
+from training.loss import cross_entropy, squared_error
 
 
 def random_batch(seed=0, shape=(3, 5), classes=7):
@@ -51,8 +51,3 @@ def test_squared_error_is_a_mean_over_values_and_a_sum_over_examples():
     sums = squared_error(jnp.float32(outputs), jnp.float32(targets), jnp.float32(weights))
     np.testing.assert_allclose(sums.loss, (((outputs - targets) ** 2).mean(-1) * weights).sum(), rtol=1e-5)
     assert sums.means()['absolute_error'] == pytest.approx(np.abs(outputs - targets)[weights > 0].mean(), rel=1e-5)
-
-
-def test_only_a_regression_is_trained_on_squared_error():
-    assert make_loss('regression', 0.1) is squared_error
-    assert make_loss('classification', 0.1).func is cross_entropy

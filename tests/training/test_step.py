@@ -10,7 +10,8 @@ import pytest
 
 from model.blocks import BlockConfig
 from model.transformer import Transformer
-from training.loss import make_loss
+from training.loss import cross_entropy, squared_error
+from training.objective import forward, supervised
 from training.optimizer import make_optimizer, make_schedule
 from training.step import eval_step, init_state, train_step, use_compilation_cache
 
@@ -29,8 +30,12 @@ def ragged_batch(rows=8, length=6, seed=0):
 
 
 def step(module=MODULE, optimizer=None, label_smoothing=0.0, **options):
-    return functools.partial(train_step, module=module, optimizer=optimizer or optax.sgd(1.0),
-                             loss=make_loss('translation', label_smoothing), dropout_key=jax.random.key(1), **options)
+    return functools.partial(train_step, apply=forward(module), objective=smoothed(label_smoothing),
+                             optimizer=optimizer or optax.sgd(1.0), dropout_key=jax.random.key(1), **options)
+
+
+def smoothed(label_smoothing):
+    return supervised(functools.partial(cross_entropy, label_smoothing=label_smoothing))
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +69,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_real_tokens(state):
     new, sums = jax.jit(step(label_smoothing=0.1))(state, batch)
 
     def mean_loss(params):
-        sums = eval_step(params, batch, module=MODULE, loss=make_loss('translation', 0.1))
+        sums = eval_step(params, batch, apply=forward(MODULE), objective=smoothed(0.1))
         return sums.loss / sums.tokens
 
     gradient = jax.jit(jax.grad(mean_loss))(state.params)
@@ -110,7 +115,8 @@ def test_left_out_steps_count_for_the_learning_rate_and_not_for_adam(weight_deca
                 'targets': rng.normal(size=(4, 1)).astype(np.float32), 'weights': np.ones(4, np.float32)}
                for _ in range(steps)]
     state = init_state(Scaled(), optimizer, jax.tree.map(jnp.asarray, batches[0]), seed=0)
-    run = jax.jit(functools.partial(train_step, module=Scaled(), optimizer=optimizer, loss=make_loss('regression', 0.0),
+    run = jax.jit(functools.partial(train_step, apply=forward(Scaled()), optimizer=optimizer,
+                                    objective=supervised(squared_error),
                                     dropout_key=jax.random.key(0)))
     w, mean, square, updates = np.ones((2, 1)), np.zeros((2, 1)), np.zeros((2, 1)), 0
     for step, batch in enumerate(batches):
@@ -140,8 +146,8 @@ def test_a_gradient_that_is_not_finite_is_left_out():
 
     batch = {'inputs': {'inputs': jnp.ones((8, 1))}, 'targets': jnp.zeros((8, 1)), 'weights': jnp.ones(8)}
     state = init_state(Root(), optax.sgd(1.0), batch, seed=0)
-    after, sums = train_step(state, batch, module=Root(), optimizer=optax.sgd(1.0), dropout_key=jax.random.key(0),
-                             loss=make_loss('regression', 0.0))
+    after, sums = train_step(state, batch, apply=forward(Root()), optimizer=optax.sgd(1.0),
+                             dropout_key=jax.random.key(0), objective=supervised(squared_error))
     assert sums.skipped == 1 and after.params['w'] == 0 and after.step == 1
 
 

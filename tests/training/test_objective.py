@@ -1,0 +1,144 @@
+"""Objectives against their definitions in NumPy, and R-Drop on every way to compute a batch."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.modes import Mode, compiled, train
+from configs import base, digits_vit, pendulum
+from training.loss import cross_entropy
+from training.objective import forward, make_objective, r_drop, supervised, symmetric_divergence
+from training.step import init_state, train_step
+
+SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
+R_DROP = r_drop(SMOOTHED, alpha=5.0)
+
+
+class Noisy(nn.Module):
+    """Logits that dropout changes much; sows a loss of its own if asked."""
+    sows: float = 0.0
+
+    @nn.compact
+    def __call__(self, inputs, deterministic=True):
+        x = nn.Dropout(0.5)(nn.Dense(16)(inputs), deterministic=deterministic)
+        if self.sows:
+            self.sow('losses', 'balance', self.sows * jnp.mean(x ** 2))
+        return nn.Dense(5)(x)
+
+
+def batch_of(rows=12, seed=0):
+    rng = np.random.default_rng(seed)
+    return {'inputs': {'inputs': jnp.float32(rng.normal(size=(rows, 4)))},
+            'targets': jnp.int32(rng.integers(0, 5, rows)), 'weights': jnp.float32(rng.integers(0, 2, rows))}
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_the_worked_value_of_the_divergence():
+    found = symmetric_divergence(jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.9, 0.1])))
+    assert float(found) == pytest.approx((0.51083 + 0.36806) / 2, abs=1e-5)
+
+
+def test_r_drop_is_its_definition():
+    batch, module = batch_of(), Noisy()
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    sums = R_DROP(forward(module), params, batch, jax.random.key(3))
+    log_p, log_q = (log_softmax(module.apply({'params': params}, batch['inputs']['inputs'], deterministic=False,
+                                             rngs={'dropout': key})) for key in jax.random.split(jax.random.key(3)))
+    assert np.abs(log_p - log_q).max() > 0.1
+    smooth = 0.9 * np.eye(5)[batch['targets']] + 0.1 / 5
+    cross = -(smooth * (log_p + log_q)).sum(axis=-1)
+    apart = (np.exp(log_p) * (log_p - log_q) + np.exp(log_q) * (log_q - log_p)).sum(axis=-1) / 2
+    weights = np.asarray(batch['weights'], np.float64)
+    assert float(sums.loss) == pytest.approx(((cross + 5 * apart) * weights).sum(), rel=1e-5)
+    assert float(sums.others['divergence']) == pytest.approx((apart * weights).sum(), rel=1e-5)
+    assert sums.tokens == weights.sum()
+    right = sum((each.argmax(axis=-1) == batch['targets']) @ weights for each in (log_p, log_q)) / 2
+    assert float(sums.others['accuracy']) == pytest.approx(right)
+
+
+def test_the_gradient_goes_through_both_passes():
+    """Beside finite differences of the definition, in one direction."""
+    with jax.enable_x64(True):
+        module = Noisy()
+        batch = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch_of())
+        params = jax.tree.map(lambda x: x.astype(jnp.float64), module.init(
+            jax.random.key(0), batch['inputs']['inputs'])['params'])
+
+        def loss(params):
+            return R_DROP(forward(module), params, batch, jax.random.key(3)).loss
+
+        direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float64)).reshape(x.shape), params)
+        ends = [loss(jax.tree.map(lambda p, d, by=by: p + by * d, params, direction)) for by in (1e-4, -1e-4)]
+        slope = sum(map(jnp.vdot, jax.tree.leaves(jax.grad(loss)(params)), jax.tree.leaves(direction)))
+    assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / 2e-4, rel=1e-5)
+
+
+def test_an_evaluation_is_one_pass_without_dropout():
+    batch, module = batch_of(), Noisy()
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    for one, other in zip(*(jax.tree.leaves(objective(forward(module), params, batch, None))
+                            for objective in (R_DROP, supervised(SMOOTHED))), strict=True):
+        assert one == other
+
+
+def test_what_modules_sow_is_part_of_the_loss():
+    batch, module = batch_of(), Noisy(sows=3.0)
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    outputs, sown = module.apply({'params': params}, batch['inputs']['inputs'], mutable=['losses'])
+    balance = float(sown['losses']['balance'][0])
+    bare = SMOOTHED(outputs, batch['targets'], batch['weights'])
+    found = supervised(SMOOTHED)(forward(module), params, batch, None)
+    assert balance > 0.1
+    assert float(found.loss) == pytest.approx(float(bare.loss) + balance * float(bare.tokens), rel=1e-6)
+
+
+@pytest.mark.parametrize('mode, exact', [
+    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True),
+    pytest.param(Mode(data=8, dropout=0.5), True, marks=pytest.mark.slow),
+    pytest.param(Mode(data=4, mode='pmap'), True, marks=pytest.mark.slow),
+    pytest.param(Mode(data=3, accumulate=2), True, marks=pytest.mark.slow),
+    pytest.param(Mode(data=4, mode='pmap', dropout=0.5), False, marks=pytest.mark.slow)])
+def test_r_drop_on_every_mesh_is_that_of_one_device(mode, exact):
+    """With pmap each device draws its own dropout, so there the two runs only resemble each other."""
+    one = train(compiled(Mode(dropout=mode.dropout), objective=R_DROP))
+    state, losses = train(compiled(mode, objective=R_DROP))
+    if exact:
+        np.testing.assert_allclose(losses, one[1], atol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, one[0].params)
+    else:
+        np.testing.assert_allclose(losses, one[1], rtol=0.2)
+    plain = train(compiled(Mode(dropout=mode.dropout)))[1]
+    assert losses[0] > 1.5 * plain[0]  # two cross-entropies
+
+
+def test_the_passes_of_a_step_differ_and_the_steps_too():
+    module, batch = Noisy(), batch_of()
+    state = init_state(module, optax.sgd(0.0), batch, seed=0)
+    step = jax.jit(functools.partial(train_step, objective=R_DROP, apply=forward(module), optimizer=optax.sgd(0.0),
+                                     dropout_key=jax.random.key(1)))
+    after, first = step(state, batch)
+    _, second = step(after, batch)
+    assert first.others['divergence'] > 0.01 and first.others['divergence'] != second.others['divergence']
+
+
+@pytest.mark.parametrize('recipe, r_drop, measures', [
+    (base, 0.0, {'nll', 'accuracy'}), (base, 2.0, {'nll', 'accuracy', 'divergence'}), (digits_vit, 1.0, {
+        'nll', 'accuracy', 'divergence'}), (pendulum, 0.0, {'absolute_error'})])
+def test_a_config_chooses_its_objective(recipe, r_drop, measures):
+    config = recipe.get_config()
+    config.train.r_drop = r_drop
+    batch = batch_of()
+    if config.task == 'regression':
+        batch['targets'] = jnp.zeros((12, 5))
+    module = Noisy()
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    assert make_objective(config)(forward(module), params, batch, jax.random.key(0)).others.keys() == measures
