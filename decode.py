@@ -40,6 +40,7 @@ from inference.run import Run
 from inference.scores import table_line
 from inference.text import Output, SearchOptions, search_options
 from input_pipeline.array_files import read_inputs
+from input_pipeline.data import Data
 from input_pipeline.sources import read_lines
 from input_pipeline.token_store import cache_folder
 from training.metrics import compile_time
@@ -82,6 +83,10 @@ def main() -> None:
         raise UserError('--workdir is missing: give the run directory of a training')
     if not INPUT.value and not SPLIT.value or INPUT.value is not None and SPLIT.value:
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+    if SPLIT.value and OUTPUT.value is not None:
+        raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
+    if LOOK.value and not (PICTURES.value or ATTENTION.value):
+        raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
     check_writable()
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
@@ -228,12 +233,23 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
         outputs = run.model.predict(inputs, options.batch_size)
         draw_examples(run, inputs, outputs)
         explain_examples(run, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
-    elif page:
-        examples = run.model.examples(data, split, EXPLAIN_COUNT.value, with_all_hypotheses(options))
-        for number, (answer, reference) in enumerate(examples, 1):
-            if answer.source_tokens and not page.full:
-                page.add(explain_text(run.model, answer, run.model.attention(answer), number, reference))
+    elif page or PICTURES.value and LOOK.value != 'positions':
+        explain_split(run, data, split, options, page)
     print(text)
+
+
+def explain_split(run: Run, data: Data, split: str, options: SearchOptions, page: Page | None) -> None:
+    """Puts the first examples of text on the page, and draws them, where that is asked for."""
+    counts = EXPLAIN_COUNT.value if page else 0, PICTURE_COUNT.value if PICTURES.value else 0
+    examples = run.model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
+    for number, (answer, reference) in enumerate(examples, 1):
+        if not answer.source_tokens:
+            continue
+        weights = run.model.attention(answer)
+        if page and not page.full:
+            page.add(explain_text(run.model, answer, weights, number, reference))
+        if number <= counts[1] and LOOK.value != 'positions':
+            save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
 
 
 def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
@@ -277,16 +293,11 @@ def open_output(path: str | None) -> Iterator[TextIO]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
             raise UserError(f'stdout cannot be written: {error}') from None
         return
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with naming(path), open(path, 'w', encoding='utf-8') as file:
-            yield file
-        return
     try:
-        with written_whole(path, '.partial') as file:
+        with written_whole(Path(path), '.partial') as file:
             yield file
     finally:
-        if (partial := path.with_name(f'{path.name}.partial')).exists():
+        if (partial := Path(f'{os.path.realpath(path)}.partial')).exists():
             log.info('not complete: what was answered until then is in %s', partial)
 
 

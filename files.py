@@ -48,11 +48,17 @@ def naming(path: Path | str) -> Iterator[None]:
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
     """A text file, in UTF-8, that appears under its name when it is whole: a failure leaves what was there.
 
-    Until then, and after a failure, it is called PATH`ending`.
+    Until then, and after a failure, it is called PATH`ending`. A link is followed; a device or a pipe is written to as
+    it is.
 
     Raises:
       UserError: naming the file, if it cannot be written.
     """
+    path = Path(os.path.realpath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        with naming(path), open(path, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
+            yield file
+        return
     partial = path.with_name(path.name + ending)
     with naming(path):
         with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:

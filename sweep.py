@@ -230,6 +230,9 @@ def last_lines(path: Path) -> str:
 def report(directory: Path) -> None:
     """Prints the table, and writes it and the plots beside the runs."""
     runs = load_runs(directory)
+    measured = {name for run in runs for names in (run.curves, *run.results.values()) for name in names}
+    if METRIC.value and measured and not {METRIC.value, f'validation_{METRIC.value}'} & measured:
+        raise UserError(f'--metric={METRIC.value}: no run has measured it{did_you_mean(METRIC.value, measured)}')
     table = results_table(runs, split=SPLIT.value)
     print(table.markdown(), end='')
     write_text(directory / 'report.csv', table.csv())

@@ -82,7 +82,7 @@ def main() -> None:
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     asked = flags.FLAGS['config'].override_values
     with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
-        run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path))
+        run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps))
 
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow) -> None:

@@ -55,7 +55,7 @@ BOUNDS = {
     'model.num_heads': (1, 10_000), 'model.d_k': (0, 10_000), 'model.d_v': (0, 10_000),
     'model.max_length': (1, 1_000_000), 'model.recurrent.d_hidden': (1, 100_000),
     'model.recurrent.d_align': (0, 100_000), 'model.patches.patch': (1, 100_000),
-    'data.max_length': (1, 1_000_000), 'data.context': (1, 1_000_000), 'data.crop': (0, 10_000),
+    'data.max_length': (1, 1_000_000), 'data.context': (2, 1_000_000), 'data.crop': (0, 10_000),
     'data.tokenizer.vocab_size': (1, 1_000_000),
     'batch.tokens': (1, 100_000_000), 'batch.buckets': (1, 1000), 'batch.rows': (1, 1_000_000),
     'optimizer.factor': (0, 1000), 'optimizer.peak': (0, 1000), 'optimizer.warmup': (1, 10 ** 9),

@@ -240,6 +240,8 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
       A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
       one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
     """
+    if not runs:
+        raise UserError('there are no runs to make a table of')
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
     short = short_names(runs[0].config)

@@ -17,7 +17,16 @@ from ml_collections import ConfigDict
 from errors import UserError
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
-from inference.text import LENGTHS, Hypothesis, Output, SearchOptions, TextModel, attention_weights, search_options
+from inference.text import (
+    LENGTHS,
+    Hypothesis,
+    Output,
+    SearchOptions,
+    TextModel,
+    attention_weights,
+    checked_texts,
+    search_options,
+)
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from training.loss import Sums, cross_entropy
@@ -57,6 +66,7 @@ class Generator(TextModel):
         Raises:
           UserError: if more is asked for than fits a window, of a search that cannot go on in another one.
         """
+        prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
         if not one_way and options.extra_length >= self.context:
             raise UserError(f'a continuation of {options.extra_length} tokens is asked for, but the model was trained '

@@ -64,11 +64,11 @@ class Run:
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
         """Translations in the order of `sentences`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Translator, 'translates').translate(sentences, options or self.options)
+        return self._text_model(Translator, 'translates').translate(sentences, self.options if options is None else options)
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
         """Continuations in the order of `prompts`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Generator, 'generates').generate(prompts, options or self.options)
+        return self._text_model(Generator, 'generates').generate(prompts, self.options if options is None else options)
 
     def data(self) -> Data:
         """The data that the run was trained on, opened again, with the run's own tokenizers."""
@@ -96,14 +96,14 @@ def _first_line(error: Exception) -> str:
     return f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
 
 
-def load(workdir: str | Path, checkpoint: str = 'best') -> Run:
+def load(workdir: str | Path, checkpoint: str | int = 'best') -> Run:
     """Opens a run directory; works on any number of devices.
 
     Args:
       workdir: what train.py was given.
-      checkpoint: 'best', 'latest', a step number, or 'average:K' for the mean of the last K.
+      checkpoint: 'best', 'latest', a step, or 'average:K' for the mean of the last K.
 
     Raises:
       UserError: if the directory is not a run's, or has no such checkpoint.
     """
-    return Run(expanded(workdir), checkpoint)
+    return Run(expanded(workdir), str(checkpoint))

@@ -4,6 +4,7 @@ import abc
 import collections
 import dataclasses
 import functools
+import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -106,11 +107,31 @@ class SearchOptions:
                 raise UserError(message)
         require(self.method in METHODS, f'method={self.method!r} is not beam, greedy or sample')
         for name, (least, most) in DECODING.items():
+            value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
+            require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
+                    f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
             wanted = outside(getattr(self, name), least, most)
             require(not wanted, f'{name}={getattr(self, name)} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
         require(self.method != 'greedy' or self.n_best == 1, 'greedy search has one result: use n_best=1 or method=beam')
+
+
+def checked_texts(texts: Sequence[str]) -> list[str]:
+    """The texts, if they are texts.
+
+    Raises:
+      UserError: if they are one text instead of a list, or one of them is none that UTF-8 can write.
+    """
+    if isinstance(texts, str):
+        raise UserError(f'give a list of texts, [{texts[:40]!r}], not a text: each of its characters would be one')
+    texts = list(texts)
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise UserError(f'number {number} of the texts is {text!r:.80}: it must be text that UTF-8 can write') from None
+    return texts
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:

@@ -19,6 +19,7 @@ from inference.text import (
     SearchOptions,
     TextModel,
     attention_weights,
+    checked_texts,
     search_options,
 )
 from input_pipeline.data import PairData
@@ -46,6 +47,7 @@ class Translator(TextModel):
 
         `first` is the number of the first sentence in its file: with the seed, it decides what is drawn.
         """
+        sentences = checked_texts(sentences)
         sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
         there = [row for row, tokens in enumerate(sources) if tokens]
         found = dict(zip(there, self.find_all([sources[row] for row in there], [first + row for row in there],

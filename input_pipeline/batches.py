@@ -5,6 +5,7 @@ and on however many devices.
 """
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -93,15 +94,17 @@ class BatchPlan:
     of batches in an epoch.
     """
 
-    def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None):
-        """`seed` None keeps the order (evaluation: the shortest sentences first).
+    def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None,
+                 longest: int | None = None):
+        """`seed` None keeps the order (evaluation: the shortest sentences first). `longest`: as far as learned positions
+        reach, which no batch is padded beyond.
 
         Raises:
           UserError: if `tokens` is too small for ROWS of the longest sentences.
         """
         # One more than the text: the end token of the source and of the targets.
         lengths = np.maximum(store.lengths('source'), store.lengths('target')) + 1
-        self.bucket_lengths = bucket_lengths(lengths, num_buckets)
+        self.bucket_lengths = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
         self.rows = tokens // self.bucket_lengths // ROWS * ROWS
         if not self.rows.min():
             longest = int(self.bucket_lengths.max())

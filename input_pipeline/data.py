@@ -92,8 +92,10 @@ class PairData:
 
     def plan(self, split: str) -> BatchPlan:
         store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
+        model = self._config.model
         return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
-                         seed=_seed(self._config, split))
+                         seed=_seed(self._config, split),
+                         longest=model.max_length if model.position == 'learned' else None)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         return self._corpus.fingerprint(split)

@@ -124,3 +124,14 @@ def test_a_locale_without_utf8_finds_a_sound_checkpoint_sound(tmp_path):
                           capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     assert f'{tmp_path}/läuft: finished' in done.stdout.decode() and '3,688 parameters' in done.stdout.decode()
+
+
+def test_a_link_is_followed_and_a_device_is_written_to_as_it_is(tmp_path):
+    (tmp_path / 'target').write_text('former')
+    (tmp_path / 'link').symlink_to(tmp_path / 'target')
+    files.write_text(tmp_path / 'link', 'new')
+    assert (tmp_path / 'link').is_symlink() and (tmp_path / 'target').read_text() == 'new'
+    (tmp_path / 'null').symlink_to('/dev/null')
+    files.write_text(tmp_path / 'null', 'gone')
+    assert pathlib.Path('/dev/null').is_char_device() and (tmp_path / 'null').is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'null', 'target']

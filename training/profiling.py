@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ class ProfilerWindow:
     ui.perfetto.dev.
     """
 
-    def __init__(self, steps: str | None, workdir: Path):
-        """`steps` is 'FIRST:LAST', or None.
+    def __init__(self, steps: str | None, workdir: Path, of: int = sys.maxsize):
+        """`steps` is 'FIRST:LAST', or None; `of` how many there are.
 
         Raises:
-          UserError: if it is anything else.
+          UserError: if it is anything else, or begins behind the last step.
         """
         self._folder, self._tracing = workdir / 'tensorboard', False
         found = re.fullmatch(r'(\d{1,18}):(\d{1,18})', '0:0' if steps is None else steps)
         self._first, self._last = map(int, found.groups()) if found else (1, 0)
         if steps is not None and not 1 <= self._first <= self._last:
             raise UserError(f'--profile_steps={steps}: give the first and the last step, counted from 1, as in 100:110')
+        if self._first > of:
+            raise UserError(f'--profile_steps={steps} is behind the last step, config.train.steps={of}')
 
     def before(self, step: int) -> None:
         """Begins with the first step; a run that resumes within the window, with that."""

@@ -201,6 +201,8 @@ SLOW = [
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': ''}),
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': GONE}),
     Case('--workdir={run} --split=test', 'fingerprints.json', {'run/data/fingerprints.json': '{"test": 3}'}),
+    Case('--workdir={run} --split=test --output={here}/out.txt', '--output='),
+    Case('--workdir={run} --input=- --look=bogus', '--look=bogus'),
     Case('--workdir={run} --input=- --output={run}/config.json', '--output='),
     Case('--workdir={run} --input=- --output={run}/data/source.model', '--output='),
     Case('--workdir={run} --input=- --explain={run}/metrics.jsonl', '--explain='),

@@ -5,8 +5,10 @@ import io
 import itertools
 import logging
 import re
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import flax.linen as nn
 import pytest
@@ -21,6 +23,7 @@ from inference.translate import Translator
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer
 
+ROOT = Path(__file__).parents[2]
 NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\t',
          '\u202eright to left', '\u05e2\u05d1\u05e8\u05d9\u05ea \u0627\u0644', '\u6f22\u5b57 mixed \u041a\u0438',
          'e\u0301', '\U0001f469\u200d\U0001f469', '\u2581', '\ufeff', '\uffff', '\ue000', 'long ' * 40]
@@ -153,6 +156,36 @@ def test_a_million_characters_are_read_in_linear_time_and_little_memory(warned):
     assert found[0].text == 'a' * 31 and len(found[0].source_tokens) == 31
     assert sum(sizes) == 3_000_000 and max(sizes) <= 2 ** 20
     assert 'line 1 has 3000000 tokens' in warned.text
+
+
+@pytest.mark.parametrize('texts, message', [
+    ('one two', r"give a list of texts, \['one two'\]"), (['one', '\ud800'], 'number 2 of the texts is')])
+def test_what_is_no_list_of_texts_is_refused(texts, message):
+    for ask in Echo().translate, Parrot().generate:
+        with pytest.raises(UserError, match=message):
+            ask(texts, OPTIONS)
+
+
+def test_values_of_other_types_are_refused_where_nothing_checks_annotations():
+    code = """
+import numpy as np
+from errors import UserError
+from inference.text import SearchOptions, checked_texts
+calls = [lambda each=each: SearchOptions(**each) for each in (
+    {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]
+for call in [*calls, lambda: checked_texts(['one', 3]), lambda: checked_texts([None])]:
+    try:
+        call()
+    except UserError as error:
+        print(error)
+print(SearchOptions(beam=np.int64(3), alpha=1).beam)
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        'beam=2.5 must be a whole number', 'beam=True must be a whole number', 'seed=1.5 must be a whole number',
+        "extra_length='2' must be a whole number", 'alpha=None must be a number', 'top_p=nan must be a number',
+        'number 2 of the texts is 3: it must be text that UTF-8 can write',
+        'number 1 of the texts is None: it must be text that UTF-8 can write', '3'], done.stderr
 
 
 # Files.

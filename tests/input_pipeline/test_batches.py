@@ -196,3 +196,13 @@ def test_the_paper_s_batches_on_many_devices(shares, accumulate):
     assert len(plan.rows) == 8 and (plan.rows % (shares * accumulate) > 0).any()
     for step in range(len(plan)):
         assert_filled_up(plan, step, shares, accumulate, shares)
+
+
+def test_no_batch_is_padded_beyond_learned_positions():
+    """Of 27, say, which is no multiple of the lengths that batches otherwise have."""
+    store = Store([(26, 3), (5, 26), (1, 1), (26, 26)])
+    batches = BatchPlan(store, tokens=1024, num_buckets=2, seed=0, longest=27)
+    shapes = {batches.batch(step)['targets'].shape[1] for step in range(len(batches))}
+    assert max(shapes) == 27 and plan_of(store).bucket_lengths.max() == 28
+    tokens = sum(int(batches.batch(step)['weights'].sum()) for step in range(len(batches)))
+    assert tokens == store.lengths('target').sum() + len(store)
