@@ -208,8 +208,8 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
     if far.max() > FARTHEST:
         end, channel = np.unravel_index(far.argmax(), far.shape)
         raise UserError(f'{where} cannot be standardised: number {channel} of the last axis is once '
-                        f'{ends[end, channel]:.3g}, but the training split has the mean {mean[channel]:.3g} there, with '
-                        f'a standard deviation of {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
+                        f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and '
+                        f'its standard deviation {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
 
 
 def open_arrays(data: ConfigDict, task: str) -> ArrayData:
