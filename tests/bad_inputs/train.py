@@ -402,7 +402,7 @@ QUICK += [
     arrays({'data/train.csv': 'series,x,target\na,1,1\nb,1,-1e300\n'}, 'train.csv:3', '1e300'),
     arrays({'data/train.csv': 'series,x,target\na,1_0,1\n'}, 'train.csv:2', '1_0'),
     arrays(npz(inputs=HUGE), 'train.npz: inputs'),
-    arrays({**npz(inputs=HUGE / 1e270 * np.arange(1, 5)), **npz('validation'), **npz('test')}, 'train.npz: inputs'),
+    arrays({**npz(inputs=1e30 * np.arange(64.0).reshape(4, 4, 4, 1)), **npz('validation'), **npz('test')}, 'train.npz: inputs'),
     arrays({**npz(), **npz('validation', inputs=HUGE), **npz('test')}, 'validation.npz: inputs'),
     arrays({**npz(), **npz('validation', inputs=HUGE / 1e262), **npz('test')}, 'validation.npz: inputs'),
     arrays(npz(targets=HUGE[:, 0, 0, 0]), 'train.npz: targets'),
