@@ -206,7 +206,7 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
 def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
     """A line for each example of an .npz file: the class and its probability, or the values."""
     inputs = read_inputs(path, run.model.shape)
-    outputs = run.model.predict(inputs, options.batch_size)
+    outputs = run.model.predict(inputs, options.batch_size, f'{path}: inputs')
     with open_output(OUTPUT.value) as output:
         for each in outputs:
             output.write('\t'.join(run.model.named(each)) + '\n')

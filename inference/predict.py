@@ -7,13 +7,16 @@ import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from jaxtyping import Float, Num
+from jaxtyping import Float, Num, Shaped
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from configs.checks import DECODING
+from errors import UserError
 from inference.pictures import chosen, example_figure
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
+from input_pipeline.array_files import as_inputs
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
 from model.patches import patch_grid
@@ -41,9 +44,24 @@ class Predictor:
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
 
-    def predict(self, inputs: Num[np.ndarray, 'examples *space channels'],
-                batch_size: int = 64) -> Float[np.ndarray, 'examples outputs']:
-        """Of raw inputs: log-probabilities of the classes, or values in the units of the targets."""
+    def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
+                where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
+        """Of raw inputs: log-probabilities of the classes, or values in the units of the targets.
+
+        Args:
+          inputs: [n, *shape], finite numbers.
+          batch_size: so many examples at a time.
+          where: begins messages about the inputs.
+
+        Raises:
+          UserError: if the inputs are of another shape or type, or not finite, or too far from those of the training
+            for the model to compute with; or if there is no such `batch_size`.
+        """
+        least, most = DECODING['batch_size']
+        if not isinstance(batch_size, (int, np.integer)) or not least <= batch_size <= most:
+            raise UserError(f'batch_size={batch_size!r} must be a whole number from {least} to {most:,}')
+        inputs = as_inputs(inputs, self.shape, where)
+        self.preprocessing.check_inputs(inputs, where)
         outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # of no inputs at all, no outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])

@@ -64,6 +64,7 @@ def regression_scores(values: Float[np.ndarray, 'examples values'],
                       targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
     """Errors in the targets' own units, means over examples and values; R^2 is 1 minus the squared error's share
     of the targets' variance."""
+    values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares beyond float32 are numbers
     error = values - targets
     squared = float(np.mean(error ** 2))
     return {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,

@@ -4,16 +4,18 @@ import collections
 import csv
 import functools
 import gzip
+import lzma
 import math
 import os
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Num, UInt8
+from jaxtyping import Num, Shaped, UInt8
 
 from errors import UserError
 from input_pipeline.held_out import without_files
@@ -22,6 +24,7 @@ from input_pipeline.sources import read_lines
 IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
 NAMES = {split: split for split in IDX_NAMES}  # of the other files
 NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
+FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # from this size on a number becomes infinite in float32
 
 
 class Examples(NamedTuple):
@@ -107,8 +110,10 @@ def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
                 raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}: '
                                 f'write it with numpy.savez(file, {", ".join(f"{each}=..." for each in names)})')
             arrays = [archive[name] for name in names]
-    # Damaged; compressed or encrypted as NumPy does not do it; or with a header that promises more than memory holds.
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError) as error:
+    # Damaged; compressed or encrypted as NumPy does not do it; or with a header that promises more than memory or a C
+    # integer holds, or is not the Python literal that NumPy reads with Python's own tokenizer.
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
+            OverflowError, SyntaxError, tokenize.TokenError) as error:
         raise UserError(f'{path} cannot be read: {error}') from None
     for name, array in zip(names, arrays, strict=True):
         if not isinstance(array, np.ndarray):  # NumPy hands over the bytes of what is no array: a pickle, a text
@@ -125,12 +130,39 @@ def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples 
     if not os.path.isfile(path):
         raise UserError(f'{path} is no file: give an .npz file with an array inputs, [n, *space, channels]')
     inputs, = _arrays(Path(path), ('inputs',))
-    if inputs.shape[1:] != shape or not inputs.ndim:
-        raise UserError(f'{path}: inputs have the shape {inputs.shape}, but the model reads '
-                        f'[n, {", ".join(map(str, shape))}]')
-    if inputs.dtype.kind not in 'uif' or not np.isfinite(inputs).all():
-        raise UserError(f'{path}: inputs must be finite numbers (their type is {inputs.dtype})')
-    return inputs
+    return as_inputs(inputs, shape, f'{path}: inputs')
+
+
+def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
+              where: str) -> Num[np.ndarray, 'examples *space channels']:
+    """What a model can predict from whose examples have that shape, [*space, channels]; `where` begins messages.
+
+    Raises:
+      UserError: if it is of another shape, or holds something else than finite numbers.
+    """
+    try:
+        array = np.asarray(inputs)
+    except (TypeError, ValueError) as error:  # lists of unlike lengths
+        raise UserError(f'{where} are no array: {error}') from None
+    if array.shape[1:] != shape or not array.ndim:
+        raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]')
+    single(array, where)
+    return array
+
+
+def single(array: Shaped[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*axes']:
+    """The numbers in the precision that models compute in.
+
+    Raises:
+      UserError: if they are no numbers, or one is not finite as a float32.
+    """
+    number = array.dtype.kind in 'uif'
+    with np.errstate(over='ignore'):  # which is what is looked for
+        converted = array.astype(np.float32) if number else array
+    if not number or not np.isfinite(converted).all():
+        raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) of less than 3.4e38, where '
+                        'float32 ends')
+    return converted
 
 
 def load_csv(folder: Path, split: str) -> Examples:
@@ -218,11 +250,12 @@ def _check_length(path: Path, steps: list[list], began: dict[str, int]):
 
 def _number(text: str, where: str) -> float:
     try:
-        value = float(text)
+        value = math.nan if '_' in text else float(text)  # which takes 1_000 for a number, as in Python's own code
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f'{where} is {text!r}, not a number')
+    if not abs(value) < FLOAT32_END:
+        reason = 'beyond 3.4e38, where float32 ends' if math.isfinite(value) else 'not a number'
+        raise UserError(f'{where} is {text!r}, {reason}')
     return value
 
 

@@ -14,13 +14,18 @@ from ml_collections import ConfigDict
 from errors import UserError
 from files import expanded
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples, open_folder
+from input_pipeline.array_files import Examples, open_folder, single
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
 
 ARRAY_SOURCES = ('builtin', 'files', 'tfds')
 MOST_CLASSES = 100_000
+# A model squares its numbers and float32 ends at 3.4e38: so far from the mean, in standard deviations, may one be, ...
+FARTHEST = 1e12
+# ... and so large may a mean or a deviation be; numbers as many deviations from the mean are float32's, too.
+LARGEST_SCALE = 1e26
+SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and at last is 0
 BUILTIN = ('digits', 'dynamics', 'pendulum')
 
 Inputs = Num[np.ndarray, 'examples *space channels']
@@ -41,6 +46,15 @@ class Preprocessing:
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
         """What the model is fed."""
         return (raw.astype(np.float32) - np.float32(self.input_mean)) / np.float32(self.input_std)
+
+    def check_inputs(self, raw: Inputs, where: str) -> None:
+        """Raises UserError, which `where` begins, if the model cannot compute with what `inputs` makes of these."""
+        _check_distance(raw, self.input_mean, self.input_std, where)
+
+    def check_targets(self, raw: Targets, where: str) -> None:
+        """The same of `targets`."""
+        if self.target_mean is not None:
+            _check_distance(raw, self.target_mean, self.target_std, where)
 
     def targets(self, raw: Targets) -> Targets:
         """What the model is trained towards: classes as they are, values standardised."""
@@ -104,12 +118,12 @@ class ArrayData:
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        inputs, targets = self.inputs('train'), self.targets('train')
+        inputs, targets, where = self._split('train')
         if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
             scale = [[127.5] * inputs.shape[-1]] * 2
         else:
-            scale = mean_and_std(inputs)
-        return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets)))
+            scale = mean_and_std(inputs, f'{where}: inputs')
+        return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets, f'{where}: targets')))
 
     def _read(self, split: str) -> Examples:
         examples = self._part(split) if self.parts and split in ('train', *self.parts) else self._checked(split)
@@ -134,15 +148,13 @@ class ArrayData:
                             'or images [n, height, width, channels]')
         if not len(inputs) or not inputs.size:
             raise UserError(f'{where} holds no examples')
-        if len(inputs) != len(targets) or targets.ndim > 2:
+        if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
             raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
                             '[n, values]')
-        for name, array in (('inputs', inputs), ('targets', targets)):
-            if array.dtype.kind not in 'uif' or not np.isfinite(array).all():
-                raise UserError(f'{where}: {name} must be finite numbers (their type is {array.dtype})')
-        inputs = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)
+        inputs = inputs if inputs.dtype == np.uint8 else single(inputs, f'{where}: inputs')
+        values = single(targets, f'{where}: targets')
         if self._task == 'regression':
-            return Examples(inputs, targets.astype(np.float32).reshape(len(targets), -1), where)
+            return Examples(inputs, values.reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
             raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
                             '[n]; values are for task=regression')
@@ -165,13 +177,39 @@ class ArrayData:
         if self.classes and targets.max() >= len(self.classes):
             raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the training split has '
                             f'{len(self.classes)} classes, from 0')
+        self.preprocessing.check_inputs(inputs, f'{where}: inputs')
+        self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
-def mean_and_std(array: Num[np.ndarray, '*batch channels']) -> tuple[list[float], list[float]]:
-    """Of each channel, over all other axes; where nothing varies, the deviation counts as 1."""
+def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
+    """Of each channel, over all other axes; where nothing varies that float32 could tell, the deviation counts as 1.
+
+    Raises:
+      UserError: if one is too large; `where` begins the message.
+    """
     flat = array.reshape(-1, array.shape[-1])
-    std = flat.std(axis=0, dtype=np.float64)
-    return flat.mean(axis=0, dtype=np.float64).tolist(), np.where(std > 0, std, 1).tolist()
+    mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
+    wrong = np.maximum(np.abs(mean), std) > LARGEST_SCALE
+    if wrong.any():
+        channel = int(wrong.argmax())
+        raise UserError(f'{where} are too large: number {channel} of the last axis has the mean {mean[channel]:.3g} '
+                        f'and the standard deviation {std[channel]:.3g}; at most {LARGEST_SCALE:.0e} will do. Choose a '
+                        'larger unit')
+    return mean.tolist(), np.where(std >= SMALLEST_STD, std, 1).tolist()
+
+
+def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float], std: list[float], where: str) -> None:
+    """Raises UserError if a number is too far from its channel's mean."""
+    if not array.size:
+        return
+    flat = array.reshape(-1, array.shape[-1])
+    ends = np.stack([flat.min(axis=0), flat.max(axis=0)]).astype(np.float64)
+    far = np.abs(ends - mean) / std
+    if far.max() > FARTHEST:
+        end, channel = np.unravel_index(far.argmax(), far.shape)
+        raise UserError(f'{where} cannot be standardised: number {channel} of the last axis is once '
+                        f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and '
+                        f'its standard deviation {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
 
 
 def open_arrays(data: ConfigDict, task: str) -> ArrayData:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from files import read_json, write_text
-from input_pipeline.arrays import ArrayPlan, Preprocessing, open_arrays
+from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import Pair, open_corpus
@@ -64,9 +64,8 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     sizes = _read_sizes(run / KEPT)
     if missing := TASKS[task].sizes - sizes.keys():
         raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
-    if sizes.get('classes') is not None and len(sizes['classes']) != sizes['outputs']:
-        raise UserError(f'{run / KEPT / SIZES}: {len(sizes["classes"])} classes, but outputs={sizes["outputs"]}. '
-                        f'{AS_WRITTEN}')
+    if TASKS[task].sizes == _EXAMPLES and (wrong := _contradiction(sizes, task)):
+        raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
     return sizes
 
 
@@ -240,19 +239,39 @@ def _is_size(name: str, value: Any) -> bool:
 
     def numbers(values) -> bool:
         return isinstance(values, list) and bool(values) and all(
-            type(each) in (int, float) and abs(each) < math.inf for each in values)
+            type(each) in (int, float) and abs(each) <= LARGEST_SCALE for each in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
     if name == 'shape':
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':
-        return value is None or isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return value is None or isinstance(value, list) and all(map(_is_name, value)) and len(set(value)) == len(value)
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
-            numbers(each) or each is None and part.startswith('target') for part, each in value.items())
+            numbers(each) and (part.endswith('mean') or min(each) >= SMALLEST_STD)
+            or each is None and part.startswith('target') for part, each in value.items())
     return True  # of a later version
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it is text for a cell of a table: no control characters, line ends or halves of a character."""
+    return isinstance(value, str) and not any(unicodedata.category(each) in ('Cc', 'Cs', 'Zl', 'Zp') for each in value)
+
+
+def _contradiction(sizes: dict[str, Any], task: str) -> str | None:
+    """What does not belong together in the sizes of images or series."""
+    classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
+    if (classes is None) != (task == 'regression'):
+        return f'classes={str(classes)[:200]}, but config.json says task={task}'
+    if classes is not None and len(classes) != outputs:
+        return f'{len(classes)} classes, but outputs={outputs}'
+    for part, numbers in sizes['preprocessing'].items():
+        wanted = channels if part.startswith('input') else outputs if classes is None else None
+        if (numbers and len(numbers)) != wanted:
+            return f'preprocessing: {part}={str(numbers)[:200]}, but {wanted or "no"} numbers are wanted'
+    return None
 
 
 def _seed(config: ConfigDict, split: str) -> int | None:

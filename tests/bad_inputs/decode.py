@@ -1,6 +1,8 @@
 """decode.py: how to search, what to read and write, run directories."""
 
+import numpy as np
 from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, flipped, with_values, without, zipped
+from tests.bad_inputs.train import HEADERS, npy, npz
 
 RUN = '--workdir={run} --input=- '
 
@@ -217,6 +219,18 @@ SLOW = [
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': 'one two\n'}),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': FIFO}),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': NULL}),
+    *(Case('--workdir={digits} --input={here}/data/in.npz', 'in.npz: inputs',
+           npz('in', inputs=np.full((2, 8, 8, 1), size, kind)))
+      for size, kind in ((1e300, np.float64), (3e38, np.float32), ('1e4000', np.longdouble), (1, complex))),
+    *(Case('--workdir={digits} --input={here}/in.npz', 'in.npz cannot be read', {'in.npz': npy(header)})
+      for header in HEADERS),
+    *(Case('--workdir={digits} --input={here}/in.npz', ('sizes.json', part),
+           {'digits/data/sizes.json': with_values(**{f'preprocessing__{part}': numbers})})
+      for part, numbers in (('input_std', [0]), ('input_std', [-1.0]), ('input_std', [1e-300]),
+                            ('input_std', [float('inf')]), ('input_mean', [1.0, 2.0]), ('target_mean', [1.0] * 10))),
+    *(Case('--workdir={digits} --input={here}/in.npz', ('sizes.json', 'classes'),
+           {'digits/data/sizes.json': with_values(classes=classes)})
+      for classes in (None, ['1'] * 10, [*'012345678', 'a\nb'], [*'012345678', 'a\tb'], [*'012345678', '\ud800'])),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(outputs='10')}),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(shape=8)}),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(shape=['8', '8', '1'])}),

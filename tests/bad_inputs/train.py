@@ -1,5 +1,9 @@
 """train.py: flags and their values, recipes, run directories, data."""
 
+import io
+import zipfile
+
+import numpy as np
 from tests.bad_inputs.cases import (
     FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, flipped, with_values, without, zipped)
 
@@ -220,6 +224,26 @@ def arrays(code, *says):
     return Case(NPZ, says, {'data/x': 'x', **code})
 
 
+def npz(name='train', **changed):
+    """An NPZ file of a few images, some of whose arrays are others."""
+    file = io.BytesIO()
+    np.savez(file, **{'inputs': np.arange(64.0).reshape(4, 4, 4, 1), 'targets': np.arange(4) % 2, **changed})
+    return {f'data/{name}.npz': file.getvalue()}
+
+
+def npy(header):
+    """An NPZ file whose inputs begin like this."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w') as archive:
+        archive.writestr('inputs.npy', b'\x93NUMPY\1\0\x7f\0' + header.encode().ljust(126) + b'\n')
+        archive.writestr('targets.npy', b'')
+    return file.getvalue()
+
+
+HEADERS = [f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}" for shape in (
+    f'({10 ** 23}, 3, 3)', '((4, 4, 1)', '(4, 4, 01L)')]
+HUGE = np.full((4, 4, 4, 1), 1e300)
+
 SLOW = [
     # The model and the data
     digits('model.patches.patch=3', 'config.model.patches.patch'),
@@ -371,4 +395,18 @@ SLOW = [
     Case(RUN + '--config.train.steps=8 --config.optimizer.warmup=4', 'metrics.jsonl', {'run/metrics.jsonl': FOLDER}),
     Case(RUN + '--config.train.steps=8', 'tensorboard', {'run/tensorboard': 'a file'}),
     Case(RUN + '--config.train.steps=8', 'checkpoints', {'run/checkpoints': 'a file'}),
+]
+
+QUICK += [
+    arrays({'data/train.csv': 'series,x,target\na,1e300,1\n'}, 'train.csv:2', '1e300'),
+    arrays({'data/train.csv': 'series,x,target\na,1,1\nb,1,-1e300\n'}, 'train.csv:3', '1e300'),
+    arrays({'data/train.csv': 'series,x,target\na,1_0,1\n'}, 'train.csv:2', '1_0'),
+    arrays(npz(inputs=HUGE), 'train.npz: inputs'),
+    arrays({**npz(inputs=1e30 * np.arange(64.0).reshape(4, 4, 4, 1)), **npz('validation'), **npz('test')}, 'train.npz: inputs'),
+    arrays({**npz(), **npz('validation', inputs=HUGE), **npz('test')}, 'validation.npz: inputs'),
+    arrays({**npz(), **npz('validation', inputs=HUGE / 1e262), **npz('test')}, 'validation.npz: inputs'),
+    arrays(npz(targets=HUGE[:, 0, 0, 0]), 'train.npz: targets'),
+    arrays(npz(targets=np.float64(3)), 'train.npz: 4 inputs, but targets'),
+    arrays(npz(targets=np.zeros((4, 0))), 'train.npz: 4 inputs, but targets'),
+    *(arrays({'data/train.npz': npy(header)}, 'train.npz cannot be read') for header in HEADERS),
 ]

@@ -5,7 +5,7 @@ import pytest
 
 from errors import UserError
 from inference.pictures import attention_figure, chosen, save_figure
-from inference.scores import corpus_scores, read_table, table_line
+from inference.scores import corpus_scores, read_table, regression_scores, table_line
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
 
@@ -91,3 +91,11 @@ def test_a_table_gives_every_cell_back_to_the_byte(tmp_path):
     assert len(lines) == len(rows)
     plain = [first for first, _ in rows if not set(first) & set('\\\t\r\n')]
     assert [line for line in lines if '\\' not in line] == plain
+
+
+@pytest.mark.parametrize('unit', [1e-25, 1.0, 1e25])
+def test_errors_of_a_regression_in_any_unit(unit):
+    targets = np.float32([[-2], [0], [2]]) * np.float32(unit)
+    scores = regression_scores(targets + np.float32(unit), targets)  # each is wrong by 1; the variance is 8 / 3
+    assert scores['root_mean_squared_error'] == pytest.approx(unit) == scores['mean_absolute_error']
+    assert scores['r_squared'] == pytest.approx(1 - 3 / 8)

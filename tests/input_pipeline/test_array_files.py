@@ -111,11 +111,27 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
     ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\): they must be'),
     ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz holds no examples'),
     ({'inputs': np.where(INPUTS > 6, np.nan, INPUTS), 'targets': CLASSES}, r'train\.npz: inputs must be finite'),
+    ({'inputs': INPUTS * 1e300, 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers .*float64.* 3\.4e38'),
+    ({'inputs': INPUTS * np.longdouble('1e4000'), 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers'),
+    ({'inputs': INPUTS, 'targets': CLASSES * 1e300}, r'train\.npz: targets must be finite numbers .*float64'),
+    ({'inputs': INPUTS, 'targets': np.float64(3)}, r'train\.npz: 10 inputs, but targets of shape \(\)'),
+    ({'inputs': INPUTS, 'targets': np.zeros((10, 0))}, r'train\.npz: 10 inputs, but targets of shape \(10, 0\)'),
 ])
 def test_npz_mistakes(tmp_path, arrays, message):
     write_npz(tmp_path, **arrays)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
+
+
+@pytest.mark.parametrize('targets, message', [
+    (CLASSES * 1e300, r'train\.npz: targets must be finite numbers .*float64.* 3\.4e38'),
+    (np.zeros((10, 0)), r'train\.npz: 10 inputs, but targets of shape \(10, 0\)'),
+    (np.float64(3), r'train\.npz: 10 inputs, but targets of shape \(\)'),
+])
+def test_values_that_cannot_be_trained_on(tmp_path, targets, message):
+    write_npz(tmp_path, inputs=INPUTS, targets=targets)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, task='regression')
 
 
 class Canary:
@@ -140,6 +156,8 @@ def test_inputs_to_predict_from(tmp_path):
     (INPUTS.astype(complex), r'x\.npz: inputs must be finite numbers \(.*complex'),
     (np.zeros((10, 7, 2), [('a', float)]), r'x\.npz: inputs must be finite numbers'),
     (INPUTS * np.inf, r'x\.npz: inputs must be finite numbers'),
+    (INPUTS * 1e300, r'x\.npz: inputs must be finite numbers .*float64.* 3\.4e38'),
+    (INPUTS * np.longdouble('1e4000'), r'x\.npz: inputs must be finite numbers'),
     (INPUTS[0], r'x\.npz: inputs have the shape \(7, 2\), but the model reads \[n, 7, 2\]'),
     (INPUTS[:, :6], r'x\.npz: inputs have the shape \(10, 6, 2\)'),
     (np.float32(1), r'x\.npz: inputs have the shape \(\)'),
@@ -154,6 +172,13 @@ def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path, inputs, message
     ('x.npz', None), ('inputs', None), ('inputs.npy', None), ('inputs.npy', b'text'), ('inputs.npy', b''),
     ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60, 7, 2)}   \n"),
     ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999, 7, 2)}\n"),
+    *(('inputs.npy', b'\x93NUMPY\x01\x00\x46\x00' + header.ljust(69) + b'\n') for header in (
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (10**23, 3, 3)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 3)}" % 10 ** 17,
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (9, 7, 2}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': ((9, 7, 2)}",
+        b"{'descr': '<f4, 'fortran_order': False, 'shape': (9, 7, 2)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (09L, 7, 2)}")),
     ('inputs.npy', b"\x93NUMPY\x01\x00\x46\x00{'descr': '|O', 'fortran_order': False, 'shape': (1, 7, 2)}".ljust(
         80) + pickle.dumps(np.zeros((1, 7, 2), object)))])
 def test_an_archive_of_something_else_runs_nothing(tmp_path, name, content):
@@ -167,6 +192,17 @@ def test_an_archive_of_something_else_runs_nothing(tmp_path, name, content):
     with pytest.raises(UserError, match=r'x\.npz'):
         read_inputs(str(tmp_path / 'x.npz'), (7, 2))
     assert not canary.exists()
+
+
+def test_damaged_lzma(tmp_path):
+    with zipfile.ZipFile(tmp_path / 'x.npz', 'w', zipfile.ZIP_LZMA) as archive:
+        with archive.open('inputs.npy', 'w') as file:
+            np.save(file, INPUTS)
+    np.testing.assert_array_equal(read_inputs(str(tmp_path / 'x.npz'), (7, 2)), INPUTS)
+    whole = (tmp_path / 'x.npz').read_bytes()
+    (tmp_path / 'x.npz').write_bytes(whole[:200] + bytes(40) + whole[240:])
+    with pytest.raises(UserError, match=r'x\.npz cannot be read'):
+        read_inputs(str(tmp_path / 'x.npz'), (7, 2))
 
 
 def test_damaged_npz(tmp_path):
@@ -233,6 +269,10 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     (['', HEADER + ', target', 'a,0,1.5,-2,1,1'], r"train\.csv:2: column 'target' is there 2 times"),
     ([HEADER, ROWS[0], 'a,1,2.5,,1'], r"train\.csv:3: y is '', not a number"),
     ([HEADER, 'a,0,nan,1,1'], r"train\.csv:2: x is 'nan', not a number"),
+    ([HEADER, ROWS[0], 'a,1,1_0,1,1'], r"train\.csv:3: x is '1_0', not a number"),
+    ([HEADER, 'a,0,1,1,1_0'], r"train\.csv:2: target is '1_0', not a number"),
+    ([HEADER, ROWS[0], 'a,1,1,-1e300,1'], r"train\.csv:3: y is '-1e300', beyond 3\.4e38"),
+    ([HEADER, 'a,0,1,1,1e300'], r"train\.csv:2: target is '1e300', beyond 3\.4e38"),
     ([HEADER, 'a,0,1,1,cat'], r"train\.csv:2: target is 'cat', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
     ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but 'a', the first, has 2: all must be equally long"),

@@ -104,6 +104,39 @@ def test_splits_must_fit_the_training_split(test, message):
         in_memory(INPUTS, CLASSES, test=test).targets('test')
 
 
+@pytest.mark.parametrize('inputs, targets, message', [
+    (INPUTS * 1e30, INPUTS[:, 0], 'file of train: inputs are too large: number [01] .* has the mean .*e\\+30'),
+    (INPUTS * [1, 1e37], INPUTS[:, 0], 'file of train: inputs are too large: number 1 of the last axis'),
+    (np.full_like(INPUTS, 3e38), INPUTS[:, 0], 'file of train: inputs are too large: number 0 .* mean 3e\\+38'),
+    (INPUTS, INPUTS[:, 0] * 1e30, 'file of train: targets are too large'),
+    (np.where(INPUTS > INPUTS.mean(), 3.4e38, -3.4e38), INPUTS[:, 0], 'file of train: inputs are too large'),
+])
+def test_numbers_too_large_to_be_standardised(inputs, targets, message):
+    with pytest.raises(UserError, match=message):
+        in_memory(inputs, targets, 'regression').preprocessing  # noqa: B018
+
+
+@pytest.mark.parametrize('split', ['validation', 'test'])
+@pytest.mark.parametrize('name, inputs, targets', [
+    ('inputs', INPUTS * 1e30, INPUTS[:, 0]), ('inputs', np.full_like(INPUTS, -3e38), INPUTS[:, 0]),
+    ('targets', INPUTS, INPUTS[:, 0] * [1, 1e35])])
+def test_a_split_too_far_from_the_training_split(split, name, inputs, targets):
+    data = in_memory(INPUTS, INPUTS[:, 0], 'regression', **{split: (inputs, targets)})
+    with pytest.raises(UserError, match=f'file of {split}: {name} cannot be standardised: number .* training split'):
+        data.inputs(split)
+
+
+@pytest.mark.parametrize('scale', [1.4e-45, 1e-40, 1e-30, 1.0, 1e24])
+def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
+    raw = np.where(INPUTS > INPUTS.mean(), scale, 0)
+    data = in_memory(raw, raw[:, 0], 'regression')
+    with np.errstate(all='raise', under='ignore'):
+        batch = ArrayPlan(data, 'train', rows=10, seed=None).batch(0)
+    for array in batch['inputs']['inputs'], batch['targets']:
+        assert np.isfinite(array).all() and np.abs(array).max() < 10
+    assert scale < 1e-37 or batch['inputs']['inputs'].std() == pytest.approx(1, rel=1e-3)
+
+
 def test_a_split_has_as_many_values_as_the_training_split():
     with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
         in_memory(INPUTS, INPUTS[:, 0], 'regression', test=(INPUTS, CLASSES)).targets('test')

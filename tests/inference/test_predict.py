@@ -1,0 +1,52 @@
+"""Predictor.predict: what a notebook may hand it, and what it is told about the rest."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from errors import UserError
+from inference.predict import Predictor
+from input_pipeline.arrays import Preprocessing
+
+SERIES = np.random.default_rng(0).normal(5, 2, (3, 4, 2))
+
+
+@pytest.fixture(scope='module')
+def predictor():
+    """Its outputs are the standardised numbers of the first step."""
+    module = nn.Sequential([lambda inputs: inputs[:, 0], nn.Dense(2, use_bias=False)])
+    params = jax.tree.map(lambda kernel: np.eye(2, dtype=np.float32),
+                          module.init(jax.random.key(0), np.zeros((1, 4, 2), np.float32))['params'])
+    return Predictor(module, params, None, Preprocessing([5.0, 5.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]), (4, 2))
+
+
+@pytest.mark.parametrize('inputs', [SERIES, SERIES.astype(np.float32), SERIES.tolist(), SERIES[:0]])
+@pytest.mark.parametrize('batch_size', [2, np.int64(64)])
+def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
+    expected = [[(value - 5) / 2 for value in series[0]] for series in inputs]
+    np.testing.assert_allclose(predictor.predict(inputs, batch_size), np.reshape(expected, (-1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize('inputs, message', [
+    (SERIES[0], r'inputs have the shape \(4, 2\), but the model reads \[n, 4, 2\]'),
+    (SERIES[:, :3], r'inputs have the shape \(3, 3, 2\)'),
+    (SERIES[..., None], r'inputs have the shape \(3, 4, 2, 1\)'),
+    (SERIES.astype(object), r'inputs must be finite numbers \(their type is object\)'),
+    (SERIES.astype(complex), r'inputs must be finite numbers \(their type is complex128\)'),
+    (SERIES.astype(str), 'inputs must be finite numbers'),
+    (SERIES > 5, r'inputs must be finite numbers \(their type is bool\)'),
+    (SERIES * np.nan, 'inputs must be finite numbers'),
+    (SERIES * 1e300, 'inputs must be finite numbers'),
+    (SERIES * 1e37, 'inputs cannot be standardised: number . of the last axis is once .*e[+]3'),
+    ([[1.0, 2.0], [3.0]], 'inputs are no array'),
+])
+def test_other_inputs_are_refused(predictor, inputs, message):
+    with pytest.raises(UserError, match=message):
+        predictor.predict(inputs)
+
+
+@pytest.mark.parametrize('batch_size', [0, -1, np.int64(0), 10 ** 9])
+def test_other_batch_sizes_are_refused(predictor, batch_size):
+    with pytest.raises(UserError, match='batch_size='):
+        predictor.predict(SERIES, batch_size)
