@@ -29,6 +29,11 @@ QUICK = [
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': FIFO}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': LOOP}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': NULL}),
+    # Other files than those of Python
+    Case(DEMO + '--sweep={root}/README.md', 'README.md:'),
+    *(Case(DEMO + f'--sweep={{here}}/{name}', f'{name}:1: SyntaxError', {name: 'seeds: 3 4\n'})
+      for name in ('x.txt', 'x.yaml', 'x', 'x.so', 'x.pyc')),
+    Case(DEMO + '--sweep={here}/x.so', 'x.so', {'x.so': b'\x7fELF\0'}),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=0', 'jobs'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=x', '--jobs=x'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=99999999999999999999 --executor=slurm', 'jobs'),
