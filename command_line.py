@@ -17,6 +17,10 @@ from absl import logging as absl_logging
 
 from errors import UserError, faults_in, full_disk_explained, little_memory_explained, no_recipe, option_like
 
+# Every script imports this file before it imports matplotlib, which looks at its backend then, and refuses one that it
+# does not know. Pictures are drawn into files, which needs none: whatever it says, it means nothing to a script.
+os.environ.pop('MPLBACKEND', None)
+
 
 def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.

@@ -100,6 +100,13 @@ def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[
             'version and the config that wrote it, or begin again in another --workdir']))
 
 
+def refuse_pipes(folder: Path) -> None:
+    """Raises Damaged if something below `folder` is neither a file nor a folder: who reads a pipe waits without end."""
+    for path in [folder, *sorted(folder.rglob('*'))]:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, and no file')
+
+
 def described(folder: Path) -> Any:
     """The tree that lies in a checkpoint's folder `state`: shapes and dtypes in the place of arrays."""
     # A Checkpointer would look for what is said of a whole step, which stands one folder above, and warn.
@@ -247,6 +254,7 @@ class Checkpoints:
         """
         folder = self._folder / str(step)
         try:
+            refuse_pipes(folder)
             content = ocp.JsonCheckpointHandler().restore(folder / 'progress')
             expected, digest = content['leaves'], content.pop('sha256')
             if digest != _digest(content):

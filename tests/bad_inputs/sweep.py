@@ -114,6 +114,7 @@ QUICK = [
 
 ONE = '{"config": {}, "runs": {"run": {}}}'
 SLOW = [
+    Case('', '--workdir is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     # Its runs: what is damaged there is told, and counts as not there
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': ''}, status=0),
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': '[]'}, status=0),
