@@ -244,12 +244,26 @@ def _misshapen(config: Any) -> list[str]:
     """For each option that is missing, unknown or of another kind than in configs/base.py, what is wrong with it."""
     if not isinstance(config, ConfigDict):
         return [f'the config is {written(config)}: get_config must return a ConfigDict, as configs/base.py makes it']
+    if key := _holding_itself(config):
+        return [f'config.{key}: holds itself, so that there is no end of options: leave it out']
     here, default = flatten(config), flatten(base.get_config())
     problems = [f'config.{key}: the config has no such option{option_like(key, default)}'
                 for key in here.keys() - default.keys()]
     problems += [f'config.{key} is missing: begin with base.get_config(), which has every option'
                  for key in default.keys() - here.keys()]
     return problems + wrong_kinds(here)
+
+
+def _holding_itself(config: ConfigDict, above: Sequence[ConfigDict] = (), prefix: str = '') -> str:
+    """The key of a section that is one of those it lies in, or ''."""
+    above = (*above, config)
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            if any(value is each for each in above):
+                return f'{prefix}{key}'
+            if found := _holding_itself(value, above, f'{prefix}{key}.'):
+                return found
+    return ''
 
 
 def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
@@ -309,7 +323,7 @@ def config_from(flag: flags.FlagHolder, *, with_data: bool = False) -> ConfigDic
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not os.path.isfile(path):
         raise UserError(no_recipe(path))
-    with faults_in(path, only=True):
+    with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections keeps an OSError of the recipe's for this moment
     problems = config_problems(flag.value)
     if with_data and _can_be_looked_for(flag.value):

@@ -26,7 +26,7 @@ from jaxtyping import Array, UInt32
 
 from errors import UserError, full_disk_explained
 from files import check_name
-from training.metrics import evaluations
+from training.metrics import METRICS, evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
@@ -179,7 +179,7 @@ class Checkpoints:
         named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
 
         Raises:
-          UserError: if there are checkpoints, but all are damaged; or if the newest readable one holds other arrays
+          UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps; or if the newest readable one holds other arrays
             than `like`, or arrays of other shapes or types.
         """
         for step in reversed(self.steps()):
@@ -192,6 +192,10 @@ class Checkpoints:
         if self._damaged:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
+        if self.values:
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS} beside it tells of evaluations up to step '
+                            f'{max(self.values)}, and each is of a step that was saved: take the checkpoints from a copy, '
+                            'or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:

@@ -26,6 +26,7 @@ def recipe(content, *says):
     return Case('--config={here}/recipe.py --workdir={new}', says, {'recipe.py': content})
 
 
+MINE = 'class Mine({}):\n'
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
@@ -192,6 +193,12 @@ QUICK = [
     recipe(BASE + '    raise AttributeError("x")\n', 'recipe.py:5: AttributeError'),
     recipe(BASE + '    raise ValueError("x")\n', 'recipe.py:5: ValueError: x'),
     recipe(BASE + '    assert False\n', 'recipe.py:5: AssertionError'),
+    recipe(MINE.format('BaseException') + '    pass\n\nraise Mine("x")\n', 'recipe.py:4: Mine: x'),
+    recipe(MINE.format('BaseException') + '    pass\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py:8: Mine: x'),
+    *(recipe(MINE.format(kind) + f'    def __str__(self):\n        {what}\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py')
+      for kind in ('Exception', 'BaseException', 'OSError', 'ValueError') for what in ('return 3', 'raise Mine("y")')),
+    recipe(BASE + '    config.self = config\n    return config\n', 'config.self: holds itself'),
+    recipe(BASE + '    config.model.patches.up = config.model\n    return config\n', 'config.model.patches.up: holds itself'),
     recipe(BASE + '    return get_config()\n', 'RecursionError'),
     recipe('import sys\nsys.exit(0)\n', 'recipe.py:2: SystemExit: 0'),
     recipe(BASE + '    import sys\n    sys.exit("no")\n', 'recipe.py:6: SystemExit: no'),
@@ -368,6 +375,8 @@ SLOW = [
     Case(RUN, 'checkpoints', {'run/checkpoints/6/progress/metadata': ''}),
     Case(RUN, 'checkpoints', {'run/checkpoints/6/state/_METADATA': cut}),
     *(Case(RUN, ('checkpoints/6 is damaged', f'{name} is a pipe'), {f'run/checkpoints/6/{name}': FIFO}) for name in PIPES),
+    *(Case(RUN, ('run/checkpoints holds no checkpoint', 'up to step 6'), {f'run/checkpoints{name}': what})
+      for name, what in (('', GONE), ('', FOLDER), ('/6', GONE))),
     Case(RUN, 'lock', {'run/lock': FOLDER}),
     Case(RUN, 'lock', {'run/lock': LOOP}),
     Case(RUN, 'config.json', {'run/config.json': FIFO}),
