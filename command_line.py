@@ -4,18 +4,25 @@ Scripts exit with 0 when they did what was asked and with 2, after one message o
 asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
 """
 
+import contextlib
 import inspect
+import io
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import app, flags
 from absl import logging as absl_logging
 
 from errors import UserError, faults_in, full_disk_explained, little_memory_explained, no_recipe, option_like
+from files import naming
+
+# Every script imports this file before it imports matplotlib, which looks at its backend then, and refuses one that it
+# does not know. Pictures are drawn into files, which needs none: whatever it says, it means nothing to a script.
+os.environ.pop('MPLBACKEND', None)
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
@@ -32,11 +39,15 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     log.setLevel(logging.INFO)
     log.propagate = False  # not once more through absl's handler, which libraries log to
     if sys.stdout is not None:  # whatever the locale says: names of files, which may be no text, as they are
-        sys.stdout.reconfigure(encoding='utf-8', errors='surrogateescape')
+        sys.stdout = _Stdout(sys.stdout)
 
     def parse(argv):
         if asked := {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(argv):
-            _help(main, full='--helpfull' in asked)
+            try:
+                _help(main, full='--helpfull' in asked)
+                _flush()
+            except UserError as error:
+                _fail(str(error))
             sys.exit(0)
         recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
         if recipe and not os.path.isfile(recipe):
@@ -54,6 +65,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
+            if not recipe and 'empty string' in str(error):
+                _fail('--config is missing: give a recipe, for example --config=configs/demo.py')
             _fail(f'--config or another file of flags cannot be read: {str(error).splitlines()[-1].strip()}')
         if len(rest) > (2 if takes else 1):
             _fail(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
@@ -71,6 +84,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
         try:
             with full_disk_explained(_no_room), little_memory_explained():
                 main(*argv[1:])
+                _flush()
         except UserError as error:
             _fail(str(error))
         except OSError as error:  # the system refuses a file; without a name in it, it may be our own fault
@@ -88,9 +102,40 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
         sys.exit(141)
 
 
+class _Stdout(io.TextIOWrapper):
+    """stdout in UTF-8. That it can take no more is a UserError, which names it: the system's error would not."""
+
+    def __init__(self, stdout: io.TextIOWrapper):
+        how = {'line_buffering': stdout.line_buffering, 'write_through': stdout.write_through}
+        super().__init__(stdout.detach(), encoding='utf-8', errors='surrogateescape', **how)
+
+    def write(self, text: str) -> int:
+        with self._named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._named():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            with naming('stdout'):
+                yield
+        except UserError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # or Python tries once more at its end
+            raise
+
+
 def _unless_left_behind(hook: Callable) -> Callable:
     """Tells of what a thread or a callback raised, unless it is one of Orbax's that came too late to tell of its task."""
     return lambda told: None if str(told.exc_value) == 'Event loop is closed' else hook(told)
+
+
+def _flush() -> None:
+    """Writes what is left for stdout, while a failure can still be told."""
+    if sys.stdout is not None:  # it may be closed
+        sys.stdout.flush()
 
 
 def _no_room(error: BaseException, reason: str) -> str:

@@ -284,14 +284,8 @@ def open_output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         if sys.stdout is None:
             raise UserError('stdout is closed: give --output=FILE')
-        try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more at its end
-            raise UserError(f'stdout cannot be written: {error}') from None
+        yield sys.stdout
+        sys.stdout.flush()
         return
     try:
         with written_whole(Path(path), '.partial') as file:

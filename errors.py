@@ -70,12 +70,21 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:  # the user's own, too, but from the keyboard
+        raise
+    except BaseException as error:
         place, cause = _place_in(path, error)
         if only and not place:
             raise
-        what = str(cause) if isinstance(cause, UserError) else f'{type(cause).__name__}: {getattr(cause, "msg", cause)}'
-        raise UserError(f'{place or path}: {what}') from error
+        raise UserError(f'{place or path}: {_words(cause)}') from error
+
+
+def _words(error: BaseException) -> str:
+    """What an exception of the user's says, whatever its class makes of that."""
+    try:
+        return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
+    except BaseException:
+        return f'{type(error).__name__}, whose message cannot be had'
 
 
 def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:

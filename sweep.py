@@ -11,6 +11,7 @@ curves.png, varied.png.
 
 import dataclasses
 import fcntl
+import importlib.machinery
 import importlib.util
 import json
 import logging
@@ -112,10 +113,11 @@ def read_sweep(config: ConfigDict) -> list[Overrides]:
     if not path.is_file():
         there = [os.path.relpath(each) for each in (SCRIPTS / 'configs/sweeps').glob('[!_]*.py')]
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), there)}')
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
+    # As source, whatever its ending: by that, importlib would take it for something else, or have no loader for it.
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
     with faults_in(str(path)):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     if not callable(getattr(module, 'get_sweep', None)):
         raise UserError(f'--sweep={path} has no function get_sweep(config); configs/sweeps/__init__.py tells how')
     with faults_in(str(path)):

@@ -115,6 +115,8 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     with open_checkpoints(workdir, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
         state, progress = checkpoints.restore(compiled.shapes) or (compiled.init(config.seed), FRESH)
+        if directory.resumed and not state.step:
+            log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', workdir)
         if state.step:
             log.info('resuming from step %d', state.step)
 
@@ -151,6 +153,7 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
             checkpoints.wait()
             raise
         measured = evaluation.metrics
+        checkpoints.wait()  # what is told of an evaluation says that its step is saved
         metrics.write(step, measured | memory() | {'compile_seconds': compile_time.seconds})
         metrics.show(step, evaluation.samples, evaluation.picture)
         if evaluation.samples:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -72,6 +73,7 @@ FRACTIONS = ('model.dropout', 'model.attention_dropout', 'model.feed_forward_dro
              'data.validation_share', 'data.plain_spaces', 'optimizer.final',
              'optimizer.beta1', 'optimizer.beta2')
 
+FILES = ('cache_dir', 'data.dir', 'data.file')  # names on disk, which need not be UTF-8
 MOST_TOKENS = 100_000_000  # of a batch
 LONGEST = 200  # characters of a value in a message
 KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
@@ -131,9 +133,10 @@ def config_problems(config: ConfigDict) -> list[str]:
         wanted = outside(here[key], least, most)
         require(not wanted, key, wanted)
     for key in FRACTIONS:
-        require(0 <= here[key] < 1, key, 'must be at least 0 and below 1')
+        require(is_fraction(here[key]), key, 'must be at least 0 and below 1, as a number of 32 bits too')
     for key, value in here.items():
         require(not isinstance(value, str) or '\0' not in value, key, 'must not hold a character NUL')
+        require(not isinstance(value, str) or _can_be_written(key, value), key, 'must be text that can be written in UTF-8')
     if not {'task', 'model.kind'} & problems.keys():
         kinds = MODELS[config.model.kind].tasks
         require(config.task in kinds, 'task', f'must be {" or ".join(kinds)} for model.kind={config.model.kind}')
@@ -214,6 +217,20 @@ def outside(value: float, least: float, most: float) -> str:
     return f'must be at most {most:,}'
 
 
+def is_fraction(value: float) -> bool:
+    """Whether a number is at least 0 and below 1, as training has it too: 0.9999999999 is 1 in 32 bits."""
+    return 0 <= value < 1 and np.float32(value) < 1
+
+
+def _can_be_written(key: str, text: str) -> bool:
+    """Whether text can be written in UTF-8, which half of a surrogate pair cannot; as for files, whatever may name one."""
+    try:
+        text.encode(errors='surrogateescape' if key in FILES or key.startswith('data.splits.') else 'strict')
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def written(value: Any) -> str:
     """A value as messages show it: of a long one the beginning."""
     try:
@@ -227,12 +244,26 @@ def _misshapen(config: Any) -> list[str]:
     """For each option that is missing, unknown or of another kind than in configs/base.py, what is wrong with it."""
     if not isinstance(config, ConfigDict):
         return [f'the config is {written(config)}: get_config must return a ConfigDict, as configs/base.py makes it']
+    if key := _holding_itself(config):
+        return [f'config.{key}: holds itself, so that there is no end of options: leave it out']
     here, default = flatten(config), flatten(base.get_config())
     problems = [f'config.{key}: the config has no such option{option_like(key, default)}'
                 for key in here.keys() - default.keys()]
     problems += [f'config.{key} is missing: begin with base.get_config(), which has every option'
                  for key in default.keys() - here.keys()]
     return problems + wrong_kinds(here)
+
+
+def _holding_itself(config: ConfigDict, above: Sequence[ConfigDict] = (), prefix: str = '') -> str:
+    """The key of a section that is one of those it lies in, or ''."""
+    above = (*above, config)
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            if any(value is each for each in above):
+                return f'{prefix}{key}'
+            if found := _holding_itself(value, above, f'{prefix}{key}.'):
+                return found
+    return ''
 
 
 def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
@@ -252,8 +283,8 @@ def _can_be_looked_for(config: Any) -> bool:
         return False
     here = {key: value for key, value in flatten(config).items() if key.startswith('data.') or key == 'cache_dir'}
     return not any(outside(here[key], *BOUNDS[key]) for key in here.keys() & BOUNDS.keys()) and all(
-        0 <= here[key] < 1 for key in here.keys() & set(FRACTIONS)) and '\0' not in ''.join(
-        value for value in here.values() if isinstance(value, str))
+        is_fraction(here[key]) for key in here.keys() & set(FRACTIONS)) and all(
+        '\0' not in value and _can_be_written(key, value) for key, value in here.items() if isinstance(value, str))
 
 
 def unused(here: Mapping[str, Any]) -> dict[str, str]:
@@ -292,7 +323,7 @@ def config_from(flag: flags.FlagHolder, *, with_data: bool = False) -> ConfigDic
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not os.path.isfile(path):
         raise UserError(no_recipe(path))
-    with faults_in(path, only=True):
+    with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections keeps an OSError of the recipe's for this moment
     problems = config_problems(flag.value)
     if with_data and _can_be_looked_for(flag.value):

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.checks import flatten
+from configs import base
+from configs.checks import check_config, flatten
 from configs.sweeps import differing, run_names, short_names
-from configs.versions import VERSION, renamed, upgraded
+from configs.versions import renamed, upgraded
 from errors import UserError
 from files import read_json
 from training.checkpoints import LOWER_IS_BETTER
@@ -204,7 +205,7 @@ def _read_scores(path: Path) -> dict[str, Any]:
 
 
 def recorded_sweep(directory: Path) -> dict[str, Any]:
-    """sweep.json of a directory, its options brought to those of today.
+    """sweep.json of a directory, its options brought to those of today, and each of its runs possible.
 
     Raises:
       UserError: if it is damaged.
@@ -218,8 +219,10 @@ def recorded_sweep(directory: Path) -> dict[str, Any]:
     try:
         sweep |= {'config': upgraded(config, version),
                   'runs': {name: renamed(overrides, version) for name, overrides in runs.items()}}
-        for overrides in sweep['runs'].values():
-            upgraded(overrides, VERSION)  # sees that each has the type of its option
+        for overrides in runs.values():
+            whole = base.get_config()
+            whole.update_from_flattened_dict(upgraded(config | overrides, version))
+            check_config(whole)
     except (UserError, OverflowError) as error:
         raise UserError(f'{path} is damaged: {error}. {advice}') from None
     return sweep

@@ -14,7 +14,7 @@ from configs.checks import flatten
 from errors import UserError
 from files import expanded
 from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
-from training.checkpoints import Checkpoints, described
+from training.checkpoints import Checkpoints, described, refuse_pipes
 from training.metrics import tensorboard
 from training.workdir import CONFIG
 
@@ -94,6 +94,7 @@ def parameter_lines(workdir: Path, step: int) -> list[str]:
     """
     folder = workdir / 'checkpoints' / str(step)
     try:
+        refuse_pipes(folder)
         parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax raises what it likes
         reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__

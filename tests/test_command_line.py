@@ -159,3 +159,15 @@ def test_many_cores_do_not_share_one_lock_of_malloc(cores, one_arena, monkeypatc
     use_huge_pages()
     assert ['glibc.malloc.arena_max=1' in each.split(':') for each in started] == [one_arena]
     assert 'glibc.malloc.hugetlb=1' in started[0].split(':')
+
+
+@pytest.mark.parametrize('command', [
+    ['train.py', '--help'], ['sweep.py', '--helpfull'], ['train.py', '--config=configs/demo.py', '--print_config']])
+@pytest.mark.parametrize('environment', [{}, {'PYTHONUNBUFFERED': '1'}], ids=['buffered', 'unbuffered'])
+def test_a_full_stdout_is_named(command, environment):
+    usual = {name: value for name, value in os.environ.items() if name != 'PYTHONUNBUFFERED'}
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=usual | environment, stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert done.stderr.endswith('error: stdout cannot be written: No space left on device\n')

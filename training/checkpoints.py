@@ -26,7 +26,7 @@ from jaxtyping import Array, UInt32
 
 from errors import UserError, full_disk_explained
 from files import check_name
-from training.metrics import evaluations
+from training.metrics import METRICS, evaluations
 
 LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
@@ -98,6 +98,13 @@ def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[
             f'{folder} holds other arrays ({len(saved)}) than this training has ({len(wanted)}):', *lines,
             'It is not damaged: the model, the optimizer or a library has changed since it was written. Go on with the '
             'version and the config that wrote it, or begin again in another --workdir']))
+
+
+def refuse_pipes(folder: Path) -> None:
+    """Raises Damaged if something below `folder` is neither a file nor a folder: who reads a pipe waits without end."""
+    for path in [folder, *sorted(folder.rglob('*'))]:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, and no file')
 
 
 def described(folder: Path) -> Any:
@@ -172,7 +179,7 @@ class Checkpoints:
         named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
 
         Raises:
-          UserError: if there are checkpoints, but all are damaged; or if the newest readable one holds other arrays
+          UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps; or if the newest readable one holds other arrays
             than `like`, or arrays of other shapes or types.
         """
         for step in reversed(self.steps()):
@@ -185,6 +192,10 @@ class Checkpoints:
         if self._damaged:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
+        if self.values:
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS} beside it tells of evaluations up to step '
+                            f'{max(self.values)}, and each is of a step that was saved: take the checkpoints from a copy, '
+                            'or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:
@@ -247,6 +258,7 @@ class Checkpoints:
         """
         folder = self._folder / str(step)
         try:
+            refuse_pipes(folder)
             content = ocp.JsonCheckpointHandler().restore(folder / 'progress')
             expected, digest = content['leaves'], content.pop('sha256')
             if digest != _digest(content):

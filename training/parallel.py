@@ -103,8 +103,9 @@ def check_devices() -> None:
     """Raises UserError if JAX finds no device of the kind that it is told to use."""
     try:
         jax.devices()
-    except RuntimeError as error:
-        raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {str(error).splitlines()[0]}. Set it to cpu, '
+    except (AssertionError, RuntimeError) as error:  # the first without a word, of a platform's plugin that is not there
+        reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
+        raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or leave it out') from None
 
 

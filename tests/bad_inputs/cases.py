@@ -16,6 +16,8 @@ from configs.checks import flatten
 from ml_collections import ConfigDict
 
 ROOT = Path(__file__).parents[2]
+PIPES = ('_CHECKPOINT_METADATA', 'progress/metadata', 'state/_METADATA', 'state/_sharding', 'state/manifest.ocdbt',
+         'state/array_metadatas/process_0', 'state/new')  # of a checkpoint: where there may be one
 SECONDS = 60  # that a case may take
 GONE, FOLDER, FIFO, LOOP, NULL = 'is not there', 'is a folder', 'is a fifo', 'is a link to itself', 'is /dev/null'
 

@@ -3,6 +3,8 @@
 import numpy as np
 from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, flipped, with_values, without, zipped
 from tests.bad_inputs.train import HEADERS, npy, npz
+from tests.bad_inputs.cases import (
+    FIFO, FOLDER, GONE, LOOP, NULL, PIPES, Case, cut, flipped, with_values, without, zipped)
 
 RUN = '--workdir={run} --input=- '
 
@@ -74,6 +76,7 @@ QUICK = [
 ]
 
 SLOW = [
+    Case('', '--workdir is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     flag('--alpha=nan', 'alpha=nan'),
     flag('--alpha=inf', 'alpha=inf'),
     flag('--alpha=-1e30', 'alpha='),
@@ -179,6 +182,7 @@ SLOW = [
     run('checkpoints/6/state/_METADATA', FOLDER, 'checkpoints/6'),
     run('checkpoints/6/state/manifest.ocdbt', cut, 'checkpoints/6'),
     run('checkpoints/6/state/d', GONE, 'checkpoints/6'),
+    *(run(f'checkpoints/6/{name}', FIFO, 'checkpoints/6 is damaged', f'{name} is a pipe') for name in PIPES),
     run('config.json', with_values(task='parsing')),
     run('config.json', with_values(model__kind='lstm')),
     run('config.json', with_values(model__num_layers='1')),
@@ -210,7 +214,8 @@ SLOW = [
     Case('--workdir={run} --input=- --explain={run}/metrics.jsonl', '--explain='),
     Case('--workdir={run} --input=- --output={run}/checkpoints/6/x', '--output='),
     Case('--workdir={run} --split=test --explain={here}', '{here}'),
-    Case('--workdir={run} --input=-', 'gpu', environment={'JAX_PLATFORMS': 'gpu'}, alone=True),
+    *(Case('--workdir={run} --input=-', f'JAX_PLATFORMS={name}', environment={'JAX_PLATFORMS': name}, alone=True)
+      for name in ('gpu', 'cuda', 'nonsense')),
     # Arrays
     Case('--workdir={digits} --input={here}/none.npz', 'none.npz'),
     Case('--workdir={digits} --input=-', '-'),

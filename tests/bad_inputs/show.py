@@ -16,8 +16,11 @@ QUICK = [
     Case('--workdir=/dev/null', '/dev/null'),
     Case('--workdir={run}', 'config.json', {'run/config.json': '{'}),
     Case('--workdir={run} 3', "'3'"),
+    *(Case('--workdir={run}', ('config.json', f'config.{key.replace("__", ".")}='), {'run/config.json': with_values(**{key: '\ud800'})})
+      for key in ('cache_dir', 'data__dir')),
 ]
 SLOW = [
+    Case('', '--config is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     Case('--workdir={run} --step=' + '9' * 30, '--step=' + '9' * 30),
     Case('--workdir={run}', 'sizes.json', {'run/data/sizes.json': GONE}),
     Case('--workdir={run}', 'sizes.json', {'run/data/sizes.json': '3'}),

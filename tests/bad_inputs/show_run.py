@@ -1,6 +1,6 @@
 """python -m inference.show_run: run directories as they may lie about."""
 
-from tests.bad_inputs.cases import FOLDER, GONE, LOOP, Case, cut, flipped, with_values, without
+from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, PIPES, Case, cut, flipped, with_values, without
 
 
 def run(name, content, *says, **more):
@@ -21,6 +21,8 @@ QUICK = [
     run('config.json', '[]'),
     run('config.json', FOLDER),
     run('config.json', b'\xff'),
+    run('config.json', with_values(cache_dir='\ud800'), 'config.json', 'config.cache_dir='),
+    run('config.json', with_values(data__dir='\ud800'), 'config.json', 'config.data.dir='),
     run('results/test.json', ''),
     run('results/test.json', '{'),
     run('results/test.json', '[]'),
@@ -30,6 +32,7 @@ QUICK = [
     run('results/other.json', 'x'),
 ]
 SLOW = [
+    Case('', 'RUN is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     run('metrics.jsonl', FOLDER),
     run('metrics.jsonl', b'\xff\n[]\n{"step": "x"}\n{"step": null}\n{"step": 3, "train_loss": "x"}\n3\n', '', status=0),
     run('metrics.jsonl', '{"step": 3, "validation_bleu": ' + '9' * 400 + '}\n', '', status=0),
@@ -43,6 +46,7 @@ SLOW = [
     run('checkpoints/6/state', GONE, 'checkpoints/6'),
     run('checkpoints/6/state/_METADATA', '', 'checkpoints/6'),
     run('checkpoints/6/state/_METADATA', '{}', 'checkpoints/6'),
+    *(run(f'checkpoints/6/{name}', FIFO, 'checkpoints/6 is damaged', f'{name} is a pipe') for name in PIPES),
     run('checkpoints/6/state/_METADATA', cut, 'checkpoints/6'),
     run('checkpoints/6/state/_METADATA', flipped, 'checkpoints/6'),
     run('config.json', with_values(task=3)),

@@ -22,6 +22,7 @@ QUICK = [
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py', '--workdir is missing'),
     Case('--sweep={root}/configs/sweeps/seeds.py --workdir={new}', '--config is missing'),
     Case(DEMO, '--sweep is missing'),
+    Case('--config= --workdir={new} --sweep={root}/configs/sweeps/seeds.py --config.seed=1', '--config is missing'),
     Case(DEMO + '--sweep=', '--sweep is missing'),
     Case(DEMO + '--sweep={here}', '--sweep={here}'),
     Case(DEMO + '--sweep={here}/none.py', 'none.py'),
@@ -29,6 +30,11 @@ QUICK = [
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': FIFO}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': LOOP}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': NULL}),
+    # Other files than those of Python
+    Case(DEMO + '--sweep={root}/README.md', 'README.md:'),
+    *(Case(DEMO + f'--sweep={{here}}/{name}', f'{name}:1: SyntaxError', {name: 'seeds: 3 4\n'})
+      for name in ('x.txt', 'x.yaml', 'x', 'x.so', 'x.pyc')),
+    Case(DEMO + '--sweep={here}/x.so', 'x.so', {'x.so': b'\x7fELF\0'}),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=0', 'jobs'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=x', '--jobs=x'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --jobs=99999999999999999999 --executor=slurm', 'jobs'),
@@ -99,6 +105,13 @@ QUICK = [
     old('{"config": {}, "runs": {"a": 3}}'),
     old('{"config": {"train.steps": "x"}, "runs": {"a": {}}}'),
     old('{"config": {}, "runs": {"a": {"train.steps": "x"}}}'),
+    old('{"config": {"model.num_heads": 0}, "runs": {"a": {}}}', 'sweep.json', 'config.model.num_heads=0'),
+    old('{"config": {}, "runs": {"a": {}, "b": {"model.num_heads": 0}}}', 'sweep.json', 'config.model.num_heads=0'),
+    old('{"config": {}, "runs": {"a": {}, "b": {"model.num_heads": null}}}', 'sweep.json', 'model.num_heads=None'),
+    old(f'{{"config": {{}}, "runs": {{"a": {{}}, "b": {{"model.d_ff": {10 ** 400}}}}}}}', 'sweep.json', 'config.model.d_ff='),
+    old(f'{{"config": {{}}, "runs": {{"a": {{}}, "b": {{"optimizer.factor": {10 ** 400}}}}}}}', 'sweep.json'),
+    old('{"config": {}, "runs": {"a": {}, "b": {"model.dropout": NaN}}}', 'sweep.json', 'config.model.dropout=nan'),
+    old('{"config": {"cache_dir": "\\ud800"}, "runs": {"a": {}}}', 'sweep.json', 'config.cache_dir='),
     old(b'\xff'),
     old(FOLDER),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir={here}/old', 'sweep.json',
@@ -109,6 +122,7 @@ QUICK = [
 
 ONE = '{"config": {}, "runs": {"run": {}}}'
 SLOW = [
+    Case('', '--workdir is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     # Its runs: what is damaged there is told, and counts as not there
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': ''}, status=0),
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': '[]'}, status=0),

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 from tests.bad_inputs.cases import (
-    FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, flipped, with_values, without, zipped)
+    FIFO, FOLDER, GONE, LOOP, NULL, PIPES, Case, cut, flipped, with_values, without, zipped)
 
 DEMO = '--config={root}/configs/demo.py --workdir={new} '
 DIGITS = '--config={root}/configs/digits_vit.py --workdir={new} '
@@ -30,6 +30,7 @@ def recipe(content, *says):
     return Case('--config={here}/recipe.py --workdir={new}', says, {'recipe.py': content})
 
 
+MINE = 'class Mine({}):\n'
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
@@ -59,6 +60,9 @@ QUICK = [
     demo('optimizer.factor=1e300'),
     demo('optimizer.beta1=nan'),
     demo('optimizer.beta2=-0.5'),
+    demo('optimizer.beta1=0.9999999999'),
+    demo('optimizer.beta2=0.99999998'),
+    demo('model.dropout=0.99999999'),
     demo('optimizer.eps=nan'),
     demo('optimizer.eps=1e-400'),
     demo('model.d_k=100000'),
@@ -182,6 +186,9 @@ QUICK = [
     recipe(BASE + '    config.model = 3\n    return config\n', 'recipe.py:5: '),
     recipe(BASE + '    config.data.dir = "a\\0b"\n    config.data.source = "files"\n    return config\n', 'config.data.dir'),
     recipe(BASE + '    config.seed = 10 ** 5000\n    return config\n', 'config.seed='),
+    *(recipe(BASE + f'    config.{key} = "\\ud800"\n    return config\n', f'config.{key}=')
+      for key in ('cache_dir', 'data.dir', 'data.name', 'data.source_lang', 'data.splits.train', 'task')),
+    recipe(BASE + '    config.data.name = "\\udcff"\n    return config\n', 'config.data.name='),
     recipe(BASE + '    config.data.splits = {"train": 3}\n    return config\n', 'config.data.splits.test is missing'),
     recipe(BASE + '    1 / 0\n', 'recipe.py:5: ZeroDivisionError'),
     recipe(BASE + '    return open("/no/such/file")\n', 'recipe.py:5: FileNotFoundError'),
@@ -190,6 +197,12 @@ QUICK = [
     recipe(BASE + '    raise AttributeError("x")\n', 'recipe.py:5: AttributeError'),
     recipe(BASE + '    raise ValueError("x")\n', 'recipe.py:5: ValueError: x'),
     recipe(BASE + '    assert False\n', 'recipe.py:5: AssertionError'),
+    recipe(MINE.format('BaseException') + '    pass\n\nraise Mine("x")\n', 'recipe.py:4: Mine: x'),
+    recipe(MINE.format('BaseException') + '    pass\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py:8: Mine: x'),
+    *(recipe(MINE.format(kind) + f'    def __str__(self):\n        {what}\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py')
+      for kind in ('Exception', 'BaseException', 'OSError', 'ValueError') for what in ('return 3', 'raise Mine("y")')),
+    recipe(BASE + '    config.self = config\n    return config\n', 'config.self: holds itself'),
+    recipe(BASE + '    config.model.patches.up = config.model\n    return config\n', 'config.model.patches.up: holds itself'),
     recipe(BASE + '    return get_config()\n', 'RecursionError'),
     recipe('import sys\nsys.exit(0)\n', 'recipe.py:2: SystemExit: 0'),
     recipe(BASE + '    import sys\n    sys.exit("no")\n', 'recipe.py:6: SystemExit: no'),
@@ -245,6 +258,7 @@ HEADERS = [f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}" for s
 HUGE = np.full((4, 4, 4, 1), 1e300)
 
 SLOW = [
+    Case('', '--config is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
     # The model and the data
     digits('model.patches.patch=3', 'config.model.patches.patch'),
     digits('model.patches.patch=16', 'config.model.patches.patch'),
@@ -364,6 +378,7 @@ SLOW = [
     Case(RUN, 'config.json', {'run/config.json': cut}),
     Case(RUN, 'run', {'run/config.json': GONE}),
     Case(RUN, 'config', {'run/config.json': with_values(model=3)}),
+    Case(RUN, ('config.json', 'config.data.dir='), {'run/config.json': with_values(data__dir='\ud800')}),
     Case(RUN, 'sizes.json', {'run/data/sizes.json': GONE}),
     Case(RUN, 'sizes.json', {'run/data/sizes.json': ''}),
     Case(RUN, 'sizes.json', {'run/data/sizes.json': '{}'}),
@@ -383,6 +398,9 @@ SLOW = [
     Case(RUN, 'train', {'run/data/fingerprints.json': with_values(train__files=[3, [4]])}),
     Case(RUN, 'checkpoints', {'run/checkpoints/6/progress/metadata': ''}),
     Case(RUN, 'checkpoints', {'run/checkpoints/6/state/_METADATA': cut}),
+    *(Case(RUN, ('checkpoints/6 is damaged', f'{name} is a pipe'), {f'run/checkpoints/6/{name}': FIFO}) for name in PIPES),
+    *(Case(RUN, ('run/checkpoints holds no checkpoint', 'up to step 6'), {f'run/checkpoints{name}': what})
+      for name, what in (('', GONE), ('', FOLDER), ('/6', GONE))),
     Case(RUN, 'lock', {'run/lock': FOLDER}),
     Case(RUN, 'lock', {'run/lock': LOOP}),
     Case(RUN, 'config.json', {'run/config.json': FIFO}),

@@ -203,3 +203,12 @@ def test_resumed_metrics_hold_every_step_once(tmp_path):
     writer.close()
     lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
     assert lines == ['{"step": 10, "loss": 1.0}', '{"step": 20, "loss": 2.0}', '{"step": 30, "loss": 7.0}']
+
+
+def test_checkpoints_that_are_lost_are_missed_but_not_those_that_never_were(tmp_path):
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 3, "train_loss": 2.5}\n')
+    with open_checkpoints(tmp_path, metric='loss') as checkpoints:
+        assert checkpoints.restore(state(0)) is None
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 3, "train_loss": 2.5}\n{"step": 4, "validation_loss": 2.5}\n')
+    with open_checkpoints(tmp_path, metric='loss') as checkpoints, pytest.raises(UserError, match='to step 4'):
+        checkpoints.restore(state(0))
