@@ -63,13 +63,13 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 def regression_scores(values: Float[np.ndarray, 'examples values'],
                       targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
     """Errors in the targets' own units, means over examples and values; R^2 is 1 minus the squared error's share
-    of the targets' variance."""
+    of the targets' variance, and is not among the scores where they do not vary."""
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares beyond float32 are numbers
     error = values - targets
-    squared = float(np.mean(error ** 2))
-    return {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
-            'mean_absolute_error': float(np.mean(np.abs(error))),
-            'r_squared': 1 - squared / float(np.mean(np.var(targets, axis=0)))}
+    squared, variance = float(np.mean(error ** 2)), float(np.mean(np.var(targets, axis=0)))
+    scores = {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
+              'mean_absolute_error': float(np.mean(np.abs(error)))}
+    return scores | ({'r_squared': 1 - squared / variance} if variance else {})
 
 
 def table_line(cells: Sequence[str]) -> str:

@@ -1,10 +1,10 @@
 """decode.py: how to search, what to read and write, run directories."""
 
 import numpy as np
-from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, flipped, with_values, without, zipped
-from tests.bad_inputs.train import HEADERS, npy, npz
+
 from tests.bad_inputs.cases import (
     FIFO, FOLDER, GONE, LOOP, NULL, PIPES, Case, cut, flipped, with_values, without, zipped)
+from tests.bad_inputs.train import HEADERS, npy, npz
 
 RUN = '--workdir={run} --input=- '
 

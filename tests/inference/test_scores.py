@@ -99,3 +99,8 @@ def test_errors_of_a_regression_in_any_unit(unit):
     scores = regression_scores(targets + np.float32(unit), targets)  # each is wrong by 1; the variance is 8 / 3
     assert scores['root_mean_squared_error'] == pytest.approx(unit) == scores['mean_absolute_error']
     assert scores['r_squared'] == pytest.approx(1 - 3 / 8)
+
+
+def test_targets_that_do_not_vary_have_no_r_squared():
+    scores = regression_scores(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]))
+    assert 'r_squared' not in scores and scores['mean_absolute_error'] == 1.5
