@@ -179,8 +179,8 @@ class Checkpoints:
         named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
 
         Raises:
-          UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps; or if the newest readable one holds other arrays
-            than `like`, or arrays of other shapes or types.
+          UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps;
+            or if the newest readable one holds other arrays than `like`, or arrays of other shapes or types.
         """
         for step in reversed(self.steps()):
             try:
