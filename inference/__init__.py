@@ -1,5 +1,7 @@
 """From a run directory to answers: load, search, translate, score, look."""
 
+import model  # noqa: F401 (it sees to right sums, which must be before JAX computes anything)
+
 __all__ = ['load']
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import inference
-from configs import base, versions
+from configs import base, checks, versions
 from configs.checks import flatten
 from errors import UserError
 from inference.compare import load_runs, recorded_sweep
@@ -90,6 +90,7 @@ def tomorrow(monkeypatch):
 
     version = versions.VERSION + 1
     monkeypatch.setattr(base, 'get_config', get_config)
+    monkeypatch.setattr(checks, 'FRACTIONS', tuple({*checks.FRACTIONS} - {'train.label_smoothing'}))
     monkeypatch.setattr(versions, 'VERSION', version)
     monkeypatch.setitem(versions.RENAMED, version, {'train.label_smoothing': 'train.smoothing'})
     monkeypatch.setitem(versions.BEFORE, version, {'train.fold': False})
