@@ -227,10 +227,14 @@ def shardings_of(boxed: Any, mesh: Mesh) -> Any:
 
 def check_memory(state: Any, devices: list[jax.Device]) -> None:
     """Raises UserError if a state of these shapes, alone, is larger than the memory of all devices."""
+    mine = [device for device in devices if device in jax.local_devices()]  # the only ones that tell
+    if not mine:
+        return
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    limits = [(device.memory_stats() or {}).get('bytes_limit') for device in devices]
-    # Devices that do not tell are CPUs, and share what the machine has.
-    there = sum(limits) if None not in limits else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    limits = [(device.memory_stats() or {}).get('bytes_limit') for device in mine]
+    # Devices that do not tell are CPUs, and share what the machine has. Other processes' have as much each.
+    here = sum(limits) if None not in limits else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    there = here * len(devices) / len(mine)
     if needed > there:
         raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
                         f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, d_ff or '
