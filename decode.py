@@ -32,10 +32,10 @@ import numpy as np
 from absl import flags
 
 import inference
-from inference.explain import Page, explain_example, explain_text
+from analysis.explain import Page, explain_example, explain_text
+from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from inference.generate import Generator
-from inference.pictures import chosen_kind, positions_figure, save_figure
-from inference.predict import Predictor
+from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import table_line
 from inference.text import Output, SearchOptions, search_options
@@ -182,7 +182,7 @@ def written(run: Run, answer: Output, number: int, n_best: int, page: Page | Non
     if explained and weights is not None:
         page.add(explain_text(run.model, answer, weights, number))
     if pictured and weights is not None:
-        save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
+        save_figure(answer_figure(run.model, answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
         return answer.text if isinstance(run.model, Generator) else answer.line
     line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
@@ -249,7 +249,7 @@ def explain_split(run: Run, data: Data, split: str, options: SearchOptions, page
         if page and not page.full:
             page.add(explain_text(run.model, answer, weights, number, reference))
         if number <= counts[1] and LOOK.value != 'positions':
-            save_figure(run.model.picture(answer, LOOK.value, weights), picture_path(number))
+            save_figure(answer_figure(run.model, answer, LOOK.value, weights), picture_path(number))
 
 
 def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
@@ -257,7 +257,7 @@ def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
     if not PICTURES.value or LOOK.value == 'positions':
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
-        save_figure(run.model.picture(example, output, LOOK.value), picture_path(number))
+        save_figure(answer_figure(run.model, Prediction(example, output), LOOK.value), picture_path(number))
 
 
 def explain_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,

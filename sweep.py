@@ -31,15 +31,15 @@ import submitit
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from analysis.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_table
+from analysis.pictures import save_figure
+from analysis.plots import plot_curves, plot_varied
 from command_line import run_script
 from configs.checks import check_config, config_from, flatten, outside, written
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
 from errors import UserError, did_you_mean, faults_in, option_like
 from files import check_folder, expanded, write_text
-from inference.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_table
-from inference.pictures import save_figure
-from inference.plots import plot_curves, plot_varied
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')

@@ -28,10 +28,12 @@ from pathlib import Path
 import jax
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from analysis.pictures import answer_figure
 from configs import base
 from configs.checks import check_fits, config_from, flatten
 from inference.run import answering
@@ -41,12 +43,13 @@ from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
+from training.compiled import Compiled
 from training.loss import Sums
 from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory, peak_resident
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
-from training.parallel import Compiled, anywhere, connect, is_leader, leader_first
 from training.preemption import StopSignals
+from training.processes import anywhere, connect, is_leader, leader_first
 from training.profiling import ProfilerWindow
 from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
@@ -120,7 +123,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         if state.step:
             log.info('resuming from step %d', state.step)
 
-        def measure(state: TrainState) -> Evaluation:
+        def measure(state: TrainState) -> tuple[Evaluation, Figure | None]:
             batches = prefetch(validation, 0, len(validation), compiled.part)
             try:
                 model.params = compiled.gather(state.params)
@@ -129,13 +132,14 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
             finally:
                 model.params = None  # on many devices, a whole copy on each
             measured = sums.means() | found.metrics
-            return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
+            figure = answer_figure(model, found.answer, weights=found.weights) if found.weights else None
+            return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()}), figure
 
         train(config, workdir, state, progress, compiled, plan, schedule, measure, checkpoints, stop, profiler)
 
 
 def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, compiled: Compiled, plan: Plan,
-          schedule: Callable[[int], float], measure: Callable[[TrainState], Evaluation],
+          schedule: Callable[[int], float], measure: Callable[[TrainState], tuple[Evaluation, Figure | None]],
           checkpoints: Checkpoints, stop: StopSignals, profiler: ProfilerWindow) -> None:
     """The loop: step, log, save, evaluate, until the last step or until patience ends."""
     first, last = int(state.step), config.train.steps
@@ -148,14 +152,14 @@ def train(config: ConfigDict, workdir: Path, state: TrainState, progress: dict, 
         """The progress after an evaluation. The step is saved by then, so this may be left and done again."""
         try:
             with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
-                evaluation = measure(state)
+                evaluation, figure = measure(state)
         except SystemExit:
             checkpoints.wait()
             raise
         measured = evaluation.metrics
         checkpoints.wait()  # what is told of an evaluation says that its step is saved
         metrics.write(step, measured | memory() | {'compile_seconds': compile_time.seconds})
-        metrics.show(step, evaluation.samples, evaluation.picture)
+        metrics.show(step, evaluation.samples, figure)
         if evaluation.samples:
             log.info('%s', evaluation.samples)
         log.info('step %d: %s; memory %s; compiled for %.1f s in all', step,
@@ -257,7 +261,7 @@ def counted(progress: dict, step: int, sums: Sums, config: ConfigDict, workdir: 
     if not int(sums.skipped):
         return progress
     skipped, allowed = progress['skipped'] + 1, config.train.skip_nonfinite
-    look = f'python -m input_pipeline.show --workdir={shlex.quote(str(workdir))} --step={step - 1}'
+    look = f'python -m tools.show_batch --workdir={shlex.quote(str(workdir))} --step={step - 1}'
     if skipped > allowed:
         raise UserError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} that were left out' if allowed else '')

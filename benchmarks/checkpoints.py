@@ -27,9 +27,9 @@ from input_pipeline.data import open_data
 from input_pipeline.token_store import cache_folder
 from model.build import build_model
 from training.checkpoints import open_checkpoints
+from training.compiled import Compiled
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
-from training.parallel import Compiled
 from training.step import parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)

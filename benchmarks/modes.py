@@ -17,9 +17,9 @@ from command_line import run_script
 from input_pipeline.batches import ALL, Batch, Part
 from model.blocks import BlockConfig
 from model.transformer import Transformer
+from training.compiled import Compiled
 from training.loss import cross_entropy
 from training.objective import Objective, supervised
-from training.parallel import Compiled
 from training.step import TrainState
 
 STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32

@@ -24,9 +24,9 @@ from model.embedding import SHARING
 from model.patches import POOLINGS, grid_sinusoids, patch_grid
 from model.positional import SCHEMES
 from model.recurrent import READOUTS
+from training.compiled import MODES as PARALLEL_MODES
+from training.mesh import AXES
 from training.optimizer import SCHEDULES
-from training.parallel import AXES
-from training.parallel import MODES as PARALLEL_MODES
 
 METHODS = ('beam', 'greedy', 'sample')
 METRICS = {

@@ -1,28 +1,31 @@
 """Images and series in, classes or values out."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Num, Shaped
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from configs.checks import DECODING
 from errors import UserError
-from inference.pictures import chosen, example_figure
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.array_files import as_inputs
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
-from model.patches import patch_grid
 from training.loss import Sums
 
 Table = list[tuple[str, ...]]
+
+
+class Prediction(NamedTuple):
+    """A raw input, and what `Predictor.predict` gave for it."""
+    example: Num[np.ndarray, '*space channels']
+    output: Float[np.ndarray, ' outputs']
 
 
 class Predictor:
@@ -82,17 +85,11 @@ class Predictor:
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
         return {kind: each[:, 0] for kind, each in weights.items()}
 
-    def picture(self, example: Num[np.ndarray, '*space channels'], output: Float[np.ndarray, ' outputs'],
-                look: str = '') -> Figure:
-        """The example, what was predicted for it, and the attention that `look` picks laid over it."""
-        grid, _ = patch_grid(example.shape[:-1], self.module.patch)
-        _, panels, titles = chosen(self.attention(example), look)
-        return example_figure(panels, example, grid, titles, ' '.join(self.named(output)))
-
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
         """The `sums` say it all: loss and accuracy, or absolute error. Where the model looks in the first example."""
         example = data.arrays.inputs('validation')[0]
-        return Evaluation({}, picture=self.picture(example, self.predict(example[None], batch_size=1)[0]))
+        answer = Prediction(example, self.predict(example[None], batch_size=1)[0])
+        return Evaluation({}, answer=answer, weights=self.attention(example))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:

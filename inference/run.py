@@ -20,7 +20,7 @@ from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, open_data, r
 from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
-from training.parallel import check_devices
+from training.processes import check_devices
 from training.workdir import read_config
 
 Answering = Translator | Generator | Predictor

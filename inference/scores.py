@@ -2,23 +2,26 @@
 of a language model, a classification, a regression. And the table of single answers beside them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
 
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation during training finds beyond the loss: numbers, and something to look at."""
+    """What an evaluation during training finds beyond the loss: numbers, and something to look at.
+
+    `answer` is an Output or a Prediction, and `weights` its attention; a model without attention has none of it.
+    """
     metrics: dict[str, float]
     samples: str = ''
-    picture: Figure | None = None
+    answer: Any = None
+    weights: Mapping[str, Float[np.ndarray, 'layer head t s']] | None = None
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bool = True) -> dict[str, Any]:

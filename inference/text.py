@@ -15,13 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from configs.checks import DECODING, METHODS, outside
 from errors import UserError
 from inference import search
-from inference.pictures import attention_figure, chosen
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
@@ -183,14 +181,6 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """For each kind of `attention`, the tokens that look and those that are looked at."""
-
-    def picture(self, output: Output, look: str = '',
-                weights: dict[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
-        """The attention that `look` picks, as matrices with the tokens on both axes. `weights`: of `attention`, which
-        is asked if they are not given."""
-        weights = weights or self.attention(output)
-        kind, panels, titles = chosen(weights, look)
-        return attention_figure(panels, *self.axes(output)[kind], titles)
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:

@@ -89,7 +89,7 @@ class Translator(TextModel):
                             for output, reference in zip(found[:SAMPLES], references, strict=False))
         weights = self.attention(found[0])  # none of a recurrent model with a fixed context
         return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples,
-                          self.picture(found[0], weights=weights) if weights else None)
+                          found[0], weights)
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:

@@ -38,26 +38,10 @@ PATIENCE = 5000  # draws in a row without a new pair, after which the space coun
 TYPED = str.maketrans('\u00a0\u202f', '  ')  # no keyboard has CLDR's no-break spaces
 
 # Common members only: a name is learned when it is met often, and the long tail of CLDR is not.
-LANGUAGES = (
-    'af am ar bg bn ca cs cy da de el en es et eu fa fi fr ga gl gu he hi hr hu hy id is it ja ka ko la lt '
-    'lv mn mr ms ne nl no pl pt ro ru sk sl sq sr sv sw ta te th tr uk ur vi yo zh zu').split()
-TERRITORIES = (
-    'AR AT AU BE BG BR CA CH CL CN CO CU CZ DE DK EC EE EG ES ET FI FR GB GR HR HU ID IE IL IN IR IS IT JP '
-    'KE KR LT LU LV MA MX MY NG NL NO NZ PE PH PL PT RO RS RU SA SE SG SK SN TH TN TR UA US VN ZA').split()
-CURRENCIES = (
-    'ARS AUD BRL CAD CHF CLP CNY COP CZK DKK EGP EUR GBP HUF IDR ILS INR ISK JPY KES KRW MAD MXN MYR NGN '
-    'NOK NZD PEN PHP PLN RON RSD RUB SAR SEK SGD THB TRY TWD UAH USD UYU VND ZAR').split()
-UNITS = (
-    'length-kilometer length-meter length-centimeter length-millimeter length-mile length-yard length-foot '
-    'length-inch length-light-year area-hectare area-acre area-square-kilometer area-square-meter '
-    'volume-liter volume-centiliter volume-milliliter volume-cubic-meter volume-gallon volume-cup '
-    'volume-teaspoon volume-tablespoon mass-kilogram mass-gram mass-milligram mass-tonne mass-pound '
-    'mass-ounce duration-year duration-month duration-week duration-day duration-hour duration-minute '
-    'duration-second duration-century speed-kilometer-per-hour speed-meter-per-second speed-mile-per-hour '
-    'speed-knot temperature-celsius temperature-fahrenheit angle-degree energy-joule energy-kilocalorie '
-    'energy-kilowatt-hour power-watt power-kilowatt power-horsepower electric-volt electric-ampere '
-    'frequency-hertz frequency-megahertz pressure-hectopascal pressure-bar digital-bit digital-byte '
-    'digital-kilobyte digital-megabyte digital-gigabyte').split()
+LANGUAGES = ['af', 'am', 'ar', 'bg', 'bn', 'ca', 'cs', 'cy', 'da', 'de', 'el', 'en', 'es', 'et', 'eu', 'fa', 'fi', 'fr', 'ga', 'gl', 'gu', 'he', 'hi', 'hr', 'hu', 'hy', 'id', 'is', 'it', 'ja', 'ka', 'ko', 'la', 'lt', 'lv', 'mn', 'mr', 'ms', 'ne', 'nl', 'no', 'pl', 'pt', 'ro', 'ru', 'sk', 'sl', 'sq', 'sr', 'sv', 'sw', 'ta', 'te', 'th', 'tr', 'uk', 'ur', 'vi', 'yo', 'zh', 'zu']
+TERRITORIES = ['AR', 'AT', 'AU', 'BE', 'BG', 'BR', 'CA', 'CH', 'CL', 'CN', 'CO', 'CU', 'CZ', 'DE', 'DK', 'EC', 'EE', 'EG', 'ES', 'ET', 'FI', 'FR', 'GB', 'GR', 'HR', 'HU', 'ID', 'IE', 'IL', 'IN', 'IR', 'IS', 'IT', 'JP', 'KE', 'KR', 'LT', 'LU', 'LV', 'MA', 'MX', 'MY', 'NG', 'NL', 'NO', 'NZ', 'PE', 'PH', 'PL', 'PT', 'RO', 'RS', 'RU', 'SA', 'SE', 'SG', 'SK', 'SN', 'TH', 'TN', 'TR', 'UA', 'US', 'VN', 'ZA']
+CURRENCIES = ['ARS', 'AUD', 'BRL', 'CAD', 'CHF', 'CLP', 'CNY', 'COP', 'CZK', 'DKK', 'EGP', 'EUR', 'GBP', 'HUF', 'IDR', 'ILS', 'INR', 'ISK', 'JPY', 'KES', 'KRW', 'MAD', 'MXN', 'MYR', 'NGN', 'NOK', 'NZD', 'PEN', 'PHP', 'PLN', 'RON', 'RSD', 'RUB', 'SAR', 'SEK', 'SGD', 'THB', 'TRY', 'TWD', 'UAH', 'USD', 'UYU', 'VND', 'ZAR']
+UNITS = ['length-kilometer', 'length-meter', 'length-centimeter', 'length-millimeter', 'length-mile', 'length-yard', 'length-foot', 'length-inch', 'length-light-year', 'area-hectare', 'area-acre', 'area-square-kilometer', 'area-square-meter', 'volume-liter', 'volume-centiliter', 'volume-milliliter', 'volume-cubic-meter', 'volume-gallon', 'volume-cup', 'volume-teaspoon', 'volume-tablespoon', 'mass-kilogram', 'mass-gram', 'mass-milligram', 'mass-tonne', 'mass-pound', 'mass-ounce', 'duration-year', 'duration-month', 'duration-week', 'duration-day', 'duration-hour', 'duration-minute', 'duration-second', 'duration-century', 'speed-kilometer-per-hour', 'speed-meter-per-second', 'speed-mile-per-hour', 'speed-knot', 'temperature-celsius', 'temperature-fahrenheit', 'angle-degree', 'energy-joule', 'energy-kilocalorie', 'energy-kilowatt-hour', 'power-watt', 'power-kilowatt', 'power-horsepower', 'electric-volt', 'electric-ampere', 'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte', 'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
 TIME_LENGTHS = ('short', 'medium')  # the longer ones name a time zone, always the same
 LIST_STYLES = ('standard', 'or')

@@ -15,8 +15,14 @@ from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Prepro
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.documents import open_documents
 from input_pipeline.sources import Pair, open_corpus
-from input_pipeline.token_store import (TokenStore, cache_folder, document_tokenizers, open_document_store, open_store,
-                                        tokenizers_for)
+from input_pipeline.token_store import (
+    TokenStore,
+    cache_folder,
+    document_tokenizers,
+    open_document_store,
+    open_store,
+    tokenizers_for,
+)
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
 

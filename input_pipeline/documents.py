@@ -17,7 +17,15 @@ from errors import UserError
 from files import expanded
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
-    decode_lines, open_binary, open_tfds, read_lines, sha256, tfds_errors, tfds_files, tfds_text)
+    decode_lines,
+    open_binary,
+    open_tfds,
+    read_lines,
+    sha256,
+    tfds_errors,
+    tfds_files,
+    tfds_text,
+)
 
 DOCUMENT_SOURCES = ('builtin', 'files', 'tfds')
 DOCUMENT_KINDS = ('file', 'line', 'blank_line')

@@ -1,7 +1,7 @@
 """The mathematics of attention: functions, blocks and whole architectures. Imports nothing of this project but itself.
 
 Each matrix declares what its axes are, by names: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`.
-`training/parallel.py` has the one table that says which of them are spread over devices. `module.init` gives such
+`training/mesh.py` has the one table that says which of them are spread over devices. `module.init` gives such
 parameters in boxes that hold the names; `nn.unbox` takes them out, and `module.apply` takes both.
 """
 

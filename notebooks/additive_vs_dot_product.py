@@ -24,8 +24,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import inference
-from inference.examples import example_run
-from inference.pictures import attention_figure
+from analysis.examples import example_run
+from analysis.pictures import attention_figure
 from inference.scores import corpus_scores
 from inference.text import search_options
 from model.attention import additive_scores, dot_scores, scaled_dot_scores

@@ -15,10 +15,19 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from inference.pictures import attention_figure, positions_figure
-from model.attention import (MultiHeadAttention, additive_scores, attention, attention_pooling, basic_self_attention,
-                             dot_scores, general_scores, masked_softmax, scaled_dot_product_attention,
-                             scaled_dot_scores)
+from analysis.pictures import attention_figure, positions_figure
+from model.attention import (
+    MultiHeadAttention,
+    additive_scores,
+    attention,
+    attention_pooling,
+    basic_self_attention,
+    dot_scores,
+    general_scores,
+    masked_softmax,
+    scaled_dot_product_attention,
+    scaled_dot_scores,
+)
 from model.positional import sinusoids
 from model.relation import combine_masks, look_ahead_mask, padding_mask
 
@@ -112,7 +121,7 @@ attention_figure(np.asarray(weights[0]), [f'query x {size}' for size in sizes], 
 # is**. Section 8 mends that.
 
 # %%
-sentence = 'the cat sat on the mat'.split()
+sentence = ['the', 'cat', 'sat', 'on', 'the', 'mat']
 vocabulary = {word: normal(8) for word in dict.fromkeys(sentence)}
 x = np.stack([vocabulary[word] for word in sentence])      # [n, d]
 
@@ -217,7 +226,7 @@ for axes, curves, title in zip(panels, (largest, gradient), ('largest weight', '
     axes.semilogx(widths, curves[0], 'o-', base=2, label='q.k / sqrt(d_k)')
     axes.semilogx(widths, curves[1], 's--', base=2, label='q.k')
     axes.set(title=title, xlabel='d_k', ylim=(0, None))
-panels[0].legend();
+panels[0].legend()
 
 # %% [markdown]
 # ## 6. Masks
@@ -370,7 +379,7 @@ for offset in range(40):
     assert np.ptp(np.diagonal(products, offset)) < 1e-4
 figure, axes = plt.subplots(figsize=(3.6, 3))
 figure.colorbar(axes.imshow(products, cmap='Blues'))
-axes.set(xlabel='position j', ylabel='position i', title='PE_i . PE_j');
+axes.set(xlabel='position j', ylabel='position i', title='PE_i . PE_j')
 
 # %% [markdown]
 # ## And now

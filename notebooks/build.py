@@ -4,7 +4,7 @@
     python -m notebooks.build [NAME ...]
 
 The notebooks open the runs that these environment variables name, by default the ones above; where there is none, a
-notebook trains a short one (inference/examples.py).
+notebook trains a short one (analysis/examples.py).
 """
 
 import os

@@ -19,9 +19,9 @@
 # %%
 import matplotlib.pyplot as plt
 
-from inference.compare import load_runs, results_table
-from inference.examples import example_sweep
-from inference.plots import plot_curves, plot_varied
+from analysis.compare import load_runs, results_table
+from analysis.examples import example_sweep
+from analysis.plots import plot_curves, plot_varied
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60

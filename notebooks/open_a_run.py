@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import inference
-from inference.ablation import scores_without_heads, without_head
-from inference.examples import example_run
-from inference.pictures import attention_figure, chosen, heads_figure
+from analysis.ablation import scores_without_heads, without_head
+from analysis.examples import example_run
+from analysis.pictures import attention_figure, chosen, heads_figure
 from inference.scores import corpus_scores
 from inference.search import length_penalty
 from inference.text import search_options

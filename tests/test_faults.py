@@ -315,7 +315,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     with pytest.raises(UserError, match='step 8: the loss or the gradient is not finite') as error:
         start(tmp_path / 'a run', tiny_config(cache))
     assert steps(tmp_path / 'a run')[-1] == 6
-    command = next(line for line in str(error.value).splitlines() if 'input_pipeline.show' in line)
+    command = next(line for line in str(error.value).splitlines() if 'tools.show_batch' in line)
     assert command.endswith(' --step=7') and f"--workdir='{tmp_path}/a run'" in command
     shown = subprocess.run(command.replace('python', sys.executable, 1), shell=True, cwd=ROOT,
                            capture_output=True, text=True, timeout=120)

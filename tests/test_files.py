@@ -13,7 +13,7 @@ import pytest
 
 import files
 from errors import UserError, faults_in, little_memory_explained
-from training.parallel import check_memory
+from training.mesh import check_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -120,7 +120,7 @@ def test_a_locale_without_utf8_finds_a_sound_checkpoint_sound(tmp_path):
         archive.extractall(tmp_path, filter='data')
     shutil.move(tmp_path / 'run', tmp_path / 'läuft')
     environment = os.environ | {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
-    done = subprocess.run([sys.executable, '-m', 'inference.show_run', tmp_path / 'läuft'], cwd=ROOT, env=environment,
+    done = subprocess.run([sys.executable, '-m', 'tools.show_run', tmp_path / 'läuft'], cwd=ROOT, env=environment,
                           capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     assert f'{tmp_path}/läuft: finished' in done.stdout.decode() and '3,688 parameters' in done.stdout.decode()

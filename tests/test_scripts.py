@@ -19,16 +19,16 @@ import pytest
 import sacrebleu
 
 import inference
+from analysis.compare import load_runs
 from configs import base
 from configs.checks import flatten
 from errors import UserError
-from inference.compare import load_runs
 from inference.scores import read_table
-from inference.show_run import describe
 from inference.text import SearchOptions, search_options
+from tools.show_run import describe
 
 ROOT = Path(__file__).parent.parent
-WORDS = 'one two three four five six seven eight nine ten'.split()
+WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 STEPS = 24
 
 

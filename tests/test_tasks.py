@@ -128,7 +128,7 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize('attention', [True, False])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
-    words = 'one two three four five six seven'.split()
+    words = ['one', 'two', 'three', 'four', 'five', 'six', 'seven']
     for split in ('train', 'validation', 'test'):
         lines = [' '.join(np.random.default_rng(row).choice(words, 1 + row % 5)) for row in range(200)]
         (tmp_path / f'{split}.tsv').write_text(''.join(f'{line}\t{line.upper()}\n' for line in lines))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import inference
+from analysis.compare import load_runs, recorded_sweep
 from configs import base, checks, versions
 from configs.checks import flatten
 from errors import UserError
-from inference.compare import load_runs, recorded_sweep
 from inference.text import search_options
 from tests.tiny_run import start, steps
 from training.workdir import CONFIG, RunDirectory, read_config

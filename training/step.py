@@ -1,4 +1,4 @@
-"""The train step: one pure function; training/parallel.py compiles it."""
+"""The train step: one pure function; training/compiled.py compiles it."""
 
 import functools
 import zlib

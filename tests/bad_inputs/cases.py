@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from configs.checks import flatten
 from ml_collections import ConfigDict
+
+from configs.checks import flatten
 
 ROOT = Path(__file__).parents[2]
 PIPES = ('_CHECKPOINT_METADATA', 'progress/metadata', 'state/_METADATA', 'state/_sharding', 'state/manifest.ocdbt',

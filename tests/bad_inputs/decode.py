@@ -3,7 +3,19 @@
 import numpy as np
 
 from tests.bad_inputs.cases import (
-    FIFO, FOLDER, GONE, LOOP, NULL, PIPES, Case, cut, flipped, with_values, without, zipped)
+    FIFO,
+    FOLDER,
+    GONE,
+    LOOP,
+    NULL,
+    PIPES,
+    Case,
+    cut,
+    flipped,
+    with_values,
+    without,
+    zipped,
+)
 from tests.bad_inputs.train import HEADERS, npy, npz
 
 RUN = '--workdir={run} --input=- '

@@ -21,7 +21,7 @@ def serve(name: str) -> None:
     """Answers until stdin ends."""
     from command_line import run_script  # as late as in the script itself
     module = importlib.import_module(name)
-    takes = {'inference.show_run': 'RUN'}.get(name)
+    takes = {'tools.show_run': 'RUN'}.get(name)
     answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
     for line in sys.stdin:
         asked = json.loads(line)

@@ -1,4 +1,4 @@
-"""python -m inference.show_run: run directories as they may lie about."""
+"""python -m tools.show_run: run directories as they may lie about."""
 
 from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, PIPES, Case, cut, flipped, with_values, without
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.bad_inputs.cases import Bench, Case
 
-SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show': 'input_pipeline.show',
-           'show_run': 'inference.show_run'}
+SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show_batch': 'tools.show_batch',
+           'show_run': 'tools.show_run'}
 TABLES = {name: importlib.import_module(f'tests.bad_inputs.{name}') for name in SCRIPTS}
 
 

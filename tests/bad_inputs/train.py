@@ -4,8 +4,21 @@ import io
 import zipfile
 
 import numpy as np
+
 from tests.bad_inputs.cases import (
-    FIFO, FOLDER, GONE, LOOP, NULL, PIPES, Case, cut, flipped, with_values, without, zipped)
+    FIFO,
+    FOLDER,
+    GONE,
+    LOOP,
+    NULL,
+    PIPES,
+    Case,
+    cut,
+    flipped,
+    with_values,
+    without,
+    zipped,
+)
 
 DEMO = '--config={root}/configs/demo.py --workdir={new} '
 DIGITS = '--config={root}/configs/digits_vit.py --workdir={new} '

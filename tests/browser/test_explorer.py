@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.explain import Attention, Explanation, Page, picture_of
+from analysis.explain import Attention, Explanation, Page, picture_of
 from inference.text import TokenProbability
 
 pytestmark = pytest.mark.browser
@@ -235,11 +235,9 @@ FOUND_BEHIND = """() => {  // [tokens that a line runs behind, ends of lines tha
     }
     return [behind, loose];
 }"""
-ENGLISH = ('▁On ▁Friday , ▁August ▁25 , ▁1 9 2 2 , ▁about ▁three ▁hundred ▁old ▁friends ▁of ▁the ▁famous ▁wood cut ter '
-           '▁gathered ▁around ▁the ▁large ▁oak ▁table . </s>').split()
-FRENCH = ('▁Le ▁vendre di ▁25 ▁août ▁1 9 2 2 , ▁environ ▁trois ▁cents ▁vieux ▁amis ▁du ▁célèbre ▁bû cher on ▁se ▁sont '
-          '▁réunis ▁autour ▁de ▁la ▁grande ▁table ▁en ▁chêne . </s>').split()
-HEBREW = [*'▁של ום ▁New ▁York ▁2 6 ▁בוקר ▁טוב ▁לכולם ▁אנחנו ▁הולכים ▁לשוק ▁הגדול ▁בעיר'.split(), '</s>']
+ENGLISH = ['▁On', '▁Friday', ',', '▁August', '▁25', ',', '▁1', '9', '2', '2', ',', '▁about', '▁three', '▁hundred', '▁old', '▁friends', '▁of', '▁the', '▁famous', '▁wood', 'cut', 'ter', '▁gathered', '▁around', '▁the', '▁large', '▁oak', '▁table', '.', '</s>']
+FRENCH = ['▁Le', '▁vendre', 'di', '▁25', '▁août', '▁1', '9', '2', '2', ',', '▁environ', '▁trois', '▁cents', '▁vieux', '▁amis', '▁du', '▁célèbre', '▁bû', 'cher', 'on', '▁se', '▁sont', '▁réunis', '▁autour', '▁de', '▁la', '▁grande', '▁table', '▁en', '▁chêne', '.', '</s>']
+HEBREW = [*['▁של', 'ום', '▁New', '▁York', '▁2', '6', '▁בוקר', '▁טוב', '▁לכולם', '▁אנחנו', '▁הולכים', '▁לשוק', '▁הגדול', '▁בעיר'], '</s>']
 
 
 @pytest.mark.parametrize('width', [320, 375, 768, 1280])

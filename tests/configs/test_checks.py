@@ -13,7 +13,7 @@ from configs import base, checks
 from errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')} 
+RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}
                  - {'__init__', 'base', 'checks', 'versions'})
 
 

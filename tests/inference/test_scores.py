@@ -3,8 +3,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from analysis.pictures import attention_figure, chosen, save_figure
 from errors import UserError
-from inference.pictures import attention_figure, chosen, save_figure
 from inference.scores import corpus_scores, read_table, regression_scores, table_line
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']

@@ -109,7 +109,7 @@ def test_splits_must_fit_the_training_split(test, message):
     (INPUTS * [1, 1e37], INPUTS[:, 0], 'file of train: inputs are too large: number 1 of the last axis'),
     (np.full_like(INPUTS, 3e38), INPUTS[:, 0], 'file of train: inputs are too large: number 0 .* mean 3e\\+38'),
     (INPUTS, INPUTS[:, 0] * 1e30, 'file of train: targets are too large'),
-    (np.where(INPUTS > INPUTS.mean(), 3.4e38, -3.4e38), INPUTS[:, 0], 'file of train: inputs are too large'),
+    (np.where(INPUTS.mean() < INPUTS, 3.4e38, -3.4e38), INPUTS[:, 0], 'file of train: inputs are too large'),
 ])
 def test_numbers_too_large_to_be_standardised(inputs, targets, message):
     with pytest.raises(UserError, match=message):
@@ -128,7 +128,7 @@ def test_a_split_too_far_from_the_training_split(split, name, inputs, targets):
 
 @pytest.mark.parametrize('scale', [1.4e-45, 1e-40, 1e-30, 1.0, 1e24])
 def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
-    raw = np.where(INPUTS > INPUTS.mean(), scale, 0)
+    raw = np.where(INPUTS.mean() < INPUTS, scale, 0)
     data = in_memory(raw, raw[:, 0], 'regression')
     with np.errstate(all='raise', under='ignore'):
         batch = ArrayPlan(data, 'train', rows=10, seed=None).batch(0)

@@ -104,7 +104,7 @@ def test_missing_split(tmp_path):
 @pytest.mark.parametrize('kind', CUT)
 @pytest.mark.parametrize('where', ['dir', 'file'])
 def test_invalid_utf8_is_located(tmp_path, kind, where):
-    (tmp_path / 'train.txt').write_bytes('eins\nzwei\nd'.encode() + 'é'.encode('latin-1') + b'j\n')
+    (tmp_path / 'train.txt').write_bytes(b'eins\nzwei\nd' + 'é'.encode('latin-1') + b'j\n')
     with pytest.raises(UserError, match=r'train\.txt:3: not UTF-8 \(byte 0xe9 at column 2\): .*iconv'):
         read(documents=kind, **{where: tmp_path / ('train.txt' if where == 'file' else '')})
 

@@ -93,7 +93,7 @@ def test_different_line_counts_are_both_told(tmp_path):
 
 @pytest.mark.parametrize('suffix', ['', '.gz'])
 def test_invalid_utf8_is_located(tmp_path, suffix):
-    content = 'un\ndeux\nd'.encode() + 'é'.encode('latin-1') + b'j\n'
+    content = b'un\ndeux\nd' + 'é'.encode('latin-1') + b'j\n'
     (tmp_path / f'train.fr{suffix}').write_bytes(gzip.compress(content) if suffix else content)
     write(tmp_path / 'train.en', ['1', '2', '3'])
     with pytest.raises(UserError, match=rf'train\.fr{suffix}:3: not UTF-8 \(byte 0xe9 at column 2\): .*iconv'):

@@ -19,7 +19,13 @@ from errors import UserError
 from input_pipeline import token_store
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
-    SIDES, TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for)
+    SIDES,
+    TokenStore,
+    document_tokenizers,
+    open_document_store,
+    open_store,
+    tokenizers_for,
+)
 from input_pipeline.tokenizer import KINDS, ByteTokenizer
 from input_pipeline.windows import WindowPlan
 

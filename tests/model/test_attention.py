@@ -8,9 +8,19 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from model.attention import (SCORES, MultiHeadAttention, additive_scores, attention, attention_pooling,
-                             basic_self_attention, dot_scores, general_scores, masked_softmax,
-                             scaled_dot_product_attention, scaled_dot_scores)
+from model.attention import (
+    SCORES,
+    MultiHeadAttention,
+    additive_scores,
+    attention,
+    attention_pooling,
+    basic_self_attention,
+    dot_scores,
+    general_scores,
+    masked_softmax,
+    scaled_dot_product_attention,
+    scaled_dot_scores,
+)
 from model.relation import Relation, combine_masks, look_ahead_mask, padding_mask, segment_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params

@@ -6,8 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.positional import (RELATIVE, PositionalEncoding, alibi_bias, alibi_slopes, bucketed_bias, relative_buckets,
-                              rotate, sinusoids)
+from model.positional import (
+    RELATIVE,
+    PositionalEncoding,
+    alibi_bias,
+    alibi_slopes,
+    bucketed_bias,
+    relative_buckets,
+    rotate,
+    sinusoids,
+)
 from tests.model import reference
 from tests.model.helpers import close, normal
 

@@ -24,9 +24,10 @@ from model.blocks import BlockConfig
 from model.build import KINDS, build_model
 from model.transformer import Transformer
 from tests.tiny_run import outcome, start, tiny_config
-from training import parallel
+from training import mesh, processes
 from training.checkpoints import open_checkpoints
-from training.parallel import connect, detected, make_mesh, shardings_of
+from training.mesh import make_mesh, shardings_of
+from training.processes import connect, detected
 from training.step import boxed_state
 
 QUICK = [Mode(data=2, fsdp=2, tensor=2), Mode(data=4, mode='pmap')]
@@ -66,7 +67,7 @@ def test_every_matrix_of_every_model_names_its_axes(kind):
     inputs = {'language_model': {'tokens': tokens}, 'patches': {'inputs': jnp.ones((1, 8, 8, 1))}}.get(
         kind, {'source': tokens, 'target': tokens})
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), **inputs))['params']
-    known = {name for name, _ in parallel.RULES}
+    known = {name for name, _ in mesh.RULES}
     boxes = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
     for path, leaf in boxes:
         where = jax.tree_util.keystr(path)
@@ -227,6 +228,6 @@ def test_a_job_is_told_from_a_process_on_its_own(environment, expected):
     (('localhost:1', 2, 1), '--coordinator_address=localhost:1: process 0 does not answer there .*refused'),
 ])
 def test_wrong_flags_are_explained(arguments, message, monkeypatch):
-    monkeypatch.setattr(parallel, 'PATIENCE', 0)
+    monkeypatch.setattr(processes, 'PATIENCE', 0)
     with pytest.raises(UserError, match=message):
         connect(*arguments)

@@ -13,9 +13,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from analysis import explain
+from analysis.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
 from errors import UserError
-from inference import explain
-from inference.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
 from inference.generate import Generator
 from inference.predict import Predictor
 from inference.text import Hypothesis, Output, TokenProbability

@@ -1,4 +1,4 @@
-"""python -m input_pipeline.show: the batch of a step as text."""
+"""python -m tools.show_batch: the batch of a step as text."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def show(*arguments):
-    return subprocess.run([sys.executable, '-m', 'input_pipeline.show', *arguments], cwd=ROOT, capture_output=True,
+    return subprocess.run([sys.executable, '-m', 'tools.show_batch', *arguments], cwd=ROOT, capture_output=True,
                           text=True, timeout=120)
 
 

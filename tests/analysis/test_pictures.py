@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inference.pictures import attention_figure, example_figure, heads_figure
+from analysis.pictures import attention_figure, example_figure, heads_figure
 
 
 @pytest.mark.parametrize('panels', [1, 5])

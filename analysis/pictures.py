@@ -13,12 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from errors import UserError
+from inference.predict import Prediction, Predictor
+from inference.text import Output, TextModel
+from model.patches import patch_grid
 from model.positional import sinusoids
 
 MOST_TOKENS = 128  # on an axis, with their names readable
 
 
-def chosen(weights: dict[str, Float[np.ndarray, '_ _ _ _']],
+def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
            look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
     """What `look`, KIND[:LAYER[:HEAD]], picks of the attention that a model offers: kind, matrices and their titles.
 
@@ -44,7 +47,7 @@ def chosen(weights: dict[str, Float[np.ndarray, '_ _ _ _']],
     return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
 
 
-def chosen_kind(weights: dict[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
+def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
     """`kind`, or without one 'cross' where there is one.
 
     Raises:
@@ -56,6 +59,18 @@ def chosen_kind(weights: dict[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> 
     if kind not in weights:
         raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
     return kind
+
+
+def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, look: str = '',
+                  weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
+    """The attention that `look` picks: of text, as matrices with the tokens on both axes; of an image or a series, laid
+    over it, beside what was predicted. `weights` are those of `model.attention`, which is asked if they are not given."""
+    if isinstance(answer, Prediction):
+        grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
+        _, panels, titles = chosen(weights or model.attention(answer.example), look)
+        return example_figure(panels, answer.example, grid, titles, ' '.join(model.named(answer.output)))
+    kind, panels, titles = chosen(weights or model.attention(answer), look)
+    return attention_figure(panels, *model.axes(answer)[kind], titles)
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],

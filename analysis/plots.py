@@ -1,6 +1,6 @@
 """Plots of runs side by side: learning curves, and a metric against what was varied.
 
-    runs = load_runs('sweeps/heads')            # inference/compare.py
+    runs = load_runs('sweeps/heads')            # analysis/compare.py
     plot_curves(runs)
     plot_varied(runs)
 """
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
 from configs.sweeps import run_names, short_names
-from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
 from training.metrics import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from analysis.ablation import head_counts, scores_without_heads, without_head
 from errors import UserError
-from inference.ablation import head_counts, scores_without_heads, without_head
 from inference.text import Hypothesis, Output, SearchOptions
 from inference.translate import Translator
 from model.blocks import BlockConfig

@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Float, Num
 from matplotlib.figure import Figure
 
+from analysis.pictures import chosen_kind
 from errors import UserError
 from files import write_text
-from inference.pictures import chosen_kind
 from inference.predict import Predictor
 from inference.text import Output, TextModel, TokenProbability
 from inference.translate import Translator

@@ -2,8 +2,8 @@
 
 import pytest
 
+from analysis import examples
 from errors import UserError
-from inference import examples
 
 
 @pytest.fixture

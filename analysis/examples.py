@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from analysis.compare import SWEEP
 from errors import UserError
-from inference.compare import SWEEP
 from training.workdir import CONFIG
 
 ROOT = Path(__file__).parents[1]

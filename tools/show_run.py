@@ -1,4 +1,4 @@
-"""One screen about a run: python -m inference.show_run RUN
+"""One screen about a run: python -m tools.show_run RUN
 
 What it trains, how far it is, what it has scored, and where its files are. Only files are read: the parameters stay
 on disk.
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
 from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
 from files import expanded
-from inference.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
 from training.checkpoints import Checkpoints, described, refuse_pipes
 from training.metrics import tensorboard
 from training.workdir import CONFIG

@@ -1,4 +1,4 @@
-"""Shows one training batch as text: python -m input_pipeline.show --config=configs/NAME.py --step=1234
+"""Shows one training batch as text: python -m tools.show_batch --config=configs/NAME.py --step=1234
 
 The batch of a step depends on the config alone, so this is what any run of the config saw, or will see. With
 --workdir=RUN instead of --config, the config and the tokenizers are those of that run.

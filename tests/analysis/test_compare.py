@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from analysis.compare import LOGS, SWEEP, Spread, load_runs, results_table
+from analysis.plots import plot_curves, plot_varied
 from configs import base, demo
 from configs.checks import flatten
 from configs.sweeps import product, run_names, seeds
 from errors import UserError
-from inference.compare import LOGS, SWEEP, Spread, load_runs, results_table
-from inference.plots import plot_curves, plot_varied
-from inference.show_run import describe, nearest_recipe
+from tools.show_run import describe, nearest_recipe
 
 SHORT = {'train.steps': 100, 'optimizer.warmup': 30}
 CONFIG = flatten(demo.get_config()) | SHORT

@@ -1,4 +1,4 @@
-"""python -m input_pipeline.show: which batch of what."""
+"""python -m tools.show_batch: which batch of what."""
 
 from tests.bad_inputs.cases import FOLDER, GONE, Case, with_values
 

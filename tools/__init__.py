@@ -1,0 +1,1 @@
+"""Scripts besides the three: show a batch, show a run."""

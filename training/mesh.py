@@ -1,0 +1,93 @@
+"""The mesh of devices, and where each array of a training lies on it.
+
+The mesh has three axes. A batch's rows are spread over 'data' and 'fsdp'; parameters and optimizer state over 'fsdp'
+(whose devices each keep a share, and gather the parameters for the length of a step: ZeRO, Rajbhandari et al. 2020,
+arXiv:1910.02054) and 'tensor' (whose devices each compute a share of every matrix product: Shoeybi et al. 2019,
+arXiv:1909.08053). XLA puts in the communication. What is computed is the same on every mesh but for rounding.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from errors import UserError
+
+AXES = ('data', 'fsdp', 'tensor')
+ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch
+RULES = (  # the names that modules give to the axes of their matrices -> the axis of the mesh; earlier ones first
+    ('vocab', 'tensor'),     # pieces of a vocabulary, classes
+    ('heads', 'tensor'),     # attention heads
+    ('mlp', 'tensor'),       # width inside a feed-forward or alignment network
+    ('gates', 'tensor'),     # what a recurrent cell computes from its input and its state
+    ('embed', 'fsdp'),       # width of the stream between blocks
+    ('state', 'fsdp'),       # width of a recurrent state
+    ('kv', None),            # width of a head
+    ('position', None),      # rows of a table of positions
+    ('patch', None),         # numbers in a patch
+)
+
+log = logging.getLogger('allyouneed.train')
+
+
+def make_mesh(config: ConfigDict | Mapping[str, Any], devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh of `config.parallel` on all devices of all processes, or on those given.
+
+    Raises:
+      UserError: if the sizes do not multiply to the number of devices.
+    """
+    devices = devices or jax.devices()
+    sizes = [config[axis] for axis in AXES]
+    known = math.prod(size for size in sizes if size != -1)
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    if math.prod(sizes) != len(devices):
+        asked = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
+        raise UserError(f'config.parallel: {asked} do not multiply to the {len(devices)} devices that there are '
+                        f'({devices[0].device_kind} x {len(devices)}): -1 fills up what the others leave')
+    # The trap here: Explicit axes, jax's default, are nothing that nn.Embed accepts.
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def shardings_of(boxed: Any, mesh: Mesh) -> Any:
+    """Where each leaf of a state lies, by RULES; `boxed` has its shapes, in boxes that hold the names of the axes.
+
+    What has no names, such as a bias, is on every device. So is an axis that the mesh does not divide; it is logged.
+    """
+    whole = set()
+
+    def fitting(shape, sharding):
+        spec = []
+        for size, axis in zip(shape.shape, sharding.spec):
+            if axis and size % mesh.shape[axis]:
+                whole.add(f'{size} over {axis}={mesh.shape[axis]}')
+                axis = None
+            spec.append(axis)
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+    fitted = jax.tree.map(fitting, nn.unbox(boxed), shardings)
+    if whole:
+        log.info('not divided, hence whole on each device: axes of %s', ', '.join(sorted(whole)))
+    return fitted
+
+
+def check_memory(state: Any, devices: list[jax.Device]) -> None:
+    """Raises UserError if a state of these shapes, alone, is larger than the memory of all devices."""
+    mine = [device for device in devices if device in jax.local_devices()]  # the only ones that tell
+    if not mine:
+        return
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    limits = [(device.memory_stats() or {}).get('bytes_limit') for device in mine]
+    # Devices that do not tell are CPUs, and share what the machine has. Other processes' have as much each.
+    here = sum(limits) if None not in limits else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    there = here * len(devices) / len(mine)
+    if needed > there:
+        raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
+                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, d_ff or '
+                        'data.tokenizer.vocab_size')

@@ -1,0 +1,152 @@
+"""Many processes: how one joins the others of its job, which one leads, and where they wait for each other."""
+
+import contextlib
+import glob
+import importlib.util
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from orbax.checkpoint import multihost
+
+from errors import UserError
+
+PATIENCE = 300  # seconds that processes wait for each other at the start; JAX's own
+
+log = logging.getLogger('allyouneed.train')
+
+
+def connect(address: str | None = None, count: int | None = None, number: int | None = None) -> None:
+    """Joins this process to the others of its job, if there are any. Call it before anything touches a device.
+
+    Given nothing, a job is found where `srun` started several tasks (Slurm), on TPU pods and GKE, and in an indexed
+    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]), by JAX's own detection. Any other process,
+    one inside of an interactive allocation included, is on its own.
+
+    Args:
+      address: HOST:PORT of process 0, where all others can reach it.
+      count: processes in all.
+      number: this one's, from 0.
+
+    Raises:
+      UserError: if some but not all are given, one is impossible, or the others cannot be reached.
+    """
+    given = {'--coordinator_address': address, '--num_processes': count, '--process_id': number}
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == len(given):
+        options = detected(os.environ)
+        if options is None:
+            return check_devices()
+    elif missing:
+        raise UserError(f'{", ".join(missing)} is missing: of {", ".join(given)} give all, to each process its own id, '
+                        'or none')
+    else:
+        host, _, port = address.rpartition(':')
+        if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
+            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0')
+        if not 0 <= number < count:
+            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, as --num_processes={count}')
+        options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
+                   'cluster_detection_method': 'deactivate'}
+        log.info('process %d of %d: all meet at %s', number, count, address)
+        if number:
+            wait_for(host, int(port))
+    try:
+        jax.distributed.initialize(**options)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
+    check_devices()
+    if not is_leader():
+        logging.getLogger('allyouneed').setLevel(logging.ERROR)  # one of them tells what happens
+
+
+def check_devices() -> None:
+    """Raises UserError if JAX finds no device of the kind that it is told to use."""
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # the first without a word, of a platform's plugin that is not there
+        reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
+        raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
+                        'or leave it out') from None
+
+
+def wait_for(host: str, port: int) -> None:
+    """Returns when somebody listens there: JAX would end this process without a word that helps.
+
+    Raises:
+      UserError: if nobody does for so many seconds as PATIENCE says.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). Start '
+                                'it, at an address that it has and the others can reach') from None
+            time.sleep(0.5)
+
+
+def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Arguments of jax.distributed.initialize for the job that this process belongs to, or None if it is alone.
+
+    JAX could be asked at once, but counts the tasks of an allocation, not those that were started, and in a pod of
+    Kubernetes it insists on a Job.
+    """
+    tasks = int(environment.get('SLURM_STEP_NUM_TASKS', 0))
+    if tasks:
+        # JAX gives each task the one GPU of its number on the node: wrong for a task that is alone on its node and
+        # has all of them, and for one that Slurm already gave its own.
+        visible = environment.get('CUDA_VISIBLE_DEVICES', '')
+        alone = tasks == int(environment.get('SLURM_STEP_NUM_NODES', 0))
+        all_mine = visible and (alone or ',' not in visible)
+        devices = {'local_device_ids': list(range(visible.count(',') + 1))} if all_mine else {}
+        return {'cluster_detection_method': 'slurm', 'num_processes': tasks, **devices} if tasks > 1 else None
+    hosts = environment.get('TPU_PROCESS_ADDRESSES', environment.get('TPU_WORKER_HOSTNAMES', ''))
+    if ',' in hosts or int(environment.get('MEGASCALE_NUM_SLICES', 1)) > 1:
+        return {}
+    if 'JOB_COMPLETION_INDEX' in environment and importlib.util.find_spec('kubernetes'):
+        return {'cluster_detection_method': 'k8s'}
+    on_tpu_machine = importlib.util.find_spec('libtpu') and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
+    if on_tpu_machine and not hosts and 'TPU_SKIP_MDS_QUERY' not in environment:
+        return {'cluster_detection_method': 'gcetpu'}  # asks the machine's metadata for the others
+    return None
+
+
+def is_leader() -> bool:
+    """Whether this process is the one that writes metrics and logs."""
+    return jax.process_index() == 0
+
+
+def anywhere(flag: bool, step: int) -> bool:
+    """Whether `flag` holds in any process. Several compare theirs after every tenth step, and in between agree on no."""
+    if jax.process_count() == 1:
+        return flag
+    return step % 10 == 0 and bool(process_allgather(np.array(flag)).any())
+
+
+@contextlib.contextmanager
+def leader_first(what: str) -> Iterator[None]:
+    """The body runs in the leader, and when it is through with it, or has failed, in all others.
+
+    What the leader puts into a shared cache is thus made once.
+    """
+    def wait():
+        if jax.process_count() > 1:
+            multihost.sync_global_processes(what, processes=set(range(jax.process_count())), timeout=24 * 3600)
+
+    if not is_leader():
+        wait()
+    try:
+        yield
+    finally:
+        if is_leader():
+            wait()
