@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from absl import app, flags
 from absl import logging as absl_logging
 
-from errors import UserError, faults_in, full_disk_explained, little_memory_explained, no_recipe, option_like
+from configs.checks import no_recipe
+from configs.options import DEFAULTS, OPTIONS
+from errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from files import naming
 
 # Every script imports this file before it imports matplotlib, which looks at its backend then, and refuses one that it
@@ -170,14 +172,11 @@ def _no_config(recipe: str, error: BaseException) -> str:
 
 def _unknown_option(argv: list[str]) -> str:
     """What to say about the first --config.X=... for an option X that there is not."""
-    from configs import base  # every script imports this file before anything else
-    from configs.checks import flatten
-    options = flatten(base.get_config())
     for argument in argv:
         named = re.match(r'--?(?:no)?config\.([^=]+)', argument)
-        if named and named[1] not in options:
+        if named and named[1] not in DEFAULTS:
             return (f'--config.{named[1]}: the config has no such option'
-                    + (option_like(named[1], options) or '; configs/base.py has them all'))
+                    + (option_like(named[1], DEFAULTS) or '; configs/options.py has them all'))
     return ''
 
 
@@ -187,13 +186,12 @@ def _help(main: Callable, *, full: bool) -> None:
     if 'config' not in flags.FLAGS:
         return
     if not full:
-        print('\nOptions of the config are flags too, --config.model.num_layers=2: configs/base.py explains them, '
+        print('\nOptions of the config are flags too, --config.model.num_layers=2: docs/options.md explains them, '
               '--helpfull prints them,\nand train.py --config=... --print_config those of a recipe.')
         return
-    from configs import base
-    lines = inspect.getsource(base.get_config).splitlines()
-    print('\nOptions of the config, for --config.OPTION=VALUE, with the defaults of configs/base.py:\n')
-    print('\n'.join(lines[2:-1]))
+    print('\nOptions of the config, with their defaults, what they mean and what they may be:\n')
+    for option in OPTIONS:
+        print(f'  --config.{option.name}={option.default!r}:  {option.meaning} ({str(option.allowed).replace("`", "")})')
     print('\nFlags of the libraries:\n')
     own = flags.FLAGS.find_module_defining_flag('config')
     print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())

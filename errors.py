@@ -6,7 +6,6 @@ import errno
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 
 class UserError(Exception):
@@ -118,11 +117,3 @@ def option_like(option: str, options: Iterable[str]) -> str:
     if not near:
         return did_you_mean(option, options)
     return f': did you mean {max(ends[near[0]], key=lambda each: difflib.SequenceMatcher(None, option, each).ratio())}?'
-
-
-def no_recipe(path: str) -> str:
-    """What to say about a --config that is no file."""
-    recipes = [os.path.relpath(each) for each in (Path(__file__).parent / 'configs').glob('[!_]*.py')]
-    return f'--config={path} does not exist' + (
-        did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', recipes)
-        or ': give a recipe, for example configs/demo.py')

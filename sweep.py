@@ -35,7 +35,8 @@ from analysis.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_tab
 from analysis.pictures import save_figure
 from analysis.plots import plot_curves, plot_varied
 from command_line import run_script
-from configs.checks import check_config, config_from, flatten, outside, written
+from configs.checks import check_config, config_from, written
+from configs.options import Between, flatten
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
 from errors import UserError, did_you_mean, faults_in, option_like
@@ -56,7 +57,8 @@ HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a run.')
 GPUS = flags.DEFINE_integer('gpus', 1, 'slurm: devices of a run.')
 CPUS = flags.DEFINE_integer('cpus', 4, 'slurm: processor cores of a run.')
 MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory of a run, GB.')
-BOUNDS = ((JOBS, 1, 10_000), (HOURS, 0.02, 10_000), (GPUS, 0, 1000), (CPUS, 1, 10_000), (MEMORY, 1, 100_000))
+BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
+          (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
 
 SCRIPTS = Path(__file__).parent
 TOLD = 10  # last lines of a run that failed
@@ -69,8 +71,8 @@ log = logging.getLogger('allyouneed.sweep')
 def main() -> None:
     if not WORKDIR.value:
         raise UserError('--workdir is missing: give the directory that the sweep is to be kept in')
-    for flag, *bounds in BOUNDS:
-        if wanted := outside(flag.value, *bounds):
+    for flag, bounds in BOUNDS:
+        if wanted := bounds.problem(flag.value):
             raise UserError(f'--{flag.name}={flag.value} {wanted}')
     directory = expanded(WORKDIR.value)
     if REPORT.value:

@@ -34,14 +34,15 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from analysis.pictures import answer_figure
-from configs import base
-from configs.checks import check_fits, config_from, flatten
-from inference.run import answering
+from configs.checks import config_from
+from configs.options import DEFAULTS, flatten
+from inference.run import make_answerer
 from inference.scores import Evaluation
 from input_pipeline.batches import Plan, prefetch
 from input_pipeline.data import open_data
+from input_pipeline.problems import data_problems
 from input_pipeline.token_store import cache_folder
-from model.build import build_model
+from model.build import build_model, check_fits
 from training.checkpoints import Checkpoints, goodness, open_checkpoints
 from training.compiled import Compiled
 from training.loss import Sums
@@ -79,9 +80,9 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
-    config = config_from(CONFIG_FLAG, with_data=not PRINT_CONFIG.value)
     if PRINT_CONFIG.value:
-        return print_config(config)
+        return print_config(config_from(CONFIG_FLAG))
+    config = config_from(CONFIG_FLAG, data_problems)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     asked = flags.FLAGS['config'].override_values
     with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
@@ -97,14 +98,17 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         data = open_data(config, workdir if directory.resumed else None)
         directory.check_data(data)
         plan, validation = data.plan('train'), data.plan('validation')
-    check_fits(config, data.sizes)
+    try:
+        check_fits(config.model, data.sizes)
+    except ValueError as error:
+        raise UserError(f'config.{error}') from None
     module = build_model(config.model, **data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
                         objective=make_objective(config),
                         dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate)
-    model = answering(config, module, None, data.tokenizers, data.sizes)  # it has parameters while it is measured
+    model = make_answerer(config, module, None, data.tokenizers, data.sizes)  # it has parameters while it is measured
     model.spread = compiled.spread  # its searches use all devices too
     log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
     log.info('batches: %s', plan.describe())
@@ -245,10 +249,10 @@ def judged(progress: dict, value: float, evaluation: ConfigDict) -> dict:
 
 def print_config(config: ConfigDict) -> None:
     """stdout: every option as the flag that sets it, to be copied; stderr: which are not the defaults."""
-    options, default = flatten(config), flatten(base.get_config())
-    changed = [f'{option}={value}' for option, value in options.items() if value != default[option]]
+    options = flatten(config)
+    changed = [f'{option}={value}' for option, value in options.items() if value != DEFAULTS[option]]
     print('\n'.join(shlex.quote(f'--config.{option}={options[option]}') for option in options))
-    log.info('\n%d of %d options are not the defaults of configs/base.py: %s',
+    log.info('\n%d of %d options are not the defaults of configs/options.py: %s',
              len(changed), len(options), ', '.join(changed))
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import base
-from configs.checks import check_config, flatten
+from configs.checks import check_config
+from configs.options import flatten
 from configs.sweeps import differing, run_names, short_names
 from configs.versions import renamed, upgraded
 from errors import UserError

@@ -12,8 +12,8 @@ An option that is new, and whose default changes nothing, needs neither: it gets
 from collections.abc import Mapping
 from typing import Any
 
-from configs import base
-from configs.checks import flatten, unused
+from configs.checks import unused, written
+from configs.options import DEFAULTS, kind_problem
 from errors import UserError, option_like
 
 VERSION = 2
@@ -24,7 +24,7 @@ BEFORE: dict[int, dict[str, Any]] = {    # version -> {an option, by its name of
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """All options of today for what a config of `version` said, {'model.d_model': 512, ...}, in the order of base.py.
+    """All options of today for what a config of `version` said, {'model.d_model': 512, ...}, in the order of the table.
 
     Of an earlier version, options that mean nothing to its model, task or source have their defaults: they had no
     effect.
@@ -32,12 +32,17 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     Raises:
       UserError: if the version is none of ours, or an option is unknown or of another type.
     """
-    default, options = flatten(base.get_config()), renamed(options, version)
-    for name in options.keys() - default.keys():
-        raise UserError(f'there is no option {name}' + (option_like(name, default) or '; configs/base.py has them all'))
+    options = renamed(options, version)
+    for name, value in options.items():
+        if name not in DEFAULTS:
+            like = option_like(name, DEFAULTS) or '; configs/options.py has them all'
+            raise UserError(f'there is no option {name}{like}')
+        if problem := kind_problem(name, value):
+            raise UserError(f'{name}={written(value)}: {problem}, such as {DEFAULTS[name]!r}')
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
-    options = default | before | {name: _typed(name, value, default[name]) for name, value in options.items()}
-    return options | ({name: default[name] for name in unused(options)} if version < VERSION else {})
+    # A whole number does for another number, in JSON and on the command line.
+    options = DEFAULTS | before | {name: type(DEFAULTS[name])(value) for name, value in options.items()}
+    return options | ({name: DEFAULTS[name] for name in unused(options)} if version < VERSION else {})
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -52,12 +57,3 @@ def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     for later in range(version + 1, VERSION + 1):
         options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
     return dict(options)
-
-
-def _typed(name: str, value: Any, default: Any) -> Any:
-    """The value, if it is of its default's type; a whole number does for another number."""
-    if type(default) is float and type(value) is int:
-        value = float(value)
-    if type(value) is not type(default):
-        raise UserError(f'{name}={value!r}: must be of the type {type(default).__name__}, such as {default!r}')
-    return value

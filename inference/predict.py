@@ -10,7 +10,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Num, Shaped
 from ml_collections import ConfigDict
 
-from configs.checks import DECODING
+from configs.options import SEARCH_NUMBERS
 from errors import UserError
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
@@ -60,9 +60,9 @@ class Predictor:
           UserError: if the inputs are of another shape or type, or not finite, or too far from those of the training
             for the model to compute with; or if there is no such `batch_size`.
         """
-        least, most = DECODING['batch_size']
-        if not isinstance(batch_size, (int, np.integer)) or not least <= batch_size <= most:
-            raise UserError(f'batch_size={batch_size!r} must be a whole number from {least} to {most:,}')
+        bounds = SEARCH_NUMBERS['batch_size']
+        if not isinstance(batch_size, (int, np.integer)) or bounds.problem(batch_size):
+            raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
         inputs = as_inputs(inputs, self.shape, where)
         self.preprocessing.check_inputs(inputs, where)
         outputs = []

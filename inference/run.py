@@ -1,6 +1,6 @@
 """A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from configs.tasks import TASKS
 from errors import UserError
 from files import expanded
 from inference.generate import Generator
@@ -23,17 +24,24 @@ from training.checkpoints import Checkpoints
 from training.processes import check_devices
 from training.workdir import read_config
 
-Answering = Translator | Generator | Predictor
+Answerer = Translator | Generator | Predictor
 
 
-def answering(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
-              sizes: Mapping[str, Any]) -> Answering:
-    """A module with what turns its numbers into answers: what `config.task` calls for."""
-    if config.task == 'translation':
-        return Translator(module, params, tokenizers, config.data.max_length)
-    if config.task == 'language_model':
-        return Generator(module, params, tokenizers['text'], config.data.context, config.data.packing == 'packed')
-    return Predictor(module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape'])
+def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
+                  sizes: Mapping[str, Any]) -> Answerer:
+    """A module with what turns its numbers into answers: the answerer of the config's task."""
+    return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
+
+
+# The name of a task's answerer (configs/tasks.py) -> what makes it of a module and what is known of its data.
+ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
+    'translator': lambda module, params, tokenizers, sizes, data: Translator(
+        module, params, tokenizers, data.max_length),
+    'generator': lambda module, params, tokenizers, sizes, data: Generator(
+        module, params, tokenizers['text'], data.context, data.packing == 'packed'),
+    'predictor': lambda module, params, tokenizers, sizes, data: Predictor(
+        module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape']),
+}
 
 
 class Run:
@@ -55,7 +63,7 @@ class Run:
         tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, self.config.task)
         try:
             module = build_model(self.config.model, **sizes)
-            self.model = answering(self.config, module, params, tokenizers, sizes)
+            self.model = make_answerer(self.config, module, params, tokenizers, sizes)
             check_parameters(self.model, params)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(f'{workdir}: its config.json and {KEPT}/{SIZES} do not make the model of its checkpoint: '
@@ -64,11 +72,11 @@ class Run:
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
         """Translations in the order of `sentences`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Translator, 'translates').translate(sentences, self.options if options is None else options)
+        return self._text_model(Translator, 'translates').translate(sentences, options or self.options)
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
         """Continuations in the order of `prompts`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Generator, 'generates').generate(prompts, self.options if options is None else options)
+        return self._text_model(Generator, 'generates').generate(prompts, options or self.options)
 
     def data(self) -> Data:
         """The data that the run was trained on, opened again, with the run's own tokenizers."""
@@ -80,7 +88,7 @@ class Run:
         return self.model
 
 
-def check_parameters(model: Answering, params: Any) -> None:
+def check_parameters(model: Answerer, params: Any) -> None:
     """Raises ValueError, naming one, if `params` are not all the parameters of the model's module in their shapes."""
     fresh = jax.eval_shape(lambda inputs: nn.unbox(model.module.init(jax.random.key(0), **inputs)), model.example)
     wanted, there = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')

@@ -17,7 +17,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from configs.checks import DECODING, METHODS, outside
+from configs.options import METHODS, SEARCH_NUMBERS
 from errors import UserError
 from inference import search
 from input_pipeline.data import Data
@@ -103,13 +103,13 @@ class SearchOptions:
         def require(holds, message):
             if not holds:
                 raise UserError(message)
-        require(self.method in METHODS, f'method={self.method!r} is not beam, greedy or sample')
-        for name, (least, most) in DECODING.items():
+        require(self.method in METHODS.choices, f'method={self.method!r} is not beam, greedy or sample')
+        for name, bounds in SEARCH_NUMBERS.items():
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
             require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
                     f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
-            wanted = outside(getattr(self, name), least, most)
-            require(not wanted, f'{name}={getattr(self, name)} {wanted}{HINTS.get(name, "")}')
+            wanted = bounds.problem(value)
+            require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
         require(self.method != 'greedy' or self.n_best == 1, 'greedy search has one result: use n_best=1 or method=beam')

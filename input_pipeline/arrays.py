@@ -19,14 +19,12 @@ from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
 
-ARRAY_SOURCES = ('builtin', 'files', 'tfds')
 MOST_CLASSES = 100_000
 # A model squares its numbers and float32 ends at 3.4e38: so far from the mean, in standard deviations, may one be, ...
 FARTHEST = 1e12
 # ... and so large may a mean or a deviation be; numbers as many deviations from the mean are float32's, too.
 LARGEST_SCALE = 1e26
 SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and at last is 0
-BUILTIN = ('digits', 'dynamics', 'pendulum')
 
 Inputs = Num[np.ndarray, 'examples *space channels']
 Targets = Num[np.ndarray, 'examples *values']
@@ -77,16 +75,16 @@ class ArrayData:
       parts: the splits that are cut off the training split.
     """
 
-    def __init__(self, load: Callable[[str], Examples], task: str, classes: list[str] | None = None,
+    def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
                  parts: tuple[str, ...] = (), share: float = 0.0):
         """
         Args:
           load: reads a split.
-          task: 'classification', whose targets are whole numbers, or 'regression', whose are values, whole or not.
+          labelled: whether the targets are classes, whole numbers, or values, whole or not.
           classes: their names, otherwise 0, 1, ...
           parts, share: splits that are cut off the training split: see input_pipeline/held_out.py.
         """
-        self._load, self._task, self._names, self.parts, self._share = load, task, classes, parts, share
+        self._load, self._labelled, self._names, self.parts, self._share = load, labelled, classes, parts, share
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
@@ -107,7 +105,7 @@ class ArrayData:
 
     @functools.cached_property
     def classes(self) -> list[str] | None:
-        if self._task == 'regression':
+        if not self._labelled:
             return None
         return self._names or [str(number) for number in range(int(self.targets('train').max()) + 1)]
 
@@ -135,7 +133,7 @@ class ArrayData:
         """The examples of the training files that are for `split`. Of every class one at least is trained on."""
         inputs, targets, where = self._whole('train')
         keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
-        kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._task == 'classification' else ()
+        kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
         held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
         members = np.array([held_out.split(each) == split for each in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
@@ -153,7 +151,7 @@ class ArrayData:
                             '[n, values]')
         inputs = inputs if inputs.dtype == np.uint8 else single(inputs, f'{where}: inputs')
         values = single(targets, f'{where}: targets')
-        if self._task == 'regression':
+        if not self._labelled:
             return Examples(inputs, values.reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
             raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
@@ -212,31 +210,33 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
                         f'its standard deviation {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
 
 
-def open_arrays(data: ConfigDict, task: str) -> ArrayData:
+def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
     """The data set that `config.data` describes: `source`, and what that source needs of the rest. The task, and not
-    the type of the targets, says whether they are classes ('classification') or values ('regression').
+    the type of the targets, says whether they are classes (`labelled`) or values.
 
     Raises:
       UserError: if there is no such source, folder or dataset.
     """
-    if data['source'] == 'builtin':
-        return open_builtin(data['name'], data['seed'], task)
-    if data['source'] == 'files':
-        share = data['validation_share']
-        load, parts = open_folder(expanded(data['dir']), share)
-        return ArrayData(load, task, parts=parts, share=share)
-    if data['source'] == 'tfds':
-        return open_tfds_images(data['name'], data['dir'], dict(data['splits']), task)
-    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(ARRAY_SOURCES)}')
+    if data['source'] not in SOURCES:
+        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
+    return SOURCES[data['source']](data, labelled)
 
 
-def open_builtin(name: str, seed: int, task: str) -> ArrayData:
+def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
+    """Arrays from a folder of .npz, .npy or IDX files: see input_pipeline/array_files.py."""
+    share = data['validation_share']
+    load, parts = open_folder(expanded(data['dir']), share)
+    return ArrayData(load, labelled, parts=parts, share=share)
+
+
+def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
     """Scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
-    make = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}.get(name)
-    if make is None:
-        raise UserError(f'config.data.name={name!r} is not one of {", ".join(BUILTIN)} (source=builtin)')
-    splits = make(seed)
-    return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'), task,
+    name = data['name']
+    makers = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
+    if name not in makers:
+        raise UserError(f'config.data.name={name!r} is not one of {", ".join(makers)} (source=builtin)')
+    splits = makers[name](data['seed'])
+    return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'), labelled,
                      list(dynamics.SYSTEMS) if name == 'dynamics' else None)
 
 
@@ -258,8 +258,9 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
             for split, members in (('train', train), ('validation', validation), ('test', test))}
 
 
-def open_tfds_images(name: str, folder: str, names: Mapping[str, str], task: str) -> ArrayData:
+def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
     """A TensorFlow Datasets dataset of equally large images with a label each: mnist, fashion_mnist, cifar10, ..."""
+    name, folder, names = data['name'], data['dir'], dict(data['splits'])
     builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
     image, label = (builder.info.features[feature] for feature in ('image', 'label'))
     if None in image.shape or not getattr(label, 'names', None):
@@ -272,7 +273,12 @@ def open_tfds_images(name: str, folder: str, names: Mapping[str, str], task: str
         images = np.stack([record['image'] for record in records]) if records else np.empty((0, *image.shape))
         return Examples(images, np.array([record['label'] for record in records], np.int32), f'{name} {names[split]}')
 
-    return ArrayData(load, task, list(label.names))
+    return ArrayData(load, labelled, list(label.names))
+
+
+# A source of examples: the value of config.data.source -> what opens it.
+SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
+    'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 
 
 class ArrayPlan:

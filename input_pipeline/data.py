@@ -1,14 +1,15 @@
-"""From `config` to what is trained on: for each task its data, their batches, and what a run must keep of them."""
+"""From `config` to what is trained on: each kind of data, its batches, and what a run must keep of it."""
 
 import dataclasses
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
 
+from configs.tasks import TASKS
 from errors import UserError
 from files import read_json, write_text
 from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
@@ -34,6 +35,7 @@ AS_WRITTEN = 'Give a run directory as training wrote it'
 @runtime_checkable
 class Data(Protocol):
     """What a task is trained on."""
+    needed: ClassVar[frozenset[str]]  # names of `sizes`
     sizes: dict[str, Any]  # what a model must know of the data, as JSON
     tokenizers: dict[str, Tokenizer]  # by the side of the text that they are for
 
@@ -58,7 +60,7 @@ def open_data(config: ConfigDict, run: Path | None = None) -> Data:
     """
     if run:
         read_sizes(run, config.task)
-    return TASKS[config.task].data(config, run / KEPT if run else None)
+    return DATA[TASKS[config.task].data](config, run / KEPT if run else None)
 
 
 def read_sizes(run: Path, task: str) -> dict[str, Any]:
@@ -67,16 +69,18 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     Raises:
       UserError: if that is not there, or damaged.
     """
-    sizes = _read_sizes(run / KEPT)
-    if missing := TASKS[task].sizes - sizes.keys():
+    sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
+    if missing := data.needed - sizes.keys():
         raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
-    if TASKS[task].sizes == _EXAMPLES and (wrong := _contradiction(sizes, task)):
+    if issubclass(data, ExampleData) and (wrong := _contradiction(sizes, data.labelled, task)):
         raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
     return sizes
 
 
 class PairData:
     """Sentence pairs: translation."""
+
+    needed = frozenset({'source_vocab_size', 'target_vocab_size'})
 
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
@@ -119,6 +123,8 @@ class PairData:
 class DocumentData:
     """Documents: language models."""
 
+    needed = frozenset({'vocab_size'})
+
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else document_tokenizers(
@@ -150,10 +156,13 @@ class DocumentData:
 
 
 class ExampleData:
-    """Images and time series: classification and regression."""
+    """Images and time series, to be sorted into classes (`labelled`) or measured."""
+
+    needed = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
+    labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None):
-        self._config, self.arrays = config, open_arrays(config.data, config.task)
+        self._config, self.arrays = config, open_arrays(config.data, self.labelled)
         self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
                                           'preprocessing': dataclasses.asdict(self.arrays.preprocessing)}
         self.tokenizers = {}
@@ -177,28 +186,21 @@ class ExampleData:
         _keep_sizes(folder, self.sizes)
 
 
-class Task(NamedTuple):
-    """A kind of data and the options that it takes."""
-    data: Callable[[ConfigDict, Path | None], Data]
-    options: dict[str, frozenset[str]]  # of config.data and config.batch
-    sizes: frozenset[str]  # what a model must know
+class LabelledData(ExampleData):
+    """Examples with a class each."""
+
+    labelled = True
 
 
-_COMMON = {'source', 'dir', 'name', 'splits', 'seed'}
-_EXAMPLES = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
-_ARRAYS = {'data': frozenset({*_COMMON, 'validation_share', 'crop', 'flip'}), 'batch': frozenset({'rows'})}
-TASKS = {
-    'translation': Task(PairData, {
-        'data': frozenset({*_COMMON, 'plain_spaces', 'validation_share', 'source_lang', 'target_lang', 'max_length',
-                           'tokenizer'}),
-        'batch': frozenset({'tokens', 'buckets'})}, frozenset({'source_vocab_size', 'target_vocab_size'})),
-    'language_model': Task(DocumentData, {
-        'data': frozenset({*_COMMON, 'file', 'documents', 'feature', 'context', 'packing', 'validation_share',
-                           'tokenizer'}),
-        'batch': frozenset({'rows'})}, frozenset({'vocab_size'})),
-    'classification': Task(ExampleData, _ARRAYS, _EXAMPLES),
-    'regression': Task(ExampleData, _ARRAYS, _EXAMPLES),
-}
+class MeasuredData(ExampleData):
+    """Examples with values."""
+
+    labelled = False
+
+
+# The name of a task's data (configs/tasks.py) -> its class.
+DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] = {
+    'pairs': PairData, 'documents': DocumentData, 'classes': LabelledData, 'values': MeasuredData}
 
 
 def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
@@ -266,10 +268,10 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and not any(unicodedata.category(each) in ('Cc', 'Cs', 'Zl', 'Zp') for each in value)
 
 
-def _contradiction(sizes: dict[str, Any], task: str) -> str | None:
+def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
     """What does not belong together in the sizes of images or series."""
     classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
-    if (classes is None) != (task == 'regression'):
+    if (classes is None) == labelled:
         return f'classes={str(classes)[:200]}, but config.json says task={task}'
     if classes is not None and len(classes) != outputs:
         return f'{len(classes)} classes, but outputs={outputs}'

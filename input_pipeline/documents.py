@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,9 +26,6 @@ from input_pipeline.sources import (
     tfds_files,
     tfds_text,
 )
-
-DOCUMENT_SOURCES = ('builtin', 'files', 'tfds')
-DOCUMENT_KINDS = ('file', 'line', 'blank_line')
 
 log = logging.getLogger('allyouneed.data')
 
@@ -50,19 +47,23 @@ def open_documents(data: ConfigDict) -> Documents:
     Raises:
       UserError: if there is no such source, file or dataset.
     """
-    names = dict(data['splits'])
-    if data['source'] == 'builtin':
-        return LibraryDocuments(Path(sysconfig.get_paths()['stdlib']))
-    if data['source'] == 'files':
-        if bool(data['file']) == bool(data['dir']):
-            raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
-        if data['file']:
-            return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
-        return FileDocuments(expanded(data['dir']), data['documents'], names, data['validation_share'])
-    if data['source'] == 'tfds':
-        return TfdsDocuments(data['name'], data['dir'], data['feature'], names)
-    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(DOCUMENT_SOURCES)}, '
-                    'where documents come from')
+    if data['source'] not in SOURCES:
+        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}, '
+                        'where documents come from')
+    return SOURCES[data['source']](data)
+
+
+def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
+    """The documents of data.source=files: of one file, or of a folder of splits.
+
+    Raises:
+      UserError: if it is not there, or both are asked for.
+    """
+    if bool(data['file']) == bool(data['dir']):
+        raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
+    if data['file']:
+        return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
+    return FileDocuments(expanded(data['dir']), data['documents'], dict(data['splits']), data['validation_share'])
 
 
 class FileDocuments:
@@ -228,6 +229,15 @@ class LibraryDocuments:
     def fingerprint(self, split: str) -> dict[str, Any]:
         digest = hashlib.sha256(repr(self._modules[split]).encode()).hexdigest()
         return {'source': 'standard library', 'split': split, 'sha256': digest}
+
+
+# A source of documents: the value of config.data.source -> what opens it. One that reads files has `files` and the like of
+# FileDocuments, and is looked at before anything is made (input_pipeline/problems.py).
+SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
+    'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
+    'files': open_files,
+    'tfds': lambda data: TfdsDocuments(data['name'], data['dir'], data['feature'], dict(data['splits'])),
+}
 
 
 def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:

@@ -2,22 +2,23 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from configs.checks import data_can_be_looked_for
+from configs.tasks import SUBWORDS, TASKS
 from errors import UserError, told
 from files import expanded
 from input_pipeline.arrays import open_arrays
-from input_pipeline.data import TASKS
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
-from input_pipeline.sources import TextCorpus, open_corpus
+from input_pipeline.sources import Corpus, TextCorpus, open_corpus
 from input_pipeline.token_store import cache_folder, document_tokenizers, tokenizers_for
-from input_pipeline.tokenizer import KINDS, NORMALIZATIONS, SUBWORDS
 
 SMALL = 10_000_000  # bytes of files that are read to their end; in larger ones the first lines are looked at
 FIRST_LINES = 1000
+ELSEWHERE = ('builtin', 'tfds')  # sources that read no files of the user's
 SPLITS = ('train', 'validation', 'test')
 
 
@@ -29,24 +30,30 @@ def data_problems(config: ConfigDict, others: Sequence[str] = ()) -> list[str]:
     something is wrong anyway, here or among the `others`, a vocabulary is learned from text that is small, into the
     cache, for that would fail next. TFDS tells of its own when it is opened, since it may have to prepare a dataset.
     """
-    if config.task not in TASKS or config.data.source != 'files' or not (config.data.dir or config.data.file):
+    named = data_can_be_looked_for(config) and bool(config.data.dir or config.data.file)
+    if not named or config.data.source in ELSEWHERE:
         return []  # what is built in lacks nothing, and the `others` tell the rest
-    text = config.task in ('translation', 'language_model')
-    found = _text_problems(config, others) if text else _array_problems(config)
-    return list(dict.fromkeys(found))  # what holds for several splits is told once
+    find = PROBLEMS[TASKS[config.task].data]
+    return list(dict.fromkeys(find(config, others)))  # what holds for several splits is told once
 
 
-def _text_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
-    opened, learn = {'translation': (open_corpus, tokenizers_for),
-                     'language_model': (open_documents, document_tokenizers)}[config.task]
+def _pair_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
+    return _text_problems(config, others, open_corpus, tokenizers_for)
+
+
+def _document_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
+    return _text_problems(config, others, open_documents, document_tokenizers)
+
+
+def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callable, learn: Callable) -> list[str]:
     try:
-        text = opened(config.data)
+        text = open_text(config.data)
     except UserError as error:
         return [str(error)]
     splits = SPLITS if 'test' in text.parts or text.has_files('test') else SPLITS[:2]
     found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
-    possible = settings.kind in KINDS and settings.normalization in NORMALIZATIONS and (
+    possible = settings.kind in TASKS[config.task].tokenizers and (
         settings.kind not in SUBWORDS or settings.vocab_size > 260)  # which the `others` tell
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += told(lambda: learn(text, settings, cache_folder(config.cache_dir)))
@@ -55,7 +62,7 @@ def _text_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
 
 def _look_at(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
     """Raises UserError for what is wrong with the files of a split of sentence pairs or documents."""
-    pairs = isinstance(text, TextCorpus)
+    pairs = isinstance(text, Corpus)
     if not _is_small(text.files(split)):
         if pairs and split not in text.parts:  # a document may be as large as the file
             list(itertools.islice(text.all_pairs(split), FIRST_LINES))
@@ -65,10 +72,10 @@ def _look_at(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
         raise UserError(f'the {split} split has no text. Looked at: {text.fingerprint(split)}')
 
 
-def _array_problems(config: ConfigDict) -> list[str]:
+def _array_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
     folder = expanded(config.data.dir)
     try:
-        arrays = open_arrays(config.data, config.task)
+        arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
     except UserError as error:
         return [str(error)]
     if not _is_small([path for path in folder.iterdir() if path.is_file()]):
@@ -80,3 +87,8 @@ def _array_problems(config: ConfigDict) -> list[str]:
 
 def _is_small(files: Sequence[Path]) -> bool:
     return sum(file.stat().st_size for file in files) <= SMALL
+
+
+# The name of a task's data (configs/tasks.py) -> what finds its problems.
+PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str]], list[str]]] = {
+    'pairs': _pair_problems, 'documents': _document_problems, 'classes': _array_problems, 'values': _array_problems}

@@ -24,7 +24,6 @@ from input_pipeline import builtin
 from input_pipeline.held_out import HeldOut, text_key, without_files
 
 Pair = tuple[str, str]
-SOURCES = ('builtin', 'files', 'tfds')
 
 
 @runtime_checkable
@@ -44,15 +43,9 @@ def open_corpus(data: ConfigDict) -> Corpus:
     Raises:
       UserError: if there is no such source, file or dataset.
     """
-    names = dict(data['splits'])
-    languages = data['source_lang'], data['target_lang']
-    if data['source'] == 'builtin':
-        return BuiltinCorpus(*languages, seed=data['seed'], plain_spaces=data['plain_spaces'])
-    if data['source'] == 'files':
-        return TextCorpus(expanded(data['dir']), *languages, names, data['validation_share'])
-    if data['source'] == 'tfds':
-        return TfdsCorpus(data['name'], data['dir'], *languages, names)
-    raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
+    if data['source'] not in SOURCES:
+        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
+    return SOURCES[data['source']].from_config(data)
 
 
 class BuiltinCorpus:
@@ -60,6 +53,10 @@ class BuiltinCorpus:
 
     `plain_spaces`: of the source sentences with no-break spaces, the share that has plain ones in their place.
     """
+
+    @classmethod
+    def from_config(cls, data: ConfigDict) -> 'BuiltinCorpus':
+        return cls(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces'])
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
         try:
@@ -90,6 +87,11 @@ class TextCorpus:
     Attributes:
       parts: the splits that are cut off the training files.
     """
+
+    @classmethod
+    def from_config(cls, data: ConfigDict) -> 'TextCorpus':
+        return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], dict(data['splits']),
+                   data['validation_share'])
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
@@ -169,6 +171,10 @@ class TextCorpus:
 class TfdsCorpus:
     """A TensorFlow Datasets translation dataset."""
 
+    @classmethod
+    def from_config(cls, data: ConfigDict) -> 'TfdsCorpus':
+        return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], dict(data['splits']))
+
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so only where it is used)
         self._languages, self._names = (source_lang, target_lang), names
@@ -190,6 +196,12 @@ class TfdsCorpus:
     def _reading(self, split: str) -> contextlib.AbstractContextManager:
         return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
                            f'{self._builder.data_dir}')
+
+
+# A source of sentence pairs: the value of config.data.source -> its class. One that reads files has `files` and the like of
+# TextCorpus, and is looked at before anything is made (input_pipeline/problems.py).
+SOURCES: Mapping[str, type[BuiltinCorpus | TextCorpus | TfdsCorpus]] = {
+    'builtin': BuiltinCorpus, 'files': TextCorpus, 'tfds': TfdsCorpus}
 
 
 def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> Any:

@@ -25,9 +25,6 @@ from files import read_bytes
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
 SPACE = '\u2581'  # how SentencePiece writes a space; a real one in the text is spelled out in bytes
-NORMALIZATIONS = ('identity', 'nfkc')
-SUBWORDS = ('bpe', 'unigram')
-KINDS = (*SUBWORDS, 'char', 'byte')
 
 # Where a long text may be cut without any change to its subwords: these hold no line break, and no space behind
 # something else. (Inside a word of more than 65,536 characters is the exception.)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
-from model.patches import PatchTransformer
+from model.patches import PatchTransformer, grid_sinusoids, patch_grid
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
 
@@ -18,27 +18,20 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, what it can be trained for, and the options of config.model that it takes."""
+    """An architecture: its module, and the section of config.model that holds options of its own ('': none).
+
+    An attribute of the module, or of its `config` (BlockConfig), is the option of the same name, of config.model or of
+    that section.
+    """
     module: Callable[..., nn.Module]
-    tasks: tuple[str, ...]
-    own: frozenset[str]        # options that are attributes of the module
-    group: str = ''            # name of the sub-dict of config.model with more attributes
-    blocks: bool = True        # is stacked from blocks, and so takes the options of BlockConfig
-
-    def options(self) -> frozenset[str]:
-        """Names of config.model that mean something to this architecture."""
-        return self.own | (BLOCK if self.blocks else {'dtype'}) | {'kind'} | ({self.group} if self.group else set())
+    section: str = ''
 
 
-KINDS = {
-    'transformer': Kind(Transformer, ('translation',),
-                        frozenset({'num_layers', 'share_embeddings', 'max_length', 'remat'})),
-    'rnnsearch': Kind(RNNSearch, ('translation',), frozenset({'d_model', 'share_embeddings', 'dropout'}),
-                      group='recurrent', blocks=False),
-    'language_model': Kind(LanguageModel, ('language_model',),
-                           frozenset({'num_layers', 'tie_embeddings', 'max_length', 'remat'})),
-    'patches': Kind(PatchTransformer, ('classification', 'regression'), frozenset({'num_layers', 'remat'}),
-                    group='patches'),
+MODELS = {
+    'transformer': Kind(Transformer),
+    'rnnsearch': Kind(RNNSearch, 'recurrent'),
+    'language_model': Kind(LanguageModel),
+    'patches': Kind(PatchTransformer, 'patches'),
 }
 
 
@@ -48,14 +41,23 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
     Raises:
       ValueError: if sizes do not fit each other.
     """
-    kind = KINDS[model['kind']]
-    options = {name: model[name] for name in kind.own}
-    if kind.group:
-        options |= dict(model[kind.group])
-    dtype = jnp.dtype(model['dtype'])
-    if kind.blocks:
-        options['config'] = BlockConfig(**{name: model[name] for name in BLOCK - {'dtype'}}, dtype=dtype)
-    else:
-        options['dtype'] = dtype
-    known = inspect.signature(kind.module).parameters
-    return kind.module(**options, **{name: size for name, size in sizes.items() if name in known})
+    kind = MODELS[model['kind']]
+    attributes = inspect.signature(kind.module).parameters
+    given = {**model, **(model[kind.section] if kind.section else {}), **sizes, 'dtype': jnp.dtype(model['dtype'])}
+    if 'config' in attributes:
+        given['config'] = BlockConfig(**{name: given[name] for name in BLOCK})
+    return kind.module(**{name: value for name, value in given.items() if name in attributes})
+
+
+def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    """Raises ValueError, 'OPTION: why', for an option of `config.model` that does not fit the data of these `sizes`."""
+    if MODELS[model['kind']].module is not PatchTransformer:
+        return
+    option = 'model.patches.patch'
+    try:
+        counts, _ = patch_grid(tuple(sizes['shape'][:-1]), model['patches']['patch'])
+        option = 'model.d_model'
+        if model['position'] == 'sinusoidal':
+            grid_sinusoids((1,) * len(counts), model['d_model'])
+    except ValueError as error:
+        raise ValueError(f'{option}: {error}') from None

@@ -43,7 +43,7 @@ def run(*arguments, body='pass'):
     (['--config.peak=2'], NO_OPTION.format('peak') + ': did you mean optimizer.peak?'),
     (['--config.eval.evry', '5'], NO_OPTION.format('eval.evry') + ': did you mean eval.every?'),
     (['--noconfig.model.remta'], NO_OPTION.format('model.remta') + ': did you mean model.remat?'),
-    (['--config.zzz=2'], NO_OPTION.format('zzz') + '; configs/base.py has them all'),
+    (['--config.zzz=2'], NO_OPTION.format('zzz') + '; configs/options.py has them all'),
     (['--config.model.num_layers=x'], "--config.model.num_layers=x: invalid literal for int() with base 10: 'x'"),
     (['--config.model.num_layers=2.5'], "--config.model.num_layers=2.5: invalid literal for int() with base 10: '2.5'"),
     (['--config.model.dropout=x'], "--config.model.dropout=x: could not convert string to float: 'x'"),
@@ -64,9 +64,9 @@ def test_mistaken_flag_is_one_line_and_status_2(arguments, message):
 def test_help_shows_our_flags_first_and_where_the_options_are():
     short, full = run('--help'), run('--helpfull')
     assert short.returncode == full.returncode == 0 and short.stderr == ''
-    assert short.stdout.index('--config: The recipe') < short.stdout.index('configs/base.py explains them')
+    assert short.stdout.index('--config: The recipe') < short.stdout.index('docs/options.md explains them')
     assert len(short.stdout.splitlines()) < 30
-    assert full.stdout.index('--step') < full.stdout.index('model.num_heads = 8') < full.stdout.index('absl.logging')
+    assert full.stdout.index('--step') < full.stdout.index('--config.model.num_heads=8:') < full.stdout.index('absl.logging')
 
 
 def test_a_script_may_take_one_argument():

@@ -21,7 +21,7 @@ import sacrebleu
 import inference
 from analysis.compare import load_runs
 from configs import base
-from configs.checks import flatten
+from configs.options import flatten
 from errors import UserError
 from inference.scores import read_table
 from inference.text import SearchOptions, search_options
@@ -116,7 +116,7 @@ def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path
     assert printed.returncode == 0 and not (tmp_path / 'run').exists()
     options = shlex.split(printed.stdout.decode())
     assert len(options) == len(flatten(base.get_config())) and set(arguments[2:]) <= set(options)
-    assert b'options are not the defaults of configs/base.py: ' in printed.stderr
+    assert b'options are not the defaults of configs/options.py: ' in printed.stderr
     again = script('train.py', '--config=configs/base.py', *options, '--print_config')
     assert again.stdout == printed.stdout
 

@@ -4,6 +4,7 @@ tests/runs/first.tar.gz is a run directory as the first version wrote it, stoppe
 the scores that the version itself gave: a translator of 1+1 layers that reverses what it reads, or would.
 """
 
+import dataclasses
 import json
 import tarfile
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 import inference
 from analysis.compare import load_runs, recorded_sweep
-from configs import base, checks, versions
-from configs.checks import flatten
+from configs import base, versions
+from configs.options import BY_NAME, DEFAULTS, Fraction, Option, Switch, flatten
 from errors import UserError
 from inference.text import search_options
 from tests.tiny_run import start, steps
@@ -79,18 +80,14 @@ def test_it_resumes_and_is_of_today_then(first):
 @pytest.fixture
 def tomorrow(monkeypatch):
     """The options of a later version: one is new, one is new and had another effect before it, one has a new name."""
-    today = base.get_config
-
-    def get_config():
-        config = today()
-        config.train.smoothing = config.train.label_smoothing
-        del config.train['label_smoothing']
-        config.model.gate, config.train.fold = 0.5, True
-        return config
-
-    version = versions.VERSION + 1
-    monkeypatch.setattr(base, 'get_config', get_config)
-    monkeypatch.setattr(checks, 'FRACTIONS', tuple({*checks.FRACTIONS} - {'train.label_smoothing'}))
+    version, smoothing = versions.VERSION + 1, BY_NAME['train.label_smoothing']
+    for table in BY_NAME, DEFAULTS:
+        monkeypatch.delitem(table, smoothing.name)
+    for option in (dataclasses.replace(smoothing, name='train.smoothing'),
+                   Option('model.gate', 0.5, 'of a later version', Fraction()),
+                   Option('train.fold', True, 'of a later version', Switch())):
+        monkeypatch.setitem(BY_NAME, option.name, option)
+        monkeypatch.setitem(DEFAULTS, option.name, option.default)
     monkeypatch.setattr(versions, 'VERSION', version)
     monkeypatch.setitem(versions.RENAMED, version, {'train.label_smoothing': 'train.smoothing'})
     monkeypatch.setitem(versions.BEFORE, version, {'train.fold': False})
@@ -145,9 +142,9 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
     ({'version': '2'}, "its version is '2'"),
     ({'version': True}, 'its version is True'),
     ({'model__d_modle': 8}, 'there is no option model.d_modle: did you mean model.d_model?'),
-    ({'model__d_model': '8'}, "model.d_model='8': must be of the type int, such as 512"),
-    ({'model__d_model': 8.0}, 'model.d_model=8.0: must be of the type int'),
-    ({'model__dropout': True}, 'model.dropout=True: must be of the type float'),
+    ({'model__d_model': '8'}, "model.d_model='8': must be a whole number, such as 512"),
+    ({'model__d_model': 8.0}, 'model.d_model=8.0: must be a whole number'),
+    ({'model__dropout': True}, 'model.dropout=True: must be a number'),
     ({'model': 3}, 'model'),
     ({'model__num_heads': 3}, 'config.model.num_heads=3: must divide d_model=8'),
     ({'task': ['translation']}, 'task'),

@@ -12,7 +12,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from command_line import run_script
-from configs.checks import BOUNDS, config_from, outside
+from configs.checks import config_from
+from configs.options import MOST_STEPS, Between
 from errors import UserError
 from files import expanded
 from input_pipeline.data import open_data
@@ -30,7 +31,7 @@ def main() -> None:
         raise UserError('give either --config or --workdir')
     run = expanded(WORKDIR.value) if WORKDIR.value else None
     config = read_config(run) if run else config_from(CONFIG_FLAG)
-    if wanted := outside(STEP.value, 0, BOUNDS['train.steps'][1]):
+    if wanted := Between(0, MOST_STEPS).problem(STEP.value):
         raise UserError(f'--step={STEP.value} {wanted}')
     data = open_data(config, run)
     plan = data.plan('train')

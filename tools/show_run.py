@@ -11,15 +11,13 @@ from typing import Any
 
 from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
 from command_line import run_script
-from configs.checks import flatten
+from configs import recipes
+from configs.options import flatten
 from errors import UserError
 from files import expanded
 from training.checkpoints import Checkpoints, described, refuse_pipes
 from training.metrics import tensorboard
 from training.workdir import CONFIG
-
-RECIPES = Path(__file__).parent.parent / 'configs'
-NO_RECIPES = ('__init__', 'base', 'checks', 'versions')
 
 
 def main(folder: str) -> None:
@@ -63,8 +61,7 @@ def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     def changes(name):
         recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
         return {option: value for option, value in config.items() if recipe.get(option) != value}
-    changed = {name: changes(name) for name in sorted(path.stem for path in RECIPES.glob('*.py'))
-               if name not in NO_RECIPES}
+    changed = {path.stem: changes(path.stem) for path in recipes()}
     name = min(changed, key=lambda name: len(changed[name]))
     return f'configs/{name}.py', changed[name]
 

@@ -5,7 +5,7 @@
 `apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that
 is None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are
 divided once. The train step knows nothing else of an objective: a new one is a function here and a line in
-`make_objective`.
+`OBJECTIVES`, or, as R-Drop, in the function of its task there.
 """
 
 import functools
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 from ml_collections import ConfigDict
 
+from configs.tasks import TASKS
 from training.loss import Sums, cross_entropy, squared_error
 
 Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
@@ -38,11 +39,24 @@ def forward(module: nn.Module) -> Apply:
 
 
 def make_objective(config: ConfigDict) -> Objective:
-    """What a config trains for: squared error in a regression, otherwise cross-entropy, of one pass or by R-Drop."""
-    if config.task == 'regression':
-        return supervised(squared_error)
-    measure = functools.partial(cross_entropy, label_smoothing=config.train.label_smoothing)
-    return r_drop(measure, config.train.r_drop) if config.train.r_drop else supervised(measure)
+    """What a config trains for: its task's objective, with the options of config.train."""
+    return OBJECTIVES[TASKS[config.task].objective](config.train)
+
+
+def make_cross_entropy(train: ConfigDict) -> Objective:
+    """Cross-entropy of one pass, or of two by R-Drop."""
+    measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
+    return r_drop(measure, train.r_drop) if train.r_drop else supervised(measure)
+
+
+def make_squared_error(train: ConfigDict) -> Objective:
+    """Squared error, which has no options."""
+    return supervised(squared_error)
+
+
+# The name of a task's objective (configs/tasks.py) -> what makes it of config.train.
+OBJECTIVES: Mapping[str, Callable[[ConfigDict], Objective]] = {
+    'cross_entropy': make_cross_entropy, 'squared_error': make_squared_error}
 
 
 def supervised(measure: Measure) -> Objective:

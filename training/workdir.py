@@ -14,7 +14,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.checks import check_config, flatten
+from configs.checks import check_config
+from configs.options import BY_NAME, flatten
 from configs.versions import VERSION, upgraded
 from errors import UserError
 from files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
@@ -27,22 +28,6 @@ FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 LOCK = 'lock'
 OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS, 'checkpoints')  # what a run consists of, and nothing else may write
 SPLITS = ('train', 'validation')  # what training reads
-
-# The keys that another start of a run may change, since neither the parameters at a step nor what 'best' means depend
-# on them, each with what the user should know. 'section.' is all of a section. Every other key is refused.
-MAY_CHANGE = {
-    'cache_dir': '',
-    'data.dir': 'the data there is the same',
-    'data.file': 'the data there is the same',
-    'train.steps': '',
-    'train.log_every': '',
-    'train.skip_nonfinite': '',
-    'eval.every': '',
-    'eval.patience': '',
-    'checkpoint.': '',
-    'decode.': '',
-    'parallel.': 'the same batches, but sums in another order: results agree to rounding',
-}
 
 log = logging.getLogger('allyouneed.train')
 
@@ -200,8 +185,8 @@ def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, An
 
 
 def may_change(key: str) -> str | None:
-    """What is to be known of a change of `key`, or None if it must not change."""
-    return MAY_CHANGE.get(key, MAY_CHANGE.get(f'{key.partition(".")[0]}.'))
+    """What is to be known of a change of `key` when a run goes on, or None if it must not change."""
+    return BY_NAME[key].resume if key in BY_NAME else None
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:

@@ -3,9 +3,9 @@
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores
 """
 
+from configs.options import choices
 from configs.sweeps import over
-from model.attention import SCORES
 
 
 def get_sweep(config):
-    return over('model.score', SCORES)
+    return over('model.score', choices('model.score'))

@@ -7,7 +7,9 @@ The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64
 share of the recipe's. (D)'s dropout and label smoothing are the paper's own numbers.
 """
 
+from configs.options import flatten
 from configs.sweeps import over, product, zipped
+from configs.tasks import TASKS
 
 
 def get_sweep(config):
@@ -27,7 +29,7 @@ def get_sweep(config):
     d = (over('model.dropout', sorted({0.0, 0.2} - {model.dropout}))
          + over('train.label_smoothing', sorted({0.0, 0.2} - {config.train.label_smoothing})))
     e = over('model.position', {'learned'} - {model.position})
-    longest = config.data.context if config.task == 'language_model' else config.data.max_length
+    longest = flatten(config)[TASKS[config.task].longest or 'model.max_length']
     if longest > model.max_length:  # rows of the table
         e = product(e, over('model.max_length', [longest]))
     return [{}] + a + b + c + d + e

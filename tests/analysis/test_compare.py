@@ -9,7 +9,7 @@ import pytest
 from analysis.compare import LOGS, SWEEP, Spread, load_runs, results_table
 from analysis.plots import plot_curves, plot_varied
 from configs import base, demo
-from configs.checks import flatten
+from configs.options import flatten
 from configs.sweeps import product, run_names, seeds
 from errors import UserError
 from tools.show_run import describe, nearest_recipe

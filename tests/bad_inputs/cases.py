@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs.checks import flatten
+from configs.options import flatten
 
 ROOT = Path(__file__).parents[2]
 PIPES = ('_CHECKPOINT_METADATA', 'progress/metadata', 'state/_METADATA', 'state/_sharding', 'state/manifest.ocdbt',

@@ -10,11 +10,14 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import base, checks
+from configs.options import BY_NAME, OPTIONS, Between, Fraction, OneOf, Switch, Text, choices
+from configs.tasks import TASKS
 from errors import UserError
+from model.build import check_fits
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}
-                 - {'__init__', 'base', 'checks', 'versions'})
+                 - {'__init__', 'base', 'checks', 'options', 'tasks', 'versions'})
 
 
 def changed(values):
@@ -107,7 +110,7 @@ def test_impossible_value_is_named(values, key):
 def test_all_that_is_impossible_is_told_at_once_a_line_each():
     config = changed({'train.steps': 0, 'seed': -1, 'model.dropout': 1.5, 'model.num_heads': 7, 'data.context': 9})
     assert [line.partition('=')[0] for line in checks.config_problems(config)] == [
-        'config.seed', 'config.train.steps', 'config.model.dropout', 'config.data.context']
+        'config.seed', 'config.model.dropout', 'config.train.steps', 'config.data.context']
     with pytest.raises(UserError) as error:
         checks.check_config(config)
     assert str(error.value).splitlines() == checks.config_problems(config)
@@ -121,9 +124,9 @@ def test_all_that_is_impossible_is_told_at_once_a_line_each():
 ])
 def test_a_model_of_patches_that_does_not_fit_the_data_is_named(shape, values, key):
     config = changed(REGRESSION | {'model.position': 'sinusoidal'} | values)
-    with pytest.raises(UserError, match=rf'^config\.{re.escape(key)}: '):
-        checks.check_fits(config, {'shape': shape})
-    checks.check_fits(changed(REGRESSION | {'model.d_model': 64, 'model.patches.patch': 2}), {'shape': shape})
+    with pytest.raises(ValueError, match=rf'^{re.escape(key)}: '):
+        check_fits(config.model, {'shape': shape})
+    check_fits(changed(REGRESSION | {'model.d_model': 64, 'model.patches.patch': 2}).model, {'shape': shape})
 
 
 @pytest.mark.parametrize('option, word, meant', [
@@ -167,32 +170,40 @@ def test_an_option_without_a_meaning_is_refused(values, message):
         checks.check_config(changed(values))
 
 
-def test_what_decides_over_an_option_is_an_option_with_such_values():
-    keys = dict(leaves(base.get_config()))
-    for key, deciders in checks.ONLY_FOR.items():
-        assert key in keys
-        for other, values in deciders.items():
-            assert set(values) < set(checks.CHOICES[other]), (key, other)
+def test_what_decides_over_an_option_is_an_option_or_a_part_of_a_task_with_such_values():
+    for option in OPTIONS:
+        for decider, values in option.only.items():
+            part = decider.removeprefix('task.')
+            there = choices(decider) if part == decider else {getattr(task, part) for task in TASKS.values()}
+            assert set(values) < set(there), (option.name, decider)
+
+
+def test_what_a_task_needs_of_decoding_is_what_its_answerer_uses():
     for values in LANGUAGE | {'decode.batch_size': 9}, REGRESSION | {'decode.batch_size': 9}:
         checks.check_config(changed(values))
 
 
 @pytest.mark.parametrize('key, value', [
-    *((key, beyond) for key, (least, most) in checks.BOUNDS.items() for beyond in (least - 1, most + 1)),
+    *((key, beyond) for key, option in BY_NAME.items() if isinstance(option.allowed, Between)
+      for beyond in (option.allowed.least - 1, option.allowed.most + 1)),
     *((key, beyond) for key, value in leaves(base.get_config()) if isinstance(value, float)
       for beyond in (math.nan, math.inf, -math.inf)),
-    *((key, beyond) for key in checks.FRACTIONS for beyond in (-0.01, 1.0)), *((key, '?') for key in checks.CHOICES)])
+    *((key, beyond) for key, option in BY_NAME.items() if isinstance(option.allowed, Fraction) for beyond in (-0.01, 1.0)),
+    *((key, '?') for key, option in BY_NAME.items() if isinstance(option.allowed, OneOf))])
 def test_every_bound_holds(key, value):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: must '):
         checks.check_config(changed({key: value}))
 
 
 def test_every_number_has_a_bound_and_every_word_its_choices():
-    checked = {*checks.BOUNDS, *checks.FRACTIONS, *checks.CHOICES, 'eval.metric'}
-    free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name',
-            'data.file', 'data.feature',
-            'data.splits.train', 'data.splits.validation', 'data.splits.test'}
-    assert {key for key, value in leaves(base.get_config()) if not isinstance(value, bool)} - checked == free
+    free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
+            'data.splits.train', 'data.splits.validation', 'data.splits.test',
+            'eval.metric'}  # of which the task says what it may be
+    assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
+    kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}
+    for option in OPTIONS:
+        assert isinstance(option.default, kinds[type(option.allowed)]), option.name
+        assert not option.allowed.problem(option.default), option.name
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -14,8 +14,8 @@ from input_pipeline.arrays import open_arrays
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, options
 
 
-def read(folder, split='train', task='classification', **changes):
-    data = open_arrays(options(dir=str(folder), **changes), task)
+def read(folder, split='train', labelled=True, **changes):
+    data = open_arrays(options(dir=str(folder), **changes), labelled)
     return data.inputs(split), data.targets(split)
 
 
@@ -93,7 +93,7 @@ def write_npz(folder, **arrays):
 ])
 def test_npz_files(tmp_path, targets, expected, outputs, classes):
     write_npz(tmp_path, inputs=INPUTS, targets=targets)
-    data = open_arrays(options(dir=str(tmp_path)), 'classification' if classes else 'regression')
+    data = open_arrays(options(dir=str(tmp_path)), labelled=bool(classes))
     assert data.inputs('test').dtype == np.float32
     assert data.targets('test').dtype == (np.int32 if classes else np.float32)
     np.testing.assert_allclose(data.inputs('test'), INPUTS, rtol=1e-6)
@@ -131,7 +131,7 @@ def test_npz_mistakes(tmp_path, arrays, message):
 def test_values_that_cannot_be_trained_on(tmp_path, targets, message):
     write_npz(tmp_path, inputs=INPUTS, targets=targets)
     with pytest.raises(UserError, match=message):
-        read(tmp_path, task='regression')
+        read(tmp_path, labelled=False)
 
 
 class Canary:
@@ -251,7 +251,7 @@ def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
 @pytest.mark.parametrize('three', ['3', '3.0', '3e0'])
 def test_csv_targets_are_what_the_task_says(tmp_path, three):
     write_csv(tmp_path, 'series,x,target', f'a,1,{three}', 'b,2,4')
-    np.testing.assert_array_equal(read(tmp_path, task='regression')[1], np.float32([[3], [4]]), strict=True)
+    np.testing.assert_array_equal(read(tmp_path, labelled=False)[1], np.float32([[3], [4]]), strict=True)
     np.testing.assert_array_equal(read(tmp_path)[1], np.int32([3, 4]), strict=True)
     write_csv(tmp_path, 'series,x,target', 'a,1,3', 'b,2,3.5')
     with pytest.raises(UserError, match=r'train\.csv: class 3\.5 of example 1: classes are 0, 1'):

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.tasks import BUILTIN_ARRAYS
 from errors import UserError
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples
-from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, Preprocessing, open_arrays
+from input_pipeline.arrays import ArrayData, ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Part
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, assert_filled_up, options
 
 
-def in_memory(inputs, targets, task='classification', **others):
+def in_memory(inputs, targets, labelled=True, **others):
     """A data set whose splits are the same unless `others` has them."""
-    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'), task)
+    return ArrayData(lambda split: Examples(*others.get(split, (inputs, targets)), where=f'file of {split}'), labelled)
 
 
 def images(count=21, side=6, channels=1):
@@ -39,10 +40,10 @@ def image_data(count=21, **sizes):
 
 def open_builtin(name, **changes):
     return open_arrays(options(source='builtin', name=name, **changes),
-                       'regression' if name == 'pendulum' else 'classification')
+                       labelled=name != 'pendulum')
 
 
-@pytest.fixture(scope='module', params=BUILTIN)
+@pytest.fixture(scope='module', params=BUILTIN_ARRAYS)
 def builtin(request):
     return request.param, open_builtin(request.param)
 
@@ -84,12 +85,12 @@ def test_digits_are_split_evenly_and_apart():
 ])
 def test_unknown_sources(changes, message):
     with pytest.raises(UserError, match=message):
-        open_arrays(options(**changes), 'classification')
+        open_arrays(options(**changes), labelled=True)
 
 
 def test_folder_without_a_data_set(tmp_path):
     with pytest.raises(UserError, match=r'holds no data set\. It must hold train-images-idx3-ubyte .* or train\.csv'):
-        open_arrays(options(dir=str(tmp_path)), 'classification')
+        open_arrays(options(dir=str(tmp_path)), labelled=True)
 
 
 # Splits
@@ -113,7 +114,7 @@ def test_splits_must_fit_the_training_split(test, message):
 ])
 def test_numbers_too_large_to_be_standardised(inputs, targets, message):
     with pytest.raises(UserError, match=message):
-        in_memory(inputs, targets, 'regression').preprocessing  # noqa: B018
+        in_memory(inputs, targets, False).preprocessing  # noqa: B018
 
 
 @pytest.mark.parametrize('split', ['validation', 'test'])
@@ -121,7 +122,7 @@ def test_numbers_too_large_to_be_standardised(inputs, targets, message):
     ('inputs', INPUTS * 1e30, INPUTS[:, 0]), ('inputs', np.full_like(INPUTS, -3e38), INPUTS[:, 0]),
     ('targets', INPUTS, INPUTS[:, 0] * [1, 1e35])])
 def test_a_split_too_far_from_the_training_split(split, name, inputs, targets):
-    data = in_memory(INPUTS, INPUTS[:, 0], 'regression', **{split: (inputs, targets)})
+    data = in_memory(INPUTS, INPUTS[:, 0], False, **{split: (inputs, targets)})
     with pytest.raises(UserError, match=f'file of {split}: {name} cannot be standardised: number .* training split'):
         data.inputs(split)
 
@@ -129,7 +130,7 @@ def test_a_split_too_far_from_the_training_split(split, name, inputs, targets):
 @pytest.mark.parametrize('scale', [1.4e-45, 1e-40, 1e-30, 1.0, 1e24])
 def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
     raw = np.where(INPUTS.mean() < INPUTS, scale, 0)
-    data = in_memory(raw, raw[:, 0], 'regression')
+    data = in_memory(raw, raw[:, 0], False)
     with np.errstate(all='raise', under='ignore'):
         batch = ArrayPlan(data, 'train', rows=10, seed=None).batch(0)
     for array in batch['inputs']['inputs'], batch['targets']:
@@ -139,12 +140,12 @@ def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
 
 def test_a_split_has_as_many_values_as_the_training_split():
     with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
-        in_memory(INPUTS, INPUTS[:, 0], 'regression', test=(INPUTS, CLASSES)).targets('test')
+        in_memory(INPUTS, INPUTS[:, 0], False, test=(INPUTS, CLASSES)).targets('test')
 
 
 @pytest.mark.parametrize('kind', [np.int8, np.uint8, np.int64, np.float32, np.float64])
 def test_the_task_and_not_the_type_says_what_targets_are(kind):
-    classes, values = (in_memory(INPUTS, CLASSES.astype(kind), task) for task in ('classification', 'regression'))
+    classes, values = (in_memory(INPUTS, CLASSES.astype(kind), labelled) for labelled in (True, False))
     assert classes.classes == list('0123') and classes.targets('test').dtype == np.int32
     assert classes.targets('train').tolist() == CLASSES.tolist()
     assert values.classes is None and values.sizes['outputs'] == 1 and values.targets('test').dtype == np.float32
@@ -216,7 +217,7 @@ def prepared(tmp_path_factory):
 
 def open_tiny(folder, name='tiny_images', **splits):
     names = {'train': 'train[:80%]', 'validation': 'train[80%:]', 'test': 'test'} | splits
-    return open_arrays(options(source='tfds', name=name, dir=str(folder), splits=names), 'classification')
+    return open_arrays(options(source='tfds', name=name, dir=str(folder), splits=names), labelled=True)
 
 
 def test_tfds_images(prepared):
@@ -251,7 +252,7 @@ def test_images_become_minus_one_to_one():
 
 def test_channels_and_values_are_standardised_by_the_training_split():
     constant = np.concatenate([INPUTS, np.full((10, 7, 1), 5.0)], axis=-1)
-    data = in_memory(constant, INPUTS[:, 0], 'regression', test=(constant + 1, INPUTS[:, 1]))
+    data = in_memory(constant, INPUTS[:, 0], False, test=(constant + 1, INPUTS[:, 1]))
     preprocessing = Preprocessing(**json.loads(json.dumps(dataclasses.asdict(data.preprocessing))))
     inputs = preprocessing.inputs(data.inputs('train'))
     np.testing.assert_allclose(inputs.mean(axis=(0, 1)), 0, atol=1e-5)
@@ -351,7 +352,7 @@ def test_flip_mirrors_half_of_the_images():
 
 
 def test_values_are_standardised_in_batches():
-    plan = ArrayPlan(in_memory(INPUTS, INPUTS[:, 0], 'regression'), 'train', rows=16, seed=0)
+    plan = ArrayPlan(in_memory(INPUTS, INPUTS[:, 0], False), 'train', rows=16, seed=0)
     targets = plan.batch(0)['targets']
     assert targets.dtype == np.float32 and targets.shape == (16, 2)
     np.testing.assert_allclose(targets[:10].std(axis=0), 1, atol=1e-5)

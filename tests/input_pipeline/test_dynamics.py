@@ -23,12 +23,12 @@ def test_pendulum_swings_at_its_frequency():
                               np.stack([frequency, np.zeros(3)]), np.full(3, 0.05), 100)
     np.testing.assert_allclose(path[:, 0], 0.01 * np.cos(2 * np.pi * frequency * np.arange(100)[:, None] * 0.05),
                                atol=1e-5)
-    data = open_arrays(options(source='builtin', name='pendulum'), 'regression')
+    data = open_arrays(options(source='builtin', name='pendulum'), labelled=False)
     assert data.targets('train').std(axis=0).min() > 0.1
 
 
 def test_level_and_scale_of_dynamics_tell_nothing():
-    data = open_arrays(options(source='builtin', name='dynamics'), 'classification')
+    data = open_arrays(options(source='builtin', name='dynamics'), labelled=True)
     np.testing.assert_allclose(data.inputs('train').mean(axis=1), 0, atol=1e-5)
     np.testing.assert_allclose(data.inputs('train').std(axis=1), 1, atol=1e-5)
     assert np.bincount(data.targets('train')).min() > 600

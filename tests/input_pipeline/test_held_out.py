@@ -168,7 +168,7 @@ def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
         documents(tmp_path, documents='line')
 
 
-@pytest.mark.parametrize('opener', [open_corpus, open_documents, lambda data: open_arrays(data, 'regression')])
+@pytest.mark.parametrize('opener', [open_corpus, open_documents, lambda data: open_arrays(data, labelled=False)])
 def test_a_name_that_no_file_system_takes_is_no_folder(opener):
     with pytest.raises(UserError, match='is not a folder'):
         opened('x' * 5000, opener)
@@ -198,15 +198,15 @@ def numbers(data, split):
     return found.tolist()
 
 
-@pytest.mark.parametrize('task', ['classification', 'regression'])
+@pytest.mark.parametrize('labelled', [True, False], ids=['classes', 'values'])
 @pytest.mark.parametrize('kind', ['npz', 'csv'])
-def test_arrays_of_one_file_make_three_splits(tmp_path, task, kind):
+def test_arrays_of_one_file_make_three_splits(tmp_path, labelled, kind):
     if kind == 'npz':
         save(tmp_path)
     else:
         rows = [f'{number},{number},{number % 4}' for number in range(40) for _ in range(2)]
         (tmp_path / 'train.csv').write_text('\n'.join(['series,x,target', *rows]))
-    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), task)
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), labelled)
     parts = [numbers(data, split) for split in SPLITS]
     assert [len(part) for part in parts] == [32, 4, 4] and sorted(sum(parts, [])) == list(range(40))
     name, digest = data.fingerprint('validation')['files'][0]
@@ -217,7 +217,7 @@ def test_equal_inputs_stay_together_and_no_class_is_lost_to_training(tmp_path):
     inputs = np.arange(30).repeat(2)[:, None, None] * np.ones((1, 5, 2))
     targets = np.where(np.arange(60) < 54, 0, np.arange(60) // 2 - 26)  # the classes 1, 2 and 3 have one input each
     np.savez(tmp_path / 'train.npz', inputs=inputs, targets=targets)
-    data = open_arrays(options(dir=str(tmp_path), validation_share=0.4), 'classification')
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.4), labelled=True)
     parts = [set(data.inputs(split)[:, 0, 0].tolist()) for split in SPLITS]
     assert [len(part) for part in parts] == [6, 12, 12] and len(set.union(*parts)) == 30
     assert set(data.targets('train').tolist()) == {0, 1, 2, 3}
@@ -229,7 +229,7 @@ def test_only_arrays_without_files_are_cut_off(tmp_path, files, counts):
     save(tmp_path)
     for split in files:
         save(tmp_path, split, count=5, first=100)
-    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), 'classification')
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.1), labelled=True)
     assert [len(numbers(data, split)) for split in SPLITS[:len(counts)]] == counts
     if 'validation' in files:
         assert data.fingerprint('train')['files'][0][0] == 'train.npz'

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from configs.tasks import TOKENIZERS
 from errors import UserError
 from input_pipeline import token_store
 from input_pipeline.sources import TextCorpus
@@ -26,7 +27,7 @@ from input_pipeline.token_store import (
     open_store,
     tokenizers_for,
 )
-from input_pipeline.tokenizer import KINDS, ByteTokenizer
+from input_pipeline.tokenizer import ByteTokenizer
 from input_pipeline.windows import WindowPlan
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -369,7 +370,7 @@ def learn_documents(documents, cache, **options):
     return document_tokenizers(documents, ConfigDict(SETTINGS | options), cache)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_documents_go_round(kind, tmp_path, logged):
     tokenizers = learn_documents(ListedDocuments(DOCUMENTS), tmp_path, kind=kind)
     assert list(tokenizers) == ['text']

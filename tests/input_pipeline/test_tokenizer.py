@@ -16,9 +16,10 @@ import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configs.tasks import SUBWORDS, TOKENIZERS
 from errors import UserError
 from input_pipeline import tokenizer as tokenizer_module
-from input_pipeline.tokenizer import BOS, EOS, KINDS, PAD, SUBWORDS, UNK, ByteTokenizer, load_tokenizer, train_tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, load_tokenizer, train_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
 RANDOM = random.Random(0)
@@ -103,7 +104,7 @@ def test_reproducible_across_processes():
     assert done.stdout.strip() == hashlib.sha256(learn(kind='unigram').model).hexdigest()
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', TOKENIZERS)
 def test_pickled_and_saved(kind, tmp_path):
     tokenizer = learn(kind=kind)
     tokenizer.save(tmp_path / 'tokenizer.model')

@@ -73,8 +73,8 @@ def state_bytes(monkeypatch):
 def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch, state_bytes, monkeypatch):
     in_steps, at_fingerprints, evaluating = (
         watch(train.Compiled, 'train'), watch(checkpoints, 'fingerprints'), watch(train, 'evaluate'))
-    config, models, answering = config_of(tmp_path / 'cache', **MESHES[mesh]), [], train.answering
-    monkeypatch.setattr(train, 'answering', lambda *arguments: models.append(answering(*arguments)) or models[-1])
+    config, models, make = config_of(tmp_path / 'cache', **MESHES[mesh]), [], train.make_answerer
+    monkeypatch.setattr(train, 'make_answerer', lambda *arguments: models.append(make(*arguments)) or models[-1])
 
     # 4 steps, evaluated after every other one.
     start(tmp_path / 'run', config)

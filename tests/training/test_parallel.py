@@ -21,7 +21,7 @@ from inference.text import SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
-from model.build import KINDS, build_model
+from model.build import MODELS, build_model
 from model.transformer import Transformer
 from tests.tiny_run import outcome, start, tiny_config
 from training import mesh, processes
@@ -57,7 +57,7 @@ def test_parameters_and_moments_are_spread_as_the_rules_say():
     assert shardings.opt_state[0].mu == shardings.params
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', MODELS)
 def test_every_matrix_of_every_model_names_its_axes(kind):
     options = base.get_config().model
     options.update(kind=kind, num_layers=1, d_model=16, d_ff=32, num_heads=2, share_embeddings='none',

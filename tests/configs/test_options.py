@@ -1,0 +1,81 @@
+"""The table of options and that of tasks say what is there, and the page of all options says what they say."""
+
+import inspect
+import re
+
+import pytest
+
+from configs import base
+from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, decisive, flatten
+from configs.tasks import METRICS, TASKS, is_better
+from inference.run import ANSWERERS
+from input_pipeline import arrays, documents, problems, sources
+from input_pipeline.data import DATA
+from model import attention, blocks, embedding, patches, positional, recurrent
+from model.build import BLOCK, MODELS
+from tools import options_page
+from training import compiled, mesh, optimizer
+from training.objective import OBJECTIVES
+
+
+def test_defaults_are_those_of_the_table_and_no_option_is_there_twice():
+    assert flatten(base.get_config()) == DEFAULTS
+    assert len(BY_NAME) == len(OPTIONS)
+    assert {name.rpartition('.')[0] for name in BY_NAME} == set(SECTIONS)
+    assert all(option.meaning and not option.meaning.endswith('.') for option in OPTIONS)
+
+
+def test_the_page_is_up_to_date():
+    assert options_page.PAGE.read_text('utf-8') == options_page.page(), 'python -m tools.options_page writes it anew'
+
+
+def test_the_page_says_all_of_an_option():
+    page = options_page.page()
+    assert ('| `decode.beam` \N{ANTICLOCKWISE OPEN CIRCLE ARROW} | `4` | hypotheses that live at a time | 1 to 1,000 | '
+            'task: translation, language_model |') in page
+    assert '| `model.max_length` | `256` | rows of a learned position table, tokens | 1 to 1,000,000 | ' \
+           'model.kind: transformer, language_model |' in page
+    for name in BY_NAME:
+        assert re.search(rf'^\| `{re.escape(name)}`', page, re.MULTILINE)
+
+
+@pytest.mark.parametrize('name, there', [
+    ('model.kind', MODELS), ('model.score', attention.SCORES), ('model.attention_kernel', attention.KERNELS),
+    ('model.norm', blocks.NORMS), ('model.activation', blocks.ACTIVATIONS), ('model.position', positional.SCHEMES),
+    ('model.share_embeddings', embedding.SHARING), ('model.recurrent.readout', recurrent.READOUTS),
+    ('model.patches.pooling', patches.POOLINGS), ('optimizer.schedule', optimizer.SCHEDULES),
+    ('parallel.mode', compiled.MODES), ('data.source', sources.SOURCES), ('data.source', documents.SOURCES),
+    ('data.source', arrays.SOURCES), ('task', TASKS)])
+def test_what_may_be_chosen_is_what_is_there(name, there):
+    assert choices(name) == tuple(there)
+
+
+def test_axes_of_the_mesh_are_options():
+    assert [name for name in BY_NAME if name.startswith('parallel.')] == [
+        'parallel.mode', *(f'parallel.{axis}' for axis in mesh.AXES)]
+
+
+def test_every_part_that_a_task_names_is_there_and_is_named():
+    for part, there in ('data', DATA), ('objective', OBJECTIVES), ('answerer', ANSWERERS):
+        assert {getattr(task, part) for task in TASKS.values()} == set(there)
+    assert set(problems.PROBLEMS) == set(DATA)
+    assert {model for task in TASKS.values() for model in task.models} == set(MODELS)
+    assert {metric for task in TASKS.values() for metric in task.metrics} <= set(METRICS)
+    assert all(task.longest in ('', *BY_NAME) for task in TASKS.values())
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_an_option_is_used_by_a_model_that_has_it_as_an_attribute(kind):
+    task = next(name for name, task in TASKS.items() if kind in task.models)
+    used = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.') and name != 'model.kind'
+            and decisive(name, DEFAULTS | {'model.kind': kind, 'task': task}) is None}
+    attributes = set(inspect.signature(MODELS[kind].module).parameters)
+    options = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.')}
+    assert used == (attributes | (BLOCK if 'config' in attributes else set())) & options
+
+
+def test_which_value_of_a_metric_is_better():
+    assert is_better('bleu', 30.0, 20.0) and not is_better('bleu', 20.0, 20.0)
+    assert is_better('loss', 2.0, 3.0) and not is_better('loss', 3.0, 2.0)
+    assert is_better('bleu', 1.0, float('nan')) and not is_better('bleu', float('nan'), 1.0)
+    assert not is_better('loss', float('nan'), float('nan'))

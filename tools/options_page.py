@@ -1,0 +1,69 @@
+"""Writes docs/options.md, the page of all options, from the table of options: python -m tools.options_page"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from command_line import run_script
+from configs.options import OPTIONS, SECTIONS, Option
+from configs.tasks import METRICS, TASKS
+
+PAGE = Path(__file__).parents[1] / 'docs' / 'options.md'
+HEAD = """# Options
+
+Made from `configs/options.py` and `configs/tasks.py` by `python -m tools.options_page`: change those, not this page.
+
+Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults are the
+paper's base model (*Attention Is All You Need*, section 5), where the paper says one. An option beside anything that does not
+use it is refused. Those marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another value when a run goes on.
+
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding='utf-8')
+    print(PAGE)
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    sections: dict[str, list[Option]] = {}
+    for option in OPTIONS:
+        sections.setdefault(option.name.rpartition('.')[0], []).append(option)
+    return HEAD + '\n'.join(line for name, options in sections.items() for line in section(name, options)) + tasks()
+
+
+def section(name: str, options: list[Option]) -> Iterator[str]:
+    """A heading and a table, a row for each option."""
+    yield from (f'## {SECTIONS[name]}', '', '| option | default | meaning | may be | used by |',
+                '| --- | --- | --- | --- | --- |')
+    for option in options:
+        again = ' \N{ANTICLOCKWISE OPEN CIRCLE ARROW}' if option.resume is not None else ''
+        cells = f'`{option.name}`{again}', f'`{option.default!r}`', option.meaning, str(option.allowed), used_by(option)
+        yield '| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |'
+    yield ''
+
+
+def used_by(option: Option) -> str:
+    """What uses an option, by the values of other options; '' if everything does."""
+    found = []
+    for decider, values in option.only.items():
+        part = decider.removeprefix('task.')
+        if part != decider:
+            decider, values = 'task', tuple(name for name, task in TASKS.items() if getattr(task, part) in values)
+        found.append(f'{decider}: {", ".join(values)}')
+    return '; '.join(found)
+
+
+def tasks() -> str:
+    """The tasks and their parts."""
+    lines = ['', '## Tasks', '', '| task | meaning | models | data | objective | answers by | `eval.metric` |',
+             '| --- | --- | --- | --- | --- | --- | --- |']
+    for name, task in TASKS.items():
+        metrics = ', '.join(f'{metric} ({"higher" if METRICS[metric] is max else "lower"})' for metric in task.metrics)
+        lines.append(f'| `{name}` | {task.meaning} | {", ".join(task.models)} | {task.data} | {task.objective} | '
+                     f'{task.answerer} | {metrics} |')
+    return '\n'.join([*lines, '', 'In brackets, which of two values of a metric is better.', ''])
+
+
+if __name__ == '__main__':
+    run_script(main)
