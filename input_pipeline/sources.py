@@ -227,8 +227,8 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
     from tensorflow_datasets.core.constants import DATA_DIR
     folder = folder or DATA_DIR
     with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
-        builder = tfds.builder(name, data_dir=folder, file_format='array_record')
-        present = set(builder.info.features or ())
+        builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
+        present = set(builder.info.features)
     if not set(features) <= present:
         raise UserError(f'config.data: dataset {name} has {", ".join(sorted(present))}, but {asked}')
     if not builder.is_prepared():
