@@ -1,12 +1,12 @@
-"""Uses a trained model: translates, continues, classifies; or scores it on a split of its data.
+"""Uses a trained model to translate, continue or classify; or scores it on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN --split=test
 
-stdout carries one line for each line of the input, in order. An empty sentence stays empty; an empty prompt begins
-a text. A continuation is a text, with the line breaks that the model wrote: a line of dashes stands between two of them,
-and --format=jsonl has one line for each prompt. A model of images or series takes an .npz file with an array `inputs` and
-gives a line for each example.
+stdout has one line for each line of the input, in order. The translation of an empty sentence is empty; the
+continuation of an empty prompt begins a text. A continuation has the line breaks that the model wrote, so a line of
+dashes separates two of them; --format=jsonl has one line for each prompt. A model of images or series reads an .npz
+file with an array `inputs`, and writes a line for each example.
 """
 
 from command_line import run_script, use_huge_pages
@@ -38,7 +38,7 @@ from inference.generate import Generator
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import table_line
-from inference.text import Output, SearchOptions, search_options
+from inference.text import Output, SearchOptions, TextModel, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.sources import read_lines
@@ -51,7 +51,8 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
-FORMAT = flags.DEFINE_enum('format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
+FORMAT = flags.DEFINE_enum(
+    'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_enum('split', None, ['train', 'validation', 'test'], 'Score this split of the data instead.')
 METHOD = flags.DEFINE_enum('method', None, ['beam', 'greedy', 'sample'], 'How to search; default as configured.')
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
@@ -70,7 +71,8 @@ LOOK = flags.DEFINE_string(
     'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the last), '
     'HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
 EXPLAIN = flags.DEFINE_string(
-    'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no network.')
+    'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no '
+    'network.')
 EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 BETWEEN = '-' * 15  # two continuations
@@ -79,6 +81,7 @@ log = logging.getLogger('allyouneed.decode')
 
 
 def main() -> None:
+    """Answers or scores, as the flags ask for."""
     if not WORKDIR.value:
         raise UserError('--workdir is missing: give the run directory of a training')
     if not INPUT.value and not SPLIT.value or INPUT.value is not None and SPLIT.value:
@@ -87,7 +90,7 @@ def main() -> None:
         raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
     if LOOK.value and not (PICTURES.value or ATTENTION.value):
         raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
-    check_writable()
+    check_writable(expanded(WORKDIR.value))
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
@@ -103,17 +106,21 @@ def main() -> None:
     page = open_page(run)
     if SPLIT.value:
         score_split(run, SPLIT.value, options, page)
-    elif isinstance(run.model, Predictor):
-        predict_file(run, INPUT.value, options, page)
-    else:
-        answer_file(run, INPUT.value, options, page)
+    elif INPUT.value and isinstance(run.model, Predictor):
+        predict_file(run.model, INPUT.value, options, page)
+    elif INPUT.value:
+        answer_file(run.model, INPUT.value, options, page)
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
 
 
-def check_writable() -> None:
-    """Raises UserError for what this is to write, and cannot, before anything is computed."""
+def check_writable(workdir: Path) -> None:
+    """Sees, before anything is computed, that all files can be written.
+
+    Raises:
+      UserError: naming what cannot.
+    """
     for flag in (OUTPUT, PICTURES, EXPLAIN):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
@@ -122,12 +129,12 @@ def check_writable() -> None:
         raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
                         '--explain and --pictures each a name of its own')
     for flag in (OUTPUT, EXPLAIN):
-        check_not_own(flag, expanded(WORKDIR.value))
+        check_not_own(flag, workdir)
     if OUTPUT.value:
         check_file(Path(OUTPUT.value))
     if PICTURES.value:
         check_folder(Path(PICTURES.value))
-    results = expanded(WORKDIR.value) / 'results'
+    results = workdir / 'results'
     if SPLIT.value and (results.parent / CONFIG).is_file():
         check_folder(results)
         for ending in ('json', 'tsv') if results.is_dir() else ():
@@ -135,7 +142,11 @@ def check_writable() -> None:
 
 
 def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
-    """Raises UserError if the file that a flag names is one that the run consists of."""
+    """Sees that the file which a flag names is none of the run's own.
+
+    Raises:
+      UserError: if it is.
+    """
     path = Path(os.path.realpath(flag.value or ''))
     own = [Path(os.path.realpath(workdir / name)) for name in OWN]
     if flag.value and (path in own or any(folder in own for folder in path.parents)):
@@ -143,23 +154,23 @@ def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
 
 
 def open_page(run: Run) -> Page | None:
-    """The page of --explain, if it is asked for."""
+    """The page of --explain; None without that flag."""
     if EXPLAIN.value is None:
         return None
     steps = ', '.join(map(str, run.checkpoint))
     return Page(EXPLAIN.value, f'{run.workdir.resolve().name}, step {steps}', EXPLAIN_COUNT.value)
 
 
-def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
-    """Streams the lines of `path` through the model."""
+def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page | None) -> None:
+    """Writes an answer for each line of `path`; lines are read as they are answered."""
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before = 0, time.perf_counter(), compile_time.seconds
     with open_output(OUTPUT.value) as output:
-        for answers in run.model.respond_all(read_lines(path), search):
+        for answers in model.respond_all(read_lines(path), search):
             for number, answer in enumerate(answers, count + 1):
-                if number > 1 and FORMAT.value == 'text' and isinstance(run.model, Generator):
+                if number > 1 and FORMAT.value == 'text' and isinstance(model, Generator):
                     output.write(BETWEEN + '\n')
-                output.write(written(run, answer, number, options.n_best, page) + '\n')
+                output.write(output_line(model, answer, number, options.n_best, page) + '\n')
             output.flush()
             count += len(answers)
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
@@ -168,32 +179,33 @@ def answer_file(run: Run, path: str, options: SearchOptions, page: Page | None) 
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """The same search, returning every hypothesis of its beam: the page shows them."""
+    """The same search with every hypothesis of its beam, for the page."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
-def written(run: Run, answer: Output, number: int, n_best: int, page: Page | None) -> str:
-    """A line of the output; makes the line's picture, and explains it, where that is asked for."""
+def output_line(model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+    """A line of the output. Makes the picture of the answer, and explains it, if the flags ask for that."""
     weights = None
     pictured = PICTURES.value and LOOK.value != 'positions' and number <= PICTURE_COUNT.value
-    explained = page is not None and not page.full
-    if (pictured or explained or ATTENTION.value) and answer.hypotheses[0].tokens:
-        weights = run.model.attention(answer)
-    if explained and weights is not None:
-        page.add(explain_text(run.model, answer, weights, number))
+    if page is not None and page.full:
+        page = None
+    if (pictured or page or ATTENTION.value) and answer.hypotheses[0].tokens:
+        weights = model.attention(answer)
+    if page and weights is not None:
+        page.add(explain_text(model, answer, weights, number))
     if pictured and weights is not None:
-        save_figure(answer_figure(run.model, answer, LOOK.value, weights), picture_path(number))
+        save_figure(answer_figure(model, answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
-        return answer.text if isinstance(run.model, Generator) else answer.line
-    line = as_json(run, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+        return answer.text if isinstance(model, Generator) else answer.line
+    line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
 
-def as_json(run: Run, answer: Output) -> dict[str, Any]:
-    """What --format=jsonl says about a line."""
-    source, target = run.model.tokenizers['source'], run.model.tokenizers['target']
+def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
+    """An answer as --format=jsonl writes it."""
+    source, target = model.tokenizers['source'], model.tokenizers['target']
 
     def described(hypothesis):
         return {'text': hypothesis.text, 'tokens': target.pieces(hypothesis.tokens), 'score': hypothesis.score,
@@ -203,83 +215,86 @@ def as_json(run: Run, answer: Output) -> dict[str, Any]:
             **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
 
 
-def predict_file(run: Run, path: str, options: SearchOptions, page: Page | None) -> None:
-    """A line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(path, run.model.shape)
-    outputs = run.model.predict(inputs, options.batch_size, f'{path}: inputs')
+def predict_file(model: Predictor, path: str, options: SearchOptions, page: Page | None) -> None:
+    """Writes a line for each example of an .npz file: the class and its probability, or the values."""
+    inputs = read_inputs(path, model.shape)
+    outputs = model.predict(inputs, options.batch_size, f'{path}: inputs')
     with open_output(OUTPUT.value) as output:
         for each in outputs:
-            output.write('\t'.join(run.model.named(each)) + '\n')
-    draw_examples(run, inputs, outputs)
-    explain_examples(run, inputs, outputs, page)
+            output.write('\t'.join(model.named(each)) + '\n')
+    draw_examples(model, inputs, outputs)
+    explain_examples(model, inputs, outputs, page)
 
 
 def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
-    """Prints and writes RUN/results/SPLIT.json, and beside it SPLIT.tsv: what was asked, expected and answered."""
-    data = run.data()
+    """Prints the scores and writes them to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv."""
+    data: Any = run.data()  # of the class that the model's task has
     for changed in changed_data(run.workdir, data, [split]):
         log.warning('not the data that the run was trained with: %s', changed)
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
-                'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint, 'decoding': dataclasses.asdict(options)}
+                'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
+                'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
     write_text(folder / f'{split}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{split}.json', text + '\n')  # the last: where it is, the split is scored
+    write_text(folder / f'{split}.json', text + '\n')  # last, as it says that the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
-        draw_examples(run, inputs, outputs)
-        explain_examples(run, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
+        draw_examples(run.model, inputs, outputs)
+        explain_examples(run.model, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
     elif page or PICTURES.value and LOOK.value != 'positions':
-        explain_split(run, data, split, options, page)
+        explain_split(run.model, data, split, options, page)
     print(text)
 
 
-def explain_split(run: Run, data: Data, split: str, options: SearchOptions, page: Page | None) -> None:
-    """Puts the first examples of text on the page, and draws them, where that is asked for."""
+def explain_split(model: TextModel, data: Data, split: str, options: SearchOptions, page: Page | None) -> None:
+    """Puts the first examples of text on the page, and makes pictures of them, as the flags ask for."""
     counts = EXPLAIN_COUNT.value if page else 0, PICTURE_COUNT.value if PICTURES.value else 0
-    examples = run.model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
+    examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
     for number, (answer, reference) in enumerate(examples, 1):
         if not answer.source_tokens:
             continue
-        weights = run.model.attention(answer)
+        weights = model.attention(answer)
         if page and not page.full:
-            page.add(explain_text(run.model, answer, weights, number, reference))
+            page.add(explain_text(model, answer, weights, number, reference))
         if number <= counts[1] and LOOK.value != 'positions':
-            save_figure(answer_figure(run.model, answer, LOOK.value, weights), picture_path(number))
+            save_figure(answer_figure(model, answer, LOOK.value, weights), picture_path(number))
 
 
-def draw_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray) -> None:
-    """Where the model looked in the first images or series, where pictures are asked for."""
+def draw_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray) -> None:
+    """Makes pictures of the attention over the first images or series, if the flags ask for them."""
     if not PICTURES.value or LOOK.value == 'positions':
         return
     for number, (example, output) in enumerate(zip(inputs[:PICTURE_COUNT.value], outputs, strict=False), 1):
-        save_figure(answer_figure(run.model, Prediction(example, output), LOOK.value), picture_path(number))
+        save_figure(answer_figure(model, Prediction(example, output), LOOK.value), picture_path(number))
 
 
-def explain_examples(run: Run, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
+def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
                      targets: Iterable[str] = itertools.repeat('')) -> None:
-    """Puts the first images or series on the page, where one is asked for."""
+    """Puts the first images or series on the page, if there is one."""
     for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
         if page is None or page.full:
             return
-        page.add(explain_example(run.model, example, output, number, target))
+        page.add(explain_example(model, example, output, number, target))
 
 
 def picture_path(number: int) -> Path:
-    path = Path(PICTURES.value) / f'{number:06d}.png'
+    """The file for the picture of a line or an example, which is logged."""
+    path = Path(PICTURES.value or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path
 
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole: a failure leaves what was there.
+    """stdout, or a file that appears under its name when it is whole.
 
-    What was answered until then is in PATH.partial. A device or a pipe is written to directly.
+    A failure leaves the file that was there, and what was answered until then in PATH.partial. A device or a pipe is
+    written to directly.
     """
     if path is None:
         if sys.stdout is None:

@@ -109,7 +109,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
                         objective=make_objective(config),
                         dropout_key=key_for('dropout', config.seed), accumulate=config.train.accumulate)
     model = make_answerer(config, module, None, data.tokenizers, data.sizes)  # it has parameters while it is measured
-    model.spread = compiled.spread  # its searches use all devices too
+    model.distribute = compiled.spread  # its searches use all devices too
     log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
     log.info('batches: %s', plan.describe())
     log.info('devices: %s', compiled.describe())

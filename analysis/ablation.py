@@ -1,24 +1,26 @@
-"""Attention heads taken out of a trained model, to see what each one does (Michel et al. 2019, arXiv:1905.10650)."""
+"""Ablation of attention heads, to see what each one does (Michel et al. 2019, arXiv:1905.10650)."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import flax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from errors import UserError
+from inference.predict import Predictor
 from inference.scores import corpus_scores
-from inference.text import SearchOptions
+from inference.text import SearchOptions, TextModel
 from inference.translate import Translator
+from model import Params
 
-Model = TypeVar('Model')
+Model = TypeVar('Model', bound=TextModel | Predictor)
 SUBLAYERS = {'encoder': ('encoder', 'self_attention'), 'decoder': ('decoder', 'self_attention'),
              'cross': ('decoder', 'cross_attention')}
 
 
-def head_counts(params: Mapping[str, Any], kind: str) -> list[int]:
+def head_counts(params: Params, kind: str) -> list[int]:
     """The number of heads of each layer, for attention of a kind: 'encoder' or 'decoder' (self-attention), 'cross'.
 
     Raises:
@@ -37,7 +39,7 @@ def head_counts(params: Mapping[str, Any], kind: str) -> list[int]:
 def without_head(model: Model, kind: str, layer: int, head: int) -> Model:
     """The model (a Translator, Generator or Predictor) with one head silent; the given one stays as it is.
 
-    Attention's output is sum_i head_i W_o[i]: with W_o[i] = 0 head i says nothing, exactly. Nothing is compiled anew.
+    Attention's output is sum_i head_i W_o[i], so W_o[i] = 0 silences head i exactly. Nothing is compiled again.
 
     Args:
       model: what `inference.load(RUN).model` is.
@@ -54,15 +56,15 @@ def without_head(model: Model, kind: str, layer: int, head: int) -> Model:
                         f'{counts[0]} heads, counted from 1')
     stack, sublayer = SUBLAYERS[kind]
     path = stack, f'layers_{layer - 1}', sublayer, 'output', 'kernel'
-    flat = flax.traverse_util.flatten_dict(model.params)
+    flat: dict[Any, Any] = dict(flatten_dict(model.params))
     silenced = copy.copy(model)
-    silenced.params = flax.traverse_util.unflatten_dict(flat | {path: flat[path].at[head - 1].set(0)})
+    silenced.params = unflatten_dict(flat | {path: flat[path].at[head - 1].set(0)})
     return silenced
 
 
 def scores_without_heads(model: Translator, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
-    """The score of the translations of `pairs` (source, reference): of the whole model, and without each head.
+    """The score of translations of `pairs` (source, reference), by the whole model and without each head.
 
     `metric` is a key of `corpus_scores`: 'exact_match' (a share of 1) or 'bleu'.
     """

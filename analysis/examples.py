@@ -1,4 +1,4 @@
-"""Something trained to look at, for notebooks that are opened before anything was."""
+"""Trained runs for notebooks, which train a short one if there is none."""
 
 import os
 import subprocess
@@ -14,14 +14,14 @@ SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bl
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """The run directory that the environment variable names, from the project's root; without one runs/RECIPE; where
-    that is not, a short training, made now.
+    """A run of a recipe: the first that there is of the following.
 
-    The short one is runs/RECIPE-STEPS, by the README's command with --config.train.steps, in a minute or two: enough
-    that attention has found its way. Interrupted, it goes on the next time.
+    The run directory that the environment variable names, relative to the project's root; runs/RECIPE; and
+    runs/RECIPE-STEPS, which is trained now, by the README's command with --config.train.steps. That takes a minute or
+    two, enough for attention to align words; if it is interrupted, the next call resumes it.
 
     Raises:
-      UserError: if the training fails; what it said is above.
+      UserError: if the training fails; its output is above.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
     if os.environ.get(variable):
@@ -34,11 +34,13 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
 
 
 def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
-    """The directory of a sweep, or of runs, that the environment variable names, from the project's root; without one
-    sweeps/NAME; where that is not, a short sweep of small models, made now as sweeps/NAME-STEPS, in a few minutes.
+    """The directory of a sweep: the first that there is of the following.
+
+    The directory that the environment variable names, relative to the project's root; sweeps/NAME; and
+    sweeps/NAME-STEPS, a short sweep of small models that is run now, in a few minutes.
 
     Raises:
-      UserError: if it fails; what it said is above.
+      UserError: if the sweep fails; its output is above.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
     if os.environ.get(variable):
@@ -53,12 +55,13 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
 
 
 def _make(*command: str) -> None:
-    """Runs a script in the project's root; what it says goes to stderr."""
+    """Runs a script in the project's root; its output goes to stderr."""
     print(f'made first, once:\n  python {" ".join(command)}', file=sys.stderr)
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                text=True)
     try:
-        for line in process.stderr:  # by way of Python: a notebook shows no file descriptor
+        assert process.stderr is not None, 'it is a pipe'
+        for line in process.stderr:  # printed by Python, as a notebook shows no file descriptor
             print(line, end='', file=sys.stderr)
     except BaseException:
         process.terminate()

@@ -1,7 +1,7 @@
-"""What a model did with each sentence or image, as plain data, and as one web page that needs nothing else.
+"""What a model did with each sentence or image, as plain data and as one web page that needs nothing else.
 
-An `Explanation` holds the tokens, the attention of every layer and head, what the model thought of each token that
-it wrote, and its hypotheses; `Page` writes many of them into explain.html, whose script does the rest.
+An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
+wrote, and its hypotheses. `Page` writes many of them into explain.html, whose script shows them.
 """
 
 import base64
@@ -34,9 +34,9 @@ from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
 
 TEMPLATE = Path(__file__).with_name('explain.html')
-STEPS = 2000  # attention is written as multiples of this fraction: no more than 1/4000 from the array
-MOST_TOKENS = 256  # of a row that are shown
-MOST_BYTES = 64_000_000  # of a page, beyond which it takes no more: a browser should not struggle
+STEPS = 2000  # attention is written in multiples of 1 / STEPS, so at most 1 / 4000 from the array
+MOST_TOKENS = 256  # tokens of a row that are shown
+MOST_BYTES = 64_000_000  # a page of this size takes no more explanations, so that browsers stay quick
 ALTERNATIVES = 5
 ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte, and a character that cannot be seen
 INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')
@@ -46,9 +46,15 @@ UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf9
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Weights [layer, head, t, s] of a kind, and what their rows (`queries`) and columns (`keys`) stand for.
+    """The weights of one kind of attention, and what their rows and columns stand for.
 
-    `titles` name the two; `written` says that row t belongs to the token that Explanation.predictions[t] is of.
+    Attributes:
+      kind: 'cross', 'encoder' or 'decoder'.
+      weights: of every layer and head.
+      queries: a piece for each row.
+      keys: a piece for each column.
+      titles: of the rows and of the columns.
+      written: whether row t is of the token that Explanation.predictions[t] is about.
     """
     kind: str
     weights: Float[np.ndarray, 'layer head t s']
@@ -66,9 +72,9 @@ class Explanation:
       number: its place in the input, from 1.
       texts: (what it is, text), the input first.
       attention: of each kind, the most interesting first.
-      predictions: for each token that the model wrote; None where nothing was predicted.
+      predictions: for each token that the model wrote; None if nothing predicts it.
       answers: a header and rows: hypotheses with scores, or classes with probabilities.
-      picture: a PNG, for what is no text.
+      picture: a PNG of an image or a series.
       grid: rows and columns of the picture's patches, which are the last tokens.
     """
     number: int
@@ -82,7 +88,14 @@ class Explanation:
 
 def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
                  number: int = 1, reference: str = '') -> Explanation:
-    """Of a translation or a continuation: `output` is the model's, `weights` are model.attention(output).
+    """Explains a translation or a continuation.
+
+    Args:
+      model: that wrote it.
+      output: of the model.
+      weights: model.attention(output).
+      number: the place in the input, from 1.
+      reference: what was expected, or ''.
 
     Raises:
       UserError: if the model has no attention.
@@ -92,23 +105,26 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
     titles = {'cross': ('translation', 'source'), 'encoder': ('source', 'source'),
               'decoder': ('translation', 'translation so far')} if translates else {first: ('text', 'text')}
     attention = [
-        Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], *(row[:MOST_TOKENS] for row in rows),
+        Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], queries[:MOST_TOKENS], keys[:MOST_TOKENS],
                   titles[kind], written=titles[kind][0] != 'source')
-        for kind, rows in model.axes(output).items() if kind in weights]
+        for kind, (queries, keys) in model.axes(output).items() if kind in weights]
     attention.sort(key=lambda each: each.kind != first)
-    predictions = model.token_probabilities(output, ALTERNATIVES)
-    read, written = ('source', 'translation') if translates else ('prompt', 'continuation') if output.text else ('text', '')
+    predictions: list[TokenProbability | None] = [*model.token_probabilities(output, ALTERNATIVES)]
+    if translates:
+        read, written = 'source', 'translation'
+    else:
+        read, written = ('prompt', 'continuation') if output.text else ('text', '')
+        predictions = [None, *predictions]
+    texts = [(read, output.source), (written, output.text), ('reference', reference)]
     answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses if each.text]
     return Explanation(
-        number, [(name, text) for name, text in ((read, output.source), (written, output.text), ('reference', reference))
-                 if text or name == written == 'translation'],
-        attention, (predictions if translates else [None, *predictions])[:MOST_TOKENS],
-        [('score', 'log-probability', written), *answers] if answers else [])
+        number, [(name, text) for name, text in texts if text or name == written == 'translation'],
+        attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if answers else [])
 
 
 def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
                     output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
-    """Of a raw image or series, and what model.predict made of it.
+    """Explains a prediction, `output`, that model.predict has made of a raw image or series.
 
     Raises:
       UserError: if this is neither a series nor an image.
@@ -120,8 +136,11 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
     weights = model.attention(example)
     patches = [f'row {1 + row}, column {1 + column}' if rows else f'window {1 + column}'
                for row in range(grid[0]) for column in range(columns)]
-    attention = [Attention(kind, each, *[[*['class token'] * (each.shape[-1] - len(patches)), *patches]] * 2,
-                           ('patches' if rows else 'windows',) * 2) for kind, each in weights.items()]
+    what = 'patches' if rows else 'windows'
+    attention = []
+    for kind, each in weights.items():
+        tokens = [*['class token'] * (each.shape[-1] - len(patches)), *patches]
+        attention.append(Attention(kind, each, tokens, tokens, (what, what)))
     if model.classes is None:
         answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
     else:
@@ -137,7 +156,7 @@ class Page:
     """Collects explanations, compressed, and writes them as one HTML file.
 
     Raises:
-      UserError: at once if the file cannot be written, so that nobody waits in vain.
+      UserError: at once if the file cannot be written, before anything is computed for it.
     """
 
     def __init__(self, path: str | Path, about: str, most: int):
@@ -155,18 +174,21 @@ class Page:
 
     @property
     def count(self) -> int:
+        """Explanations so far."""
         return len(self._items)
 
     @property
     def full(self) -> bool:
+        """Whether the page takes no more."""
         return len(self._items) >= self._most or self._bytes >= MOST_BYTES
 
     def add(self, explanation: Explanation) -> None:
+        """Adds an explanation, even to a full page."""
         self._items.append(_json(_packed(explanation)))
         self._bytes += len(self._items[-1])
 
     def write(self) -> None:
-        """The file appears under its name when it is whole."""
+        """Writes the file, which appears under its name when it is whole."""
         data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
         write_text(self.path, _html(data))
 
@@ -174,7 +196,7 @@ class Page:
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
     """The words that `pieces` make up: (text, first piece, one after the last).
 
-    A word begins with its space; where a script has none, every piece is a word. Start and end tokens are, too.
+    A word begins with its space. In a script without spaces every piece is a word, and so are start and end tokens.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
     return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
@@ -201,7 +223,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """As JSON can hold it."""
+    """An explanation as JSON can hold it."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -216,7 +238,7 @@ def _packed(explanation: Explanation) -> dict[str, Any]:
 
 
 def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
-    """Multiples of 1 / STEPS: all low bytes, then all high bytes (which are nearly all 0), deflated, in base 64."""
+    """Weights in multiples of 1 / STEPS: all low bytes, then all high bytes, nearly all 0, deflated, in base 64."""
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 
@@ -234,17 +256,17 @@ def _base64(content: bytes) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand in a script element, whatever its strings hold: no tag or comment can begin or end there."""
+    """JSON for a script element: its strings can neither end that nor begin a tag or a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
     return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
 
 
 def _html(data: str) -> str:
-    """The template with the data; its policy lets nothing run or load but its own script and style."""
+    """The template with the data. Its policy allows only its own script and style to run and load."""
     template = TEMPLATE.read_text(encoding='utf-8')
 
     def policy(tag):
-        content = re.search(f'<{tag}>(.*?)</{tag}>', template, re.DOTALL)[1]
+        content = template.partition(f'<{tag}>')[2].partition(f'</{tag}>')[0]
         return f"'sha256-{_base64(hashlib.sha256(content.encode()).digest())}'"
 
     head, tail = template.replace('STYLE_HASH', policy('style')).replace('SCRIPT_HASH', policy('script')).split('DATA')

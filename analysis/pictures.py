@@ -1,4 +1,4 @@
-"""Pictures of attention: matrices with the tokens on both axes, or laid over an image or a series; of positions."""
+"""Pictures of attention, as matrices with the tokens on both axes or over an image or a series; and of positions."""
 
 import math
 import re
@@ -23,10 +23,10 @@ MOST_TOKENS = 128  # on an axis, with their names readable
 
 def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
            look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
-    """What `look`, KIND[:LAYER[:HEAD]], picks of the attention that a model offers: kind, matrices and their titles.
+    """The kind, the matrices and their titles that `look`, KIND[:LAYER[:HEAD]], chooses from a model's attention.
 
-    Kinds are 'cross', 'encoder', 'decoder'; an empty one stands for 'cross' where there is one. Layers and heads count
-    from 1; LAYER 'last' is the default, HEAD 'all' (the mean and each) too, or 'mean'.
+    KIND is 'cross', 'encoder' or 'decoder'; if it is empty, 'cross' or the first that there is. LAYER is a number from
+    1 or 'last', the default. HEAD is a number from 1, 'mean', or 'all', the mean and each head, which is the default.
 
     Raises:
       UserError: naming what there is.
@@ -48,7 +48,7 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
 
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
-    """`kind`, or without one 'cross' where there is one.
+    """`kind`; if it is empty, 'cross' or else the first kind that there is.
 
     Raises:
       UserError: naming what there is.
@@ -63,19 +63,24 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
 
 def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, look: str = '',
                   weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
-    """The attention that `look` picks: of text, as matrices with the tokens on both axes; of an image or a series, laid
-    over it, beside what was predicted. `weights` are those of `model.attention`, which is asked if they are not given."""
+    """The attention that `look` chooses, as `attention_figure` shows it of text, and `example_figure` of an example.
+
+    `weights` are what `model.attention` gives for the answer, which is called if they are not given.
+    """
     if isinstance(answer, Prediction):
+        assert isinstance(model, Predictor), 'whose answer it is'
         grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
         _, panels, titles = chosen(weights or model.attention(answer.example), look)
         return example_figure(panels, answer.example, grid, titles, ' '.join(model.named(answer.output)))
+    assert isinstance(model, TextModel), 'whose answer it is'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
-    return attention_figure(panels, *model.axes(answer)[kind], titles)
+    queries, keys = model.axes(answer)[kind]
+    return attention_figure(panels, queries, keys, titles)
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> Figure:
-    """One matrix a panel: rows are what looks, columns what is looked at, dark is much, on one scale from 0 to 1."""
+    """One matrix a panel, with a row for each query and a column for each key; dark is 1, white 0."""
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
@@ -95,10 +100,10 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> Figure:
-    """Where a model of patches looks, over the image or the series itself.
+    """Attention of a model of patches, over the image or the series itself.
 
-    With a class token, what that looks at; otherwise the mean over all patches that look. Patches that are looked at
-    most are bright, over a series dark; each panel has its own scale, from 0 to its largest weight.
+    The weights are those of the class token; without one, the mean over all patches as queries. Patches of large
+    weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its largest weight.
     """
     patches = math.prod(grid)
     looked_at = weights[:, 0, -patches:] if weights.shape[-1] > patches else weights.mean(axis=1)
@@ -112,14 +117,15 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
         if shaded:
             bar = figure.colorbar(shaded, cax=axes.inset_axes((1.03, 0, 0.04, 1)), label='weight',
                                   ticks=MaxNLocator(4))
-            bar.solids.set_alpha(1)
+            if bar.solids is not None:
+                bar.solids.set_alpha(1)
             bar.ax.tick_params(labelsize=7)
-            bar.ax.yaxis.label.set_size(8)
+            bar.ax.yaxis.label.set_fontsize(8)
     return figure
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> Figure:
-    """A number for each head, a panel for each kind of attention: dark is the highest of all, white the lowest."""
+    """A panel for each kind of attention, with a number for each head; the highest of all is dark, the lowest white."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):
@@ -161,7 +167,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """A figure of `count` panels, each of `size`, with room for what stands `beside` them all; inches."""
+    """A figure of `count` panels, each of `size`, with `beside` more width for what stands beside them; in inches."""
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * size[0] + beside, rows * size[1]), layout='constrained')

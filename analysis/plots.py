@@ -1,6 +1,8 @@
 """Plots of runs side by side: learning curves, and a metric against what was varied.
 
-    runs = load_runs('sweeps/heads')            # analysis/compare.py
+The runs are those of analysis/compare.py:
+
+    runs = load_runs('sweeps/heads')
     plot_curves(runs)
     plot_varied(runs)
 """
@@ -19,7 +21,7 @@ from configs.sweeps import run_names, short_names
 from training.metrics import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
-SEARCHED = ('bleu', 'chrf', 'exact_match')  # of what a search found; all others with the targets given
+SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of what a search found; all others are of given targets
 
 Point = tuple[RunRecord, Spread]  # a setting, by its first run, and a metric over its seeds
 
@@ -27,16 +29,16 @@ Point = tuple[RunRecord, Spread]  # a setting, by its first run, and a metric ov
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     """A metric over the steps: for each setting the mean of its seeds, and their range if there is room.
 
-    An evaluation during training may measure another way than decode.py does, whose results `plot_varied` has, and so
-    put the settings into another order: each picture says how its metric came about.
+    An evaluation during training may measure a metric in another way than decode.py, whose results `plot_varied` shows,
+    and so put the settings into another order: each plot says how its metric was measured.
 
     Args:
       runs: what `load_runs` returns.
-      metric: of the validation, 'bleu', 'loss', ..., by default that of the first run's config.eval.metric; or any
-        curve by its whole name, 'train_loss', 'tokens_per_second'.
+      metric: of the validation, 'bleu', 'loss', ...; or any curve by its whole name, 'train_loss',
+        'tokens_per_second'. The default is config.eval.metric of the first run.
     """
-    metric = metric or runs[0].config['eval.metric']
-    curve = metric if any(metric in run.curves for run in runs) else f'validation_{metric}'
+    name: str = metric or runs[0].config['eval.metric']
+    curve = name if any(name in run.curves for run in runs) else f'validation_{name}'
     lines = []
     for of_setting in by_setting(runs):
         at_step = {}
@@ -51,10 +53,10 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     columns = -(-len(lines) // 24) or 1  # of the legend
     drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
     axes = drawn.add_subplot()
-    for index, (name, steps, values) in enumerate(lines):
+    for index, (setting, steps, values) in enumerate(lines):
         style = {'color': _color(index, len(lines)), 'linestyle': ('-', '--', ':')[index % 3 if len(lines) > 10 else 0]}
-        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=name, **style)
-        if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more would be mud
+        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=setting, **style)
+        if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more could not be told apart
             axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
                               linewidth=0)
     evaluated = curve.removeprefix(EVALUATED)
@@ -73,22 +75,21 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
 def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
     """A metric of the results against each varied option: numbers on an axis, names side by side.
 
-    Runs that differ in nothing but that option are joined. Options that change together share a panel, named after the
-    first. Where there is a run of the recipe as it is, each panel has it, as a star; bars are standard deviations over
-    seeds.
+    Runs that differ only in that option are joined by a line. Options that change together share a panel, which is
+    named after the first. A run of the recipe itself is a star in each panel. Bars are standard deviations over seeds.
 
     Args:
       runs: what `load_runs` returns.
-      metric: one of the results; by default that of the first run's config.eval.metric, if it is one.
+      metric: one of the results; the default is config.eval.metric of the first run, if it is one.
       split: whose results.
     """
     settings = [of_setting for of_setting in by_setting(runs) if any(split in run.results for run in of_setting)]
     measured = {name for of_setting in settings for run in of_setting for name in run.results.get(split, {})}
     usual = runs[0].config['eval.metric']
-    metric = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
+    shown: str = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
     points = []
     for of_setting in settings:
-        values = [run.results[split][metric] for run in of_setting if metric in run.results.get(split, {})]
+        values = [run.results[split][shown] for run in of_setting if shown in run.results.get(split, {})]
         if values:
             points.append((of_setting[0], spread(values)))
     panels = _panels(points)
@@ -100,12 +101,12 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
     for index, panel in enumerate(panels):
         axes = drawn.add_subplot(rows, columns, 1 + index, sharey=axes)
         _draw_panel(axes, panel, short)
-        axes.set_ylabel(_named(metric) if index % columns == 0 else '')
+        axes.set_ylabel(_named(shown) if index % columns == 0 else '')
         axes.grid(alpha=0.3)
     if panels:
-        drawn.suptitle(_of_decode(list(itertools.chain(*settings)), metric, split), fontsize=9)
+        drawn.suptitle(_of_decode(list(itertools.chain(*settings)), shown, split), fontsize=9)
     else:
-        drawn.add_subplot().set_title(f'nothing varied has {metric} on {split} yet')
+        drawn.add_subplot().set_title(f'nothing varied has {shown} on {split} yet')
     return drawn
 
 
@@ -114,7 +115,7 @@ def _named(metric: str) -> str:
 
 
 def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
-    """How the evaluations of a training came to a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
+    """How a training measured a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
     there = min((run.results['validation']['n'] for run in runs if 'n' in run.results.get('validation', {})),
                 default=math.inf)
 
@@ -134,17 +135,17 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
 
 
 def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
-    """How decode.py came to a metric of its results: 'BLEU of decode.py: beam 4, all of validation'."""
+    """How decode.py measured a metric: 'BLEU of decode.py: beam 4, all of validation'."""
     def how(run):
-        search = run.results.get(split, {}).get('decoding', {})  # what was asked for, whatever the config says
-        return _how(run, metric, *(search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam')),
-                    'no label smoothing')
+        search = run.results.get(split, {}).get('decoding', {})  # its flags, which need not be the config's values
+        method, beam = (search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam'))
+        return _how(run, metric, method, beam, 'no label smoothing')
 
     return f'{_named(metric)} of decode.py: ' + _said(map(how, runs), [f'all of {split}'])
 
 
 def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
-    """What a metric was found with; '' if nothing is to be said."""
+    """The settings that a metric depends on, in words; '' if there are none."""
     if metric in SEARCHED:
         return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
     if metric == 'loss':
@@ -153,7 +154,7 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """How, and on what, for runs that need not be alike."""
+    """How a metric was measured, and on what, over runs that may differ in either."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['each run in its own way' if len(hows) > 1 else min(hows),
                                    'other parts of validation each' if len(parts) > 1 else min(parts)]))

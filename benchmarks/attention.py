@@ -36,7 +36,9 @@ def main() -> None:
                 return jnp.sum(jnp.sin(kernel(*inputs, relation).astype(jnp.float32)))
 
             compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*inputs).compile()
-            gigabytes = compiled.memory_analysis().temp_size_in_bytes / 2 ** 30
+            memory = compiled.memory_analysis()
+            assert memory is not None, 'XLA tells it on every device that this runs on'
+            gigabytes = memory.temp_size_in_bytes / 2 ** 30
             fits = gigabytes <= MOST_GB.value
             seconds = times(lambda compiled=compiled, inputs=inputs: compiled(*inputs), RUNS.value) if fits else []
             report(seconds, length, {'benchmark': 'attention', 'kernel': name, 'length': length, 'dtype': DTYPE.value,

@@ -73,9 +73,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder, open_checkpoints(Path(folder)) as checkpoints:
         block(checkpoints)  # and what a save needs
         pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
-    saving, never = zip(*pairs, strict=True)
+    saving, never = ([pair[index] for pair in pairs] for index in range(2))
     report(saving, tokens, {
-        'benchmark': 'checkpoints', 'config': flags.FLAGS['config'].config_filename, 'parameters': size,
+        'benchmark': 'checkpoints', 'config': config_flags.get_config_filename(flags.FLAGS['config']), 'parameters': size,
         'every': EVERY.value, 'ratio': round(statistics.median(saving) / statistics.median(never), 4),
         'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4),
         'held_s': round(statistics.median(held[1:]), 4)})

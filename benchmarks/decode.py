@@ -9,6 +9,7 @@ if __name__ == '__main__':
     use_huge_pages()
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +34,17 @@ def main() -> None:
 
         @jax.jit
         def decode(variables, source, method=method, beam=beam):
+            def apply(*args, method) -> Any:
+                return module.apply(variables, *args, method=method)
+
             def step(tokens, cache):
-                logits, cache = module.apply(variables, tokens, cache, method='decode_step')
+                logits, cache = apply(tokens, cache, method='decode_step')
                 # No early end: the limit alone ends an output, so that every one has TARGET tokens.
                 early = cache.position < TARGET
                 return logits.at[..., VOCABULARY.eos].set(jnp.where(early, IMPOSSIBLE, 0.0)), cache
 
-            memory = module.apply(variables, source, method='encode')
-            cache = module.apply(variables, memory, beam, TARGET, method='init_cache')
+            memory = apply(source, method='encode')
+            cache = apply(memory, beam, TARGET, method='init_cache')
             start, limits = jnp.full(BATCH, VOCABULARY.bos), jnp.full(BATCH, TARGET)
             if method == 'greedy':
                 return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET)

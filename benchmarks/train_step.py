@@ -59,7 +59,7 @@ def main() -> None:
 def torch_times(workload: Workload, runs: int) -> list[float]:
     """Seconds a step of PyTorch's nn.Transformer with tied embeddings, in eager mode."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports] (an extra of this benchmark)
     except ModuleNotFoundError:
         raise UserError("--peer=torch needs PyTorch: python -m pip install -e '.[benchmark]'") from None
 

@@ -1,4 +1,4 @@
-"""Prompts in, continuations out."""
+"""A decoder-only language model: it continues prompts."""
 
 import dataclasses
 import functools
@@ -13,14 +13,17 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from errors import UserError
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
 from inference.text import (
     LENGTHS,
+    SAMPLING,
     Hypothesis,
     Output,
+    SearchInput,
     SearchOptions,
     TextModel,
     attention_weights,
@@ -29,6 +32,7 @@ from inference.text import (
 )
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
+from model import Params
 from training.loss import Sums, cross_entropy
 from training.metrics import compile_time
 from training.objective import forward, supervised
@@ -43,28 +47,28 @@ class Generator(TextModel):
     """A decoder-only language model.
 
     Attributes:
-      context: tokens of a training window. The model is never shown more at a time: what is generated beyond
-        continues the last half of it.
-      whole_documents: it was trained on whole documents, so that a prompt begins one, after the start token.
-        Otherwise a prompt is a place in the middle of a text.
+      context: tokens of a training window. The model never reads more at a time; a text that grows beyond goes on
+        from the last half of its window.
+      whole_documents: the model was trained on whole documents, so a prompt is the beginning of one and follows the
+        start token. Otherwise a prompt is a piece from the middle of a text.
     """
 
     cut = True
 
-    def __init__(self, module: nn.Module, params: Any, tokenizer: Tokenizer, context: int, whole_documents: bool):
+    def __init__(self, module: nn.Module, params: Params, tokenizer: Tokenizer, context: int, whole_documents: bool):
         super().__init__(module, params, {'source': tokenizer, 'target': tokenizer})
         self.context, self.whole_documents = context, whole_documents
 
-    def generate(self, prompts: Sequence[str], options: SearchOptions = SearchOptions(method='sample'), *,
+    def generate(self, prompts: Sequence[str], options: SearchOptions = SAMPLING, *,
                  first: int = 0) -> list[Output]:
-        """Continues each prompt by options.extra_length tokens, or until its document ends. The log-probability of a
-        continuation is that of its tokens, and of the end token if its document ends: none is forced.
+        """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The prompt is read in one pass; of one that is longer than a window only the end, with a warning. `first` is
-        the number of the first prompt in its file: with the seed, it decides what is drawn.
+        No end token is forced: the log-probability of a continuation is that of its tokens, with the end token if the
+        document ends. A prompt is read in one pass; of one that is longer than a window only the end is read, with a
+        warning. `first` is the number of the first prompt in its file; draws depend on it and on the seed.
 
         Raises:
-          UserError: if more is asked for than fits a window, of a search that cannot go on in another one.
+          UserError: if a search that cannot go on in another window is to write more than one window holds.
         """
         prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
@@ -72,18 +76,20 @@ class Generator(TextModel):
             raise UserError(f'a continuation of {options.extra_length} tokens is asked for, but the model was trained '
                             f'on windows of {self.context}, its prompt included: beam search and n_best>1 stay in one '
                             'window; lower extra_length')
-        # As many as can be read: of a window that is full its last half, to go on from there.
-        room, kept = (max(1, self.context - 1), max(1, self.context // 2)) if one_way else (
-            (self.context - options.extra_length,) * 2)
+        if one_way:  # a window that is full goes on from its last half
+            room, kept = max(1, self.context - 1), max(1, self.context // 2)
+        else:
+            room = kept = self.context - options.extra_length
         tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
-        draw = 0  # windows that a row has had: one after the other, each filled whatever the other rows need
+        draw = 0  # windows that each row has filled so far; no row waits for another
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
             rooms = [min(max(1, self.context - len(source)), options.extra_length - len(best[row].tokens))
                      for row, source in zip(open_rows, sources, strict=True)]
-            longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)  # few of them: a program for each
+            # A multiple of LENGTHS, as each length is compiled.
+            longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
             found = self.find_all(sources, [first + row for row in open_rows],
                                   dataclasses.replace(options, extra_length=longest), draw, rooms)
             still = []
@@ -94,15 +100,17 @@ class Generator(TextModel):
             open_rows, draw = still, draw + 1
         return [Output(prompt, tokens[row], [best[row], *rest.get(row, [])]) for row, prompt in enumerate(prompts)]
 
-    respond = generate
+    @override
+    def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
+        return self.generate(lines, options, first=first)
 
     @property
     def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
-        """Inputs of the module, of which only names, types and axes count."""
+        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
         return {'tokens': np.ones((1, 1), np.int32)}
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Bits per character of the validation split; shows a sample."""
+        """Bits per character of the validation split, and a sample."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
@@ -124,9 +132,10 @@ class Generator(TextModel):
             'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
         return results, [(sample,) for sample in samples]
 
+    @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """The first windows of a split as prompts without a continuation: what the model makes of text that it reads."""
+        """The first windows of a split as prompts with empty continuations, to look at the model as it reads."""
         plan = data.plan(split)
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
@@ -136,19 +145,22 @@ class Generator(TextModel):
 
     @property
     def opening(self) -> str:
-        """A prompt that says nothing: the beginning of a document, or of a line."""
+        """The prompt that says least: the beginning of a document, or of a line."""
         return '' if self.whole_documents else '\n'
 
+    @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """{'encoder': [layer, head, t, s]} of prompt and best continuation, as far as one window reaches."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: each[:, 0, :, :len(tokens), :len(tokens)] for kind, each in weights.items()}
 
+    @override
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         pieces = self.tokenizers['target'].pieces(self._shown(output))
         return {'encoder': (pieces, pieces)}
 
+    @override
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         tokens = self._shown(output)
         return {'tokens': tokens[:-1]}, tokens[1:]
@@ -171,11 +183,13 @@ class Generator(TextModel):
 
     def _joined(self, so_far: Hypothesis, new: Hypothesis, alpha: float) -> Hypothesis:
         tokens, log_prob = [*so_far.tokens, *new.tokens], so_far.log_prob + new.log_prob
-        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, log_prob,
-                          log_prob / length_penalty(len(tokens) + new.ended, alpha), new.ended)
+        score = float(log_prob / length_penalty(len(tokens) + new.ended, alpha))
+        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, log_prob, score, new.ended)
 
-    def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
-        return list(tokens[:-1]), tokens[-1], options.extra_length
+    @override
+    def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
+        return SearchInput(list(tokens[:-1]), tokens[-1], options.extra_length)
 
+    @override
     def _max_length(self, width: int, options: SearchOptions) -> int:
         return options.extra_length

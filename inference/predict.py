@@ -1,4 +1,4 @@
-"""Images and series in, classes or values out."""
+"""A model of images or series: it predicts classes or values."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from inference.text import SearchOptions, attention_weights
 from input_pipeline.array_files import as_inputs
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
+from model import Params
 from training.loss import Sums
 
 Table = list[tuple[str, ...]]
@@ -34,12 +35,12 @@ class Predictor:
     Attributes:
       module: [batch, *space, channels] -> [batch, outputs].
       params: its parameters.
-      classes: their names; None where values are predicted.
-      preprocessing: from raw inputs to the module's, and from its outputs to raw values.
+      classes: their names; None if values are predicted.
+      preprocessing: turns raw inputs into the module's, and its outputs into raw values.
       shape: of one input: [*space, channels].
     """
 
-    def __init__(self, module: nn.Module, params: Any, classes: Sequence[str] | None, preprocessing: Preprocessing,
+    def __init__(self, module: nn.Module, params: Params, classes: Sequence[str] | None, preprocessing: Preprocessing,
                  shape: Sequence[int]):
         self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
         self.shape = tuple(shape)
@@ -49,12 +50,12 @@ class Predictor:
 
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                 where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
-        """Of raw inputs: log-probabilities of the classes, or values in the units of the targets.
+        """Log-probabilities of the classes, or values in the units of the targets.
 
         Args:
-          inputs: [n, *shape], finite numbers.
-          batch_size: so many examples at a time.
-          where: begins messages about the inputs.
+          inputs: raw, [n, *shape], finite numbers.
+          batch_size: examples at a time.
+          where: what messages call the inputs.
 
         Raises:
           UserError: if the inputs are of another shape or type, or not finite, or too far from those of the training
@@ -66,7 +67,7 @@ class Predictor:
         inputs = as_inputs(inputs, self.shape, where)
         self.preprocessing.check_inputs(inputs, where)
         outputs = []
-        for begin in range(0, max(1, len(inputs)), batch_size):  # of no inputs at all, no outputs of the right width
+        for begin in range(0, max(1, len(inputs)), batch_size):  # one batch of no inputs has outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
@@ -77,23 +78,23 @@ class Predictor:
 
     @property
     def example(self) -> dict[str, Num[np.ndarray, '1 *space channels']]:
-        """Inputs of the module, of which only names, types and axes count."""
+        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
         return {'inputs': np.zeros((1, *self.shape), np.float32)}
 
     def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """{'encoder': ...} of one raw input, between its patches; a class token comes before them."""
+        """{'encoder': weights between the patches of one raw input}; a class token comes before them."""
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
         return {kind: each[:, 0] for kind, each in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """The `sums` say it all: loss and accuracy, or absolute error. Where the model looks in the first example."""
+        """The prediction for the first example, with its attention; the `sums` hold all metrics."""
         example = data.arrays.inputs('validation')[0]
         answer = Prediction(example, self.predict(example[None], batch_size=1)[0])
         return Evaluation({}, answer=answer, weights=self.attention(example))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
-        """Scores of a split, and what was predicted for each example."""
+        """Scores of a split, and the prediction for each example."""
         inputs, targets = data.arrays.inputs(split), data.arrays.targets(split)
         outputs = self.predict(inputs, options.batch_size)
         if self.classes is None:
@@ -102,7 +103,8 @@ class Predictor:
             rows = [tuple(f'{value:.6g}' for value in (*target, *output))
                     for target, output in zip(targets, outputs, strict=True)]
             return regression_scores(outputs, targets), [header, *rows]
-        rows = [(self.named_target(target), *self.named(output)) for target, output in zip(targets, outputs, strict=True)]
+        rows = [(self.named_target(target), *self.named(output))
+                for target, output in zip(targets, outputs, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
 
     def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
@@ -113,4 +115,6 @@ class Predictor:
 
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
         """A target of the data as text: its class, or its values."""
-        return ' '.join(f'{value:.6g}' for value in np.ravel(target)) if self.classes is None else self.classes[target]
+        if self.classes is None:
+            return ' '.join(f'{value:.6g}' for value in np.ravel(target))
+        return self.classes[int(target)]

@@ -1,5 +1,7 @@
-"""Scores: BLEU and chrF by sacreBLEU (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable;
-of a language model, a classification, a regression. And the table of single answers beside them."""
+"""Scores of translations, language models, classifications and regressions, and the table of single answers.
+
+BLEU and chrF are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
@@ -46,15 +49,19 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bo
 
 
 def bits_per_character(nll: float, characters: int) -> float:
-    """The cross-entropy of a whole text, in nats, as bits for each of its characters: whatever the vocabulary,
-    end tokens included."""
+    """The cross-entropy of a whole text, in nats, as bits for each of its characters.
+
+    End tokens count in `nll`; texts tokenised by different vocabularies can be compared.
+    """
     return nll / np.log(2) / characters
 
 
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, mean cross-entropy in nats, and the confusion matrix: a row for each true class, a column for
-    each predicted one."""
+    """Accuracy, mean cross-entropy in nats, and the confusion matrix.
+
+    The matrix has a row for each true class and a column for each predicted one.
+    """
     predicted = log_probs.argmax(axis=-1)
     confusion = np.zeros((len(classes), len(classes)), int)
     np.add.at(confusion, (targets, predicted), 1)
@@ -65,8 +72,10 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 
 def regression_scores(values: Float[np.ndarray, 'examples values'],
                       targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
-    """Errors in the targets' own units, means over examples and values; R^2 is 1 minus the squared error's share
-    of the targets' variance, and is not among the scores where they do not vary."""
+    """Errors in the targets' own units, means over examples and values, and R^2.
+
+    R^2 is 1 - (mean squared error) / (variance of the targets); where they do not vary it is left out.
+    """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares beyond float32 are numbers
     error = values - targets
     squared, variance = float(np.mean(error ** 2)), float(np.mean(np.var(targets, axis=0)))
@@ -76,12 +85,12 @@ def regression_scores(values: Float[np.ndarray, 'examples values'],
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """A line of RUN/results/SPLIT.tsv: tabs between the cells, \\n at the end, every character but ESCAPES as it is."""
+    """A line of RUN/results/SPLIT.tsv: cells with tabs between them, and a line feed; ESCAPES are replaced."""
     return '\t'.join(cell.translate(str.maketrans(ESCAPES)) for cell in cells) + '\n'
 
 
 def read_table(path: str | Path) -> list[list[str]]:
-    """The rows of such a file, every cell to the byte as it was. Only \\n ends a line: U+2028, say, is in its cell."""
+    """The rows of such a file, every cell as it was. Only a line feed ends a line: U+2028 is part of a cell."""
     written = {escape: character for character, escape in ESCAPES.items()}
     return [[re.sub(r'\\[\\tnr]', lambda found: written[found[0]], cell) for cell in line.split('\t')]
             for line in Path(path).read_text('utf-8').split('\n')[:-1]]

@@ -10,6 +10,7 @@ A search may forbid tokens, but forbidding changes no probability: the log-proba
 whole vocabulary, those of a forced end token too. They are what teacher forcing gives for the same tokens.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,31 +25,39 @@ DecodeStep = Callable[[Int[Array, 'batch beam'], Cache], tuple[Float[Array, 'bat
 IMPOSSIBLE = jnp.finfo(jnp.float32).min
 
 
-@flax.struct.dataclass
-class Hypotheses:
-    """What a search found: the hypothesis of the best score first. A score of IMPOSSIBLE means that there is none."""
-    tokens: Any     # int [batch, hypotheses, length], the end token included if there is one, then padding
-    log_probs: Any  # float [batch, hypotheses], log-probability of the tokens under the model
-    scores: Any     # float [batch, hypotheses], log_probs / length_penalty: what they are ranked by
+class Hypotheses(flax.struct.PyTreeNode):
+    """What a search found, the hypothesis of the best score first.
+
+    Attributes:
+      tokens: int [batch, hypotheses, length], the end token included if there is one, then padding.
+      log_probs: float [batch, hypotheses], log-probability of the tokens under the model.
+      scores: float [batch, hypotheses], log_probs / length_penalty, which ranks them; IMPOSSIBLE where there is none.
+    """
+    tokens: Any  # arrays; of a tree.map's result whatever that gives
+    log_probs: Any
+    scores: Any
 
 
-@flax.struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The special tokens that a search must know. `pad` and `others` are never produced."""
-    pad: int = flax.struct.field(pytree_node=False)
-    bos: int = flax.struct.field(pytree_node=False)
-    eos: int = flax.struct.field(pytree_node=False)
-    others: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
+    """The special tokens that a search must know. `pad`, `bos` and `others` are never produced."""
+    pad: int
+    bos: int
+    eos: int
+    others: tuple[int, ...] = ()
 
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
-    """((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
+    """The penalty ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 def _allowed(logits, step, limits, vocabulary, cut):
-    """Logits without the tokens that may not come: padding and start never; at the limit, unless what reaches it is
-    cut off there, anything but the end. To choose from, not to take probabilities of."""
+    """Logits to choose a token from, IMPOSSIBLE where one may not come; they give no probabilities.
+
+    Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
+    unless `cut`.
+    """
     logits = logits.at[..., jnp.array([vocabulary.pad, vocabulary.bos, *vocabulary.others])].set(IMPOSSIBLE)
     if cut:
         return logits
@@ -57,6 +66,8 @@ def _allowed(logits, step, limits, vocabulary, cut):
     return jax.lax.cond(step >= jnp.min(limits) - 1,
                         lambda: jnp.where((step >= limits - 1)[:, None, None], only_end, logits), lambda: logits)
 
+
+# The two searches take what a decoder is by position, and the settings of the search, which are many, by keyword.
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0, cut: bool = False,
@@ -73,6 +84,7 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
     def choose(logits, step):
         if temperature == 0:
             return jnp.argmax(logits, axis=-1)
+        assert keys is not None, 'a temperature above 0 draws'
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
         return jax.vmap(jax.random.categorical)(step_keys, filter_logits(logits, temperature, top_k, top_p))
 
@@ -117,8 +129,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
     return logits
 
 
-@flax.struct.dataclass
-class _Beam:
+class _Beam(flax.struct.PyTreeNode):
     step: Any
     alive_tokens: Any   # [batch, beam, length]
     alive_scores: Any   # [batch, beam] log-probabilities; IMPOSSIBLE where there is no hypothesis
@@ -133,17 +144,18 @@ def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch
                 cut: bool = False) -> Hypotheses:
     """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
 
-    At each step the `beam` best extensions of the living hypotheses survive; those of them that end, or are at their
-    limit, leave the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is
-    exhaustive. A sentence is done when its n-th best ended hypothesis is at least as good as the best living
-    one can still become: its log-probability now (it only falls) under the penalty of the greatest length.
+    At each step the `beam` best extensions of the alive hypotheses survive. Those that end, or reach their limit, leave
+    the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is exhaustive.
+    A sentence is done when its n-th best ended hypothesis scores at least what the best alive one can still reach:
+    its log-probability now, which only falls, under the penalty of the greatest length.
     """
     batch = limits.shape[0]
     rows = jnp.arange(batch)[:, None]
 
     def done(state):
         best_alive = state.alive_scores.max(axis=1)
-        attainable = jnp.where(best_alive > IMPOSSIBLE, best_alive / length_penalty(limits, max(alpha, 0.0)), IMPOSSIBLE)
+        attainable = best_alive / length_penalty(limits, max(alpha, 0.0))
+        attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
         if alpha < 0:  # a penalty that falls with the length: the shortest continuation is the best case
             attainable = best_alive / length_penalty(state.step + 1, alpha)
         return (state.ended_scores[:, n_best - 1] >= attainable) | (limits <= state.step)

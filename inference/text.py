@@ -1,9 +1,8 @@
-"""Text in, text out: what translating a sentence and continuing a prompt have in common."""
+"""What models that write text have in common, whether they translate a sentence or continue a prompt."""
 
 import abc
 import collections
 import dataclasses
-import functools
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +21,11 @@ from errors import UserError
 from inference import search
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from model import Params
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
-LENGTHS = 16  # inputs are padded to multiples of this: a handful of compilations
-CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time: memory is bounded
+LENGTHS = 16  # inputs are padded to multiples of this, so that few lengths are compiled
+CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time, so that memory is bounded
 CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
 HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps every token'}
 
@@ -35,10 +35,11 @@ class Hypothesis:
     """One output.
 
     Attributes:
-      text: of the tokens.
+      text: what the tokens decode to.
       tokens: without the end token.
-      log_prob: the model's, of the tokens and, where it has `ended`, of the end token: what teacher forcing gives.
-      score: log_prob / ((5 + length) / 6)^alpha, of the same tokens: what ranks it.
+      log_prob: the model's log-probability of the tokens and, if it has `ended`, of the end token, as teacher forcing
+        gives it.
+      score: log_prob / ((5 + length) / 6)^alpha, with the length of the same tokens; hypotheses are ranked by it.
       ended: whether an end token follows; a continuation that was cut off by its length has none.
     """
     text: str
@@ -50,18 +51,19 @@ class Hypothesis:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A line of text and what was found for it, the best first. For an empty one that is one empty hypothesis."""
+    """A line of text and the hypotheses for it, the best first; an empty line has one empty hypothesis."""
     source: str
     source_tokens: list[int]
     hypotheses: list[Hypothesis]
 
     @property
     def text(self) -> str:
+        """The text of the best hypothesis."""
         return self.hypotheses[0].text
 
     @property
     def line(self) -> str:
-        """The text as one line for every reader: some end a line at U+2028, U+0085 or a form feed too."""
+        """The text as one line, whatever a reader takes for the end of one (U+2028, U+0085, a form feed)."""
         return ' '.join(self.text.splitlines())
 
 
@@ -83,7 +85,10 @@ class SearchOptions:
       n_best: hypotheses to return; for 'sample', independent draws.
       extra_length: a translation has at most this many tokens more than its source, a continuation this many.
       batch_size: sentences at a time.
-      temperature, top_k, top_p, seed: of sampling; top_k 0 and top_p 1 cut nothing off.
+      temperature: what logits are divided by before a draw.
+      top_k: a draw is from so many of the most probable tokens; 0: from all.
+      top_p: a draw is from the smallest set of tokens whose probability reaches this; 1: from all.
+      seed: of the draws.
 
     Raises:
       UserError: if a value is impossible.
@@ -103,6 +108,7 @@ class SearchOptions:
         def require(holds, message):
             if not holds:
                 raise UserError(message)
+
         require(self.method in METHODS.choices, f'method={self.method!r} is not beam, greedy or sample')
         for name, bounds in SEARCH_NUMBERS.items():
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
@@ -112,14 +118,32 @@ class SearchOptions:
             require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
-        require(self.method != 'greedy' or self.n_best == 1, 'greedy search has one result: use n_best=1 or method=beam')
+        require(self.method != 'greedy' or self.n_best == 1,
+                'greedy search has one result: use n_best=1 or method=beam')
+
+
+BEAM_SEARCH = SearchOptions()
+SAMPLING = SearchOptions(method='sample')
+
+
+class SearchInput(NamedTuple):
+    """What a search needs to know of one source.
+
+    Attributes:
+      encoded: the tokens that the model encodes.
+      start: the token that decoding starts from.
+      limit: the greatest number of new tokens.
+    """
+    encoded: list[int]
+    start: int
+    limit: int
 
 
 def checked_texts(texts: Sequence[str]) -> list[str]:
     """The texts, if they are texts.
 
     Raises:
-      UserError: if they are one text instead of a list, or one of them is none that UTF-8 can write.
+      UserError: if they are one text instead of a list, or one of them is no text or not to be written in UTF-8.
     """
     if isinstance(texts, str):
         raise UserError(f'give a list of texts, [{texts[:40]!r}], not a text: each of its characters would be one')
@@ -128,13 +152,15 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UserError(f'number {number} of the texts is {text!r:.80}: it must be text that UTF-8 can write') from None
+            raise UserError(f'number {number} of the texts is {text!r:.80}: it must be text that UTF-8 can '
+                            'write') from None
     return texts
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """`config.decode` as options, with `changes` that are not None."""
-    return SearchOptions(**(dict(config.decode) | {name: value for name, value in changes.items() if value is not None}))
+    """`config.decode` as options; those of `changes` that are not None take the place of the config's."""
+    changed = {name: value for name, value in changes.items() if value is not None}
+    return SearchOptions(**(dict(config.decode) | changed))
 
 
 class TextModel(abc.ABC):
@@ -144,15 +170,15 @@ class TextModel(abc.ABC):
       module: any module with encode, init_cache, decode_step and length_limit.
       params: its parameters.
       tokenizers: {'source': of what is read, 'target': of what is written}.
-      cut: what reaches its greatest length is left without an end token; otherwise it gets one.
-      spread: puts the arrays of a search where the parameters are; those on one device need nothing.
+      cut: whether an output that reaches its greatest length stays without an end token; otherwise it gets one.
+      distribute: puts the arrays of a search on the devices that the parameters are on.
     """
 
     cut = False
 
-    def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer]):
+    def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
-        self.spread: Callable[[Any], Any] = lambda arrays: arrays
+        self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
         self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
         self._log_probs = jax.jit(self._teacher_forced)
         self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
@@ -161,47 +187,46 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
-        """What is written for each line, in order; `first` is the number of the first one in its file."""
+        """An output for each line, in order; `first` is the number of the first one in its file."""
 
     def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
-        """What is written for each line, in order, some at a time; no more lines are read than are answered."""
-        lines, first = iter(lines), 0
-        while chunk := _chunk(lines, CHUNK * options.batch_size):
+        """An output for each line, in order, a list of some at a time; lines are read only as they are answered."""
+        remaining, first = iter(lines), 0
+        while chunk := _chunk(remaining, CHUNK * options.batch_size):
             yield self.respond(chunk, options, first=first)
             first += len(chunk)
 
     @abc.abstractmethod
     def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
-        """At most `count` examples of a split, answered, each with what was expected where that is known."""
+        """Outputs for at most `count` examples of a split, each with its reference, or '' if there is none."""
 
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Weights of every layer and head while the model reads and writes what `output` holds, by kind."""
+        """{kind: weights of every layer and head} while the model reads and writes what `output` holds."""
 
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
-        """For each kind of `attention`, the tokens that look and those that are looked at."""
+        """{kind of `attention`: (the pieces that are queries, those that are keys)}."""
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
-        """(what the module reads, by argument; the tokens that its outputs predict) for the best hypothesis."""
+        """For the best hypothesis, the module's arguments by name, and the tokens that its outputs predict."""
 
     @abc.abstractmethod
-    def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
-        """(what the model encodes, the token that decoding starts from, the greatest number of new tokens)."""
+    def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
+        """What is searched for a tokenised source."""
 
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        """The greatest number of new tokens for any input that is padded to `width`."""
+        """The greatest `SearchInput.limit` of sources that are padded to `width`."""
 
     def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
-        """What the model thought of each token of the best hypothesis, given those before it (teacher forcing).
-
-        Of a translation these are its tokens and the end token. Of a language model they are those of prompt and
-        continuation as far as one window reaches, from the second on: nothing predicts the first.
+        """The probability of each token of the best hypothesis, given those before it (teacher forcing).
 
         Args:
-          top: alternatives to each token, at most.
+          output: of a translation, its tokens count and the end token; of a language model, the tokens of prompt and
+            continuation as far as one window reaches, except the first, which nothing predicts.
+          top: at most so many alternatives to each token.
         """
         read, written = self._read_and_written(output)
         inputs = {name: self._padded([tokens]) for name, tokens in read.items()}
@@ -217,9 +242,9 @@ class TextModel(abc.ABC):
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None) -> list[list[Hypothesis]]:
-        """The hypotheses of each tokenised source, the best first; see `find`."""
+        """The hypotheses for each tokenised source, the best first; see `find`."""
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        # Inputs of like length together: less padding, and they end at about the same step.
+        # Inputs of about one length share a batch: they need less padding, and end at about the same step.
         order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
         for begin in range(0, len(order), options.batch_size):
             rows = order[begin:begin + options.batch_size]
@@ -232,26 +257,27 @@ class TextModel(abc.ABC):
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
              draw: int = 0, limits: Sequence[int] | None = None) -> search.Hypotheses:
-        """The hypotheses of at most options.batch_size tokenised sources, as NumPy arrays.
+        """The hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        What is drawn for a source depends on the seed, its number and `draw`, not on the other sources. `limits` are
-        the greatest numbers of new tokens, where they are less than `options` allow.
+        A source's draws depend on the seed, its number and `draw`, not on the other sources. `limits` are the greatest
+        numbers of new tokens, where they are less than `options` allow.
         """
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
-        read, starts, most = zip(*(self._problem(tokens, options) for tokens in sources), strict=True)
-        batch = self._padded(read, rows)
-        start, at_most = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32)
-        start[:len(sources)], at_most[:len(sources)] = starts, most if limits is None else limits
-        numbers = np.array([*numbers, *[0] * (rows - len(sources))], np.uint32)
-        # The seed is an argument: another one needs no other program.
-        found = self._search(self.params, *self.spread((batch, start, at_most, numbers)), np.uint32(options.seed),
+        inputs = [self._search_input(tokens, options) for tokens in sources]
+        batch = self._padded([each.encoded for each in inputs], rows)
+        start, at_most, number = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32)
+        start[:len(sources)] = [each.start for each in inputs]
+        at_most[:len(sources)] = [each.limit for each in inputs] if limits is None else limits
+        number[:len(sources)] = numbers
+        # The seed is an argument of the compiled search, so another seed compiles nothing.
+        found = self._search(self.params, *self.distribute((batch, start, at_most, number)), np.uint32(options.seed),
                              np.uint32(draw), options=dataclasses.replace(options, seed=0),
                              max_length=self._max_length(batch.shape[1], options))
         return process_allgather(found, tiled=True)
 
     def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
-        """(the number of tokens of a text, its first `count`, its last `count`); not all are in memory at a time."""
+        """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
         length, first, last = 0, [], collections.deque(maxlen=count)
         for part in self.tokenizers['source'].encode_parts(text):
             length += len(part)
@@ -267,16 +293,19 @@ class TextModel(abc.ABC):
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
                           float(found.scores[row, rank]), ended)
 
+    def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
+        return self.module.apply({'params': params}, *args, **options)
+
+    # What is traced once, for `find`: arrays by position, what is static by keyword.
     def _encode_and_search(self, params, source, start, limits, numbers, seed, draw, *, max_length, options):
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(jax.random.key(seed), draw), numbers)
-        apply = functools.partial(self.module.apply, {'params': params})
-        memory = apply(source, method='encode')
+        memory = self._apply(params, source, method='encode')
 
         def decode_step(tokens, cache):
-            return apply(tokens, cache, method='decode_step')
+            return self._apply(params, tokens, cache, method='decode_step')
 
         width = options.beam if options.method == 'beam' else options.n_best
-        cache = apply(memory, width, max_length, method='init_cache')
+        cache = self._apply(params, memory, width, max_length, method='init_cache')
         if options.method == 'beam':
             return search.beam_search(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
                                       beam=width, alpha=options.alpha, n_best=options.n_best, cut=self.cut)
@@ -286,16 +315,16 @@ class TextModel(abc.ABC):
                              top_k=options.top_k, top_p=options.top_p)
 
     def _teacher_forced(self, params, inputs, targets):
-        logits = self.module.apply({'params': params}, **inputs)
+        logits = self._apply(params, **inputs)
         return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
 
     def _teacher_forced_ranks(self, params, inputs, targets, *, top):
-        probabilities = jax.nn.softmax(self.module.apply({'params': params}, **inputs))
+        probabilities = jax.nn.softmax(self._apply(params, **inputs))
         of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
         return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
 
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-        """The rows as an array of at least `count`, their length a multiple of LENGTHS where the model reaches it."""
+        """The rows as an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads so many."""
         longest = max(1, *map(len, rows))
         length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
         padded = np.full((max(count, len(rows)), length), PAD, np.int32)
@@ -305,7 +334,7 @@ class TextModel(abc.ABC):
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
-    """The next `count` lines, or fewer if they are long."""
+    """The next `count` lines, or fewer if they have more than CHUNK_CHARACTERS together."""
     chunk, characters = [], 0
     while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
         chunk.append(line)
@@ -314,9 +343,12 @@ def _chunk(lines: Iterator[str], count: int) -> list[str]:
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
-    """What a module has sown into 'attention', by kind: 'encoder' and 'decoder' (self-attention), 'cross'."""
+    """{kind: weights} that a module has sown into 'attention'.
+
+    Kinds are 'encoder' and 'decoder' (self-attention) and 'cross'.
+    """
     weights: dict[str, np.ndarray] = {}
-    # In a training of many processes, each has a part of the weights.
+    # In a training with many processes, each has a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():
         order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
         for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):

@@ -1,4 +1,4 @@
-"""Sentences in, translations out."""
+"""An encoder-decoder: it translates sentences."""
 
 import logging
 import sys
@@ -10,12 +10,15 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from errors import UserError
 from inference.scores import Evaluation, corpus_scores
 from inference.text import (
+    BEAM_SEARCH,
     Hypothesis,
     Output,
+    SearchInput,
     SearchOptions,
     TextModel,
     attention_weights,
@@ -24,6 +27,7 @@ from inference.text import (
 )
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
+from model import Params
 from training.loss import Sums
 from training.metrics import compile_time
 
@@ -35,17 +39,21 @@ TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
 
 
 class Translator(TextModel):
-    """Any encoder-decoder. `max_length`: longest source in tokens; the rest is cut, with a warning."""
+    """Any encoder-decoder.
 
-    def __init__(self, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer], max_length: int):
+    Attributes:
+      max_length: tokens of the longest source, its end token included; a longer one is cut, with a warning.
+    """
+
+    def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer], max_length: int):
         super().__init__(module, params, tokenizers)
         self.max_length = max_length
 
-    def translate(self, sentences: Sequence[str], options: SearchOptions = SearchOptions(), *,
+    def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *,
                   first: int = 0) -> list[Output]:
-        """Translates, in the order given. An empty (or blank) sentence becomes an empty one.
+        """Translates sentences, in their order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of the first sentence in its file: with the seed, it decides what is drawn.
+        `first` is the number of the first sentence in its file; draws depend on it and on the seed.
         """
         sentences = checked_texts(sentences)
         sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
@@ -55,16 +63,19 @@ class Translator(TextModel):
         return [Output(text, tokens, found.get(row, [Hypothesis('', [], 0.0, 0.0)]))
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
 
-    respond = translate
+    @override
+    def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
+        return self.translate(lines, options, first=first)
 
     @property
     def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
-        """Inputs of the module, of which only names, types and axes count."""
+        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
         return {'source': np.ones((1, 1), np.int32), 'target': np.ones((1, 1), np.int32)}
 
     def forced(self, source: str, target: str) -> Output:
-        """An output whose one hypothesis is `target`, with its log-probability, which is also its score: to look at
-        the attention and the probabilities of a translation that is given, not found.
+        """An output whose one hypothesis is `target`: a translation that is given and not found.
+
+        Its score is its log-probability. Attention and probabilities can be had of it, as of any output.
 
         Raises:
           UserError: if the target is longer than the model's positions reach.
@@ -72,14 +83,16 @@ class Translator(TextModel):
         tokens, target_tokens = self._tokens(source, 0), self.tokenizers['target'].encode(target)
         limit = self.module.length_limit
         if limit and len(target_tokens) >= limit:
-            raise UserError(f'this translation has {len(target_tokens)} tokens, but the model has learned positions for '
-                            f'{limit}, the end token included (config.model.max_length): give a shorter one')
+            raise UserError(f'this translation has {len(target_tokens)} tokens, but the model has learned positions '
+                            f'for {limit}, the end token included (config.model.max_length): give a shorter one')
         [log_probs] = self.token_log_probs([(tokens, target_tokens)])
         return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
 
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """BLEU by real decoding of the validation split, as config.eval asks; a few translations, and where the first
-        of them looks."""
+        """BLEU of the validation split, decoded as config.eval asks, with a few translations.
+
+        The first of them comes with its attention.
+        """
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
@@ -95,7 +108,7 @@ class Translator(TextModel):
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
         """Corpus scores of a split, and its sources, references and translations.
 
-        What is too long to be read or scored whole is said before anything is computed.
+        Warns before anything is computed of what is too long to be read or scored whole.
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
@@ -106,22 +119,24 @@ class Translator(TextModel):
         outputs = [output.text for output in found]
         tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in found)
         results = corpus_scores(outputs, references) | {
-            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds, 'compile_seconds': compiling,
-            'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
+            'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
+            'compile_seconds': compiling, 'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
         return results, list(zip(sources, references, outputs, strict=True))
 
+    @override
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
         """Translations of the first pairs of a split, and their references."""
         sources, references = zip(*data.pairs(split)[:count], strict=True)
         return list(zip(self.translate(sources, options), references, strict=True))
 
     def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
-        """exp of the mean cross-entropy per target token, without label smoothing.
+        """The exponential of the mean cross-entropy per target token, without label smoothing.
 
-        Its unit is the vocabulary's token: comparable between models of one vocabulary only.
+        Tokens are the vocabulary's: only models of one vocabulary can be compared.
 
         Args:
           pairs: sources and targets, end tokens included.
+          batch_size: pairs that are scored at a time.
         """
         pairs = sorted(pairs, key=lambda pair: max(map(len, pair)))
         log_probs: list[float] = []
@@ -131,9 +146,9 @@ class Translator(TextModel):
         return float(np.exp(-np.mean(log_probs)))
 
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Sources and references as tokens, ends included, as far as they are read and scored; says what is cut.
+        """Sources and references as tokens, end tokens included, cut to what is read and scored, with a warning.
 
-        A source is cut as `translate` cuts it. A reference is scored whole, or as far as learned positions reach.
+        A source is cut as `translate` cuts it, a reference where learned positions end.
         """
         source, target = (self.tokenizers[side] for side in ('source', 'target'))
         whole = [(source.encode(a), [*target.encode(b), EOS]) for a, b in pairs]
@@ -145,18 +160,19 @@ class Translator(TextModel):
                         'translated, and scored as if they were all', long_sources, len(pairs), most)
         if long_references:
             log.warning('%d of %d references have more than %d tokens, which is as far as the learned positions reach '
-                        '(config.model.max_length): no translation is longer, and the perplexity is that of the first %d '
-                        'tokens. BLEU, chrF and exact match compare with the whole references',
+                        '(config.model.max_length): no translation is longer, and the perplexity is that of the first '
+                        '%d tokens. BLEU, chrF and exact match compare with the whole references',
                         long_references, len(pairs), reach, reach)
         return [([*tokens[:most], EOS], tokens_out[:reach]) for tokens, tokens_out in whole]
 
+    @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Weights of every layer and head while the model reads the source and writes its best hypothesis.
 
         Returns:
           {'encoder': [layer, head, source, source], 'decoder': [layer, head, target, target],
-          'cross': [layer, head, target, source]}, the end tokens included; row t of the last two predicts
-          target token t. A recurrent model has 'cross' alone, of one layer and head.
+          'cross': [layer, head, target, source]}, the end tokens included. Row t of 'decoder' and 'cross' predicts
+          target token t. A recurrent model has only 'cross', of one layer and head.
         """
         # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
         read, _ = self._read_and_written(output)
@@ -167,14 +183,15 @@ class Translator(TextModel):
         return {kind: weights[:, 0, :, :ends[kind][0], :ends[kind][1]]
                 for kind, weights in attention_weights(self._attention(self.params, inputs)).items()}
 
+    @override
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         source = [*self.tokenizers['source'].pieces(output.source_tokens), END]
-        # Row t of the decoder's own attention reads token t - 1 and writes token t, which it is named by.
+        # Row t of the decoder's self-attention reads token t - 1 and predicts token t, which names the row.
         target = [*self.tokenizers['target'].pieces(output.hypotheses[0].tokens), END]
         return {'encoder': (source, source), 'decoder': (target, ['<s>', *target[:-1]]), 'cross': (target, source)}
 
     def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """log p of each target token, and of the end token behind them, given the source and the tokens before it."""
+        """The log-probability of each target token, and of the end token, given the source and the tokens before."""
         return self._forced_log_probs([([*source, EOS], [*target, EOS]) for source, target in pairs])
 
     def _forced_log_probs(self, pairs: Sequence[TokenPair]) -> list[list[float]]:
@@ -183,14 +200,17 @@ class Translator(TextModel):
         log_probs = np.asarray(self._log_probs(self.params, inputs, self._padded([target for _, target in pairs])))
         return [log_probs[row, :len(target)].tolist() for row, (_, target) in enumerate(pairs)]
 
+    @override
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         target = output.hypotheses[0].tokens
         return {'source': [*output.source_tokens, EOS], 'target': [BOS, *target]}, [*target, EOS]
 
-    def _problem(self, tokens: Sequence[int], options: SearchOptions) -> tuple[list[int], int, int]:
+    @override
+    def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
         limit = len(tokens) + options.extra_length
-        return [*tokens, EOS], BOS, min(limit, self.module.length_limit or limit)
+        return SearchInput([*tokens, EOS], BOS, min(limit, self.module.length_limit or limit))
 
+    @override
     def _max_length(self, width: int, options: SearchOptions) -> int:
         return width - 1 + options.extra_length
 

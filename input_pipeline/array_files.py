@@ -98,7 +98,8 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
 def load_npz(folder: Path, split: str) -> Examples:
     """The arrays `inputs` [n, *space, channels] and `targets` of DIR/SPLIT.npz, as numpy.savez writes them."""
     path = needed(folder / f'{split}.npz')
-    return Examples(*_arrays(path, ('inputs', 'targets')), str(path))
+    inputs, targets = _arrays(path, ('inputs', 'targets'))
+    return Examples(inputs, targets, str(path))
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:

@@ -32,46 +32,58 @@ Targets = Num[np.ndarray, 'examples *values']
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How raw numbers become a model's, and its outputs raw values again: (raw - mean) / std, the training split's.
+    """Standardisation of a model's inputs and targets, (raw - mean) / std, and its inverse for the outputs.
 
-    Plain lists: `dataclasses.asdict` for JSON, `Preprocessing(**json)` from it.
+    `dataclasses.asdict` makes JSON of it, and `Preprocessing(**json)` makes it again.
+
+    Attributes:
+      input_mean: of the training split, for each channel.
+      input_std: the standard deviation, for each channel.
+      target_mean: for each value; None for classes.
+      target_std: for each value; None for classes.
     """
-    input_mean: list[float]           # by channel
+    input_mean: list[float]
     input_std: list[float]
-    target_mean: list[float] | None   # by value; None for classes
+    target_mean: list[float] | None
     target_std: list[float] | None
 
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """What the model is fed."""
-        return (raw.astype(np.float32) - np.float32(self.input_mean)) / np.float32(self.input_std)
+        """What the model reads."""
+        return (raw.astype(np.float32) - _float32(self.input_mean)) / _float32(self.input_std)
 
     def check_inputs(self, raw: Inputs, where: str) -> None:
-        """Raises UserError, which `where` begins, if the model cannot compute with what `inputs` makes of these."""
+        """Sees that the model can compute with what `inputs` makes of these.
+
+        Raises:
+          UserError: that begins with `where`, if it cannot.
+        """
         _check_distance(raw, self.input_mean, self.input_std, where)
 
     def check_targets(self, raw: Targets, where: str) -> None:
-        """The same of `targets`."""
-        if self.target_mean is not None:
+        """The same for `targets`."""
+        if self.target_mean is not None and self.target_std is not None:
             _check_distance(raw, self.target_mean, self.target_std, where)
 
     def targets(self, raw: Targets) -> Targets:
-        """What the model is trained towards: classes as they are, values standardised."""
-        if self.target_mean is None:
+        """What the model learns to predict: classes as they are, values standardised."""
+        if self.target_mean is None or self.target_std is None:
             return raw
-        return (raw - np.float32(self.target_mean)) / np.float32(self.target_std)
+        return (raw - _float32(self.target_mean)) / _float32(self.target_std)
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
         """A regression model's outputs in the units of the raw targets: the inverse of `targets`."""
-        return outputs * np.float32(self.target_std) + np.float32(self.target_mean)
+        assert self.target_mean is not None and self.target_std is not None, 'classes are no values'
+        return outputs * _float32(self.target_std) + _float32(self.target_mean)
+
+
+def _float32(numbers: list[float]) -> Float[np.ndarray, ' numbers']:
+    return np.array(numbers, np.float32)
 
 
 class ArrayData:
     """Splits of examples in memory. `split` is a role: 'train', 'validation' or 'test'; each is read when first used.
 
     Attributes:
-      classes: their names; None where values are to be predicted.
-      sizes: as JSON, 'outputs', classes or values; 'shape', of one input: [*space, channels].
-      preprocessing: from the training split.
       parts: the splits that are cut off the training split.
     """
 
@@ -96,7 +108,7 @@ class ArrayData:
         return self._split(split).targets
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What tells other examples apart: a digest of the arrays, and where they are from."""
+        """A digest of the arrays, and where they are from, as JSON: equal fingerprints mean equal examples."""
         inputs, targets, where = self._split(split)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
         for array in (inputs, targets):
@@ -105,17 +117,20 @@ class ArrayData:
 
     @functools.cached_property
     def classes(self) -> list[str] | None:
+        """Names of the classes; None if values are to be predicted."""
         if not self._labelled:
             return None
         return self._names or [str(number) for number in range(int(self.targets('train').max()) + 1)]
 
     @functools.cached_property
     def sizes(self) -> dict[str, int | list[int]]:
+        """What the model must know, as JSON: 'outputs', of classes or values, and 'shape', [*space, channels]."""
         outputs = len(self.classes) if self.classes else self.targets('train').shape[1]
         return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
+        """Fitted to the training split."""
         inputs, targets, where = self._split('train')
         if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
             scale = [[127.5] * inputs.shape[-1]] * 2
@@ -243,10 +258,10 @@ def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
 def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
     """1,797 handwritten digits of 8 x 8 pixels, each class in all splits alike: 1,297, 200 and 300 of them."""
     from sklearn.datasets import load_digits  # slow to import, so only where it is used
-    bunch = load_digits()
+    bunch: Any = load_digits()  # a Bunch, as return_X_y is False
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0..16 as they come
     labels = bunch.target.astype(np.int32)
-    # Shuffled, then every class spread evenly over the whole: any stretch of this order is stratified.
+    # The order is shuffled, then each class is spread evenly over it, so that any part of it is stratified.
     order = np.random.default_rng(seed).permutation(len(labels))
     place = np.empty(len(labels))
     for label in np.unique(labels):
@@ -282,19 +297,22 @@ SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
 
 
 class ArrayPlan:
-    """Which examples are in batch `step`, for every step from 0 on, and how they look there.
+    """Which examples are in batch `step`, for every step from 0 on, and how they are augmented.
 
     Every epoch holds every example exactly once. `len` is the number of batches in an epoch; the last of them is
     filled up with rows of weight 0.
     """
 
     def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False):
-        """`seed` None keeps the order (evaluation).
+        """Plans every epoch.
 
         Args:
+          data: of which a split is read.
+          split: 'train', 'validation' or 'test'.
           rows: of a batch.
+          seed: of the order and of the augmentation; None keeps the order, for evaluation.
           crop: images are padded by so many pixels of value 0 on each side, then cut to their size at random.
-          flip: images are mirrored, left to right, every other time.
+          flip: images are mirrored, left to right, with probability 1/2.
 
         Raises:
           UserError: if `rows` is not positive, or series are to be cropped or flipped.
@@ -347,7 +365,7 @@ class ArrayPlan:
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
 
     def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
-        """`images` are `rows` of the batch. The draws are for all of it: a row's do not depend on who else is read."""
+        """The `images`, which are `rows` of the batch, augmented by draws that are made for the whole batch."""
         if not self._crop and not self._flip:
             return images
         rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: another stream than that of an epoch's order

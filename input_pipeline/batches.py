@@ -6,8 +6,8 @@ and on however many devices.
 
 import functools
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import grain
 import numpy as np
@@ -20,14 +20,24 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without rows to fill it up
 LENGTHS = 4  # padded lengths are multiples of this
 
-Batch = dict[str, Any]  # {'inputs': {'source', 'target'}, 'targets', 'weights'}: see DESIGN, "Batch"
+
+class Batch(TypedDict):
+    """What a training step reads. Arrays are NumPy's here, and JAX's on devices.
+
+    inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
+    targets: int32 [rows, length] of tokens; classes int32 [rows], or values float32 [rows, values].
+    weights: float32, for each target; 0 on padding.
+    """
+    inputs: dict[str, Any]
+    targets: Any
+    weights: Any
 
 
 class Part(NamedTuple):
     """The rows of every batch that one process reads: from first/of to last/of of them. The default is all.
 
-    Where devices are to share a batch evenly, it is filled up first: with rows of weight 0 behind its own, which change
-    nothing, until there is a `multiple` of rows.
+    A batch is first filled up with rows of weight 0, which change nothing, until there is a `multiple` of rows for
+    devices to share.
     """
     first: int = 0
     last: int = 1
@@ -48,8 +58,8 @@ ALL = Part()
 
 @runtime_checkable
 class Plan(Protocol):
-    """The batches of a split, each a pure function of its number; `len` is how many an epoch has."""
-    rows: Any  # the row counts of its batches
+    """The batches of a split, each a pure function of its number; `len` is the number of batches in an epoch."""
+    rows: Sequence[int] | Int[np.ndarray, ' buckets']  # the row counts that its batches have
 
     def __len__(self) -> int: ...
 
@@ -58,9 +68,11 @@ class Plan(Protocol):
 
         Rows that are missing, at the end of an epoch or to fill a batch up, are padding of weight 0.
         """
+        ...
 
     def describe(self) -> str:
         """A line for the log."""
+        ...
 
 
 def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:
@@ -96,8 +108,14 @@ class BatchPlan:
 
     def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None,
                  longest: int | None = None):
-        """`seed` None keeps the order (evaluation: the shortest sentences first). `longest`: as far as learned positions
-        reach, which no batch is padded beyond.
+        """Plans every epoch.
+
+        Args:
+          store: of sentence pairs.
+          tokens: padded target positions of a batch, at most.
+          num_buckets: of lengths.
+          seed: of the order; None keeps the shortest sentences first, for evaluation.
+          longest: where learned positions end; no batch is padded beyond.
 
         Raises:
           UserError: if `tokens` is too small for ROWS of the longest sentences.

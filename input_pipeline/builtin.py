@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from itertools import islice, product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import format_date, format_time, format_timedelta
@@ -38,10 +38,32 @@ PATIENCE = 5000  # draws in a row without a new pair, after which the space coun
 TYPED = str.maketrans('\u00a0\u202f', '  ')  # no keyboard has CLDR's no-break spaces
 
 # Common members only: a name is learned when it is met often, and the long tail of CLDR is not.
-LANGUAGES = ['af', 'am', 'ar', 'bg', 'bn', 'ca', 'cs', 'cy', 'da', 'de', 'el', 'en', 'es', 'et', 'eu', 'fa', 'fi', 'fr', 'ga', 'gl', 'gu', 'he', 'hi', 'hr', 'hu', 'hy', 'id', 'is', 'it', 'ja', 'ka', 'ko', 'la', 'lt', 'lv', 'mn', 'mr', 'ms', 'ne', 'nl', 'no', 'pl', 'pt', 'ro', 'ru', 'sk', 'sl', 'sq', 'sr', 'sv', 'sw', 'ta', 'te', 'th', 'tr', 'uk', 'ur', 'vi', 'yo', 'zh', 'zu']
-TERRITORIES = ['AR', 'AT', 'AU', 'BE', 'BG', 'BR', 'CA', 'CH', 'CL', 'CN', 'CO', 'CU', 'CZ', 'DE', 'DK', 'EC', 'EE', 'EG', 'ES', 'ET', 'FI', 'FR', 'GB', 'GR', 'HR', 'HU', 'ID', 'IE', 'IL', 'IN', 'IR', 'IS', 'IT', 'JP', 'KE', 'KR', 'LT', 'LU', 'LV', 'MA', 'MX', 'MY', 'NG', 'NL', 'NO', 'NZ', 'PE', 'PH', 'PL', 'PT', 'RO', 'RS', 'RU', 'SA', 'SE', 'SG', 'SK', 'SN', 'TH', 'TN', 'TR', 'UA', 'US', 'VN', 'ZA']
-CURRENCIES = ['ARS', 'AUD', 'BRL', 'CAD', 'CHF', 'CLP', 'CNY', 'COP', 'CZK', 'DKK', 'EGP', 'EUR', 'GBP', 'HUF', 'IDR', 'ILS', 'INR', 'ISK', 'JPY', 'KES', 'KRW', 'MAD', 'MXN', 'MYR', 'NGN', 'NOK', 'NZD', 'PEN', 'PHP', 'PLN', 'RON', 'RSD', 'RUB', 'SAR', 'SEK', 'SGD', 'THB', 'TRY', 'TWD', 'UAH', 'USD', 'UYU', 'VND', 'ZAR']
-UNITS = ['length-kilometer', 'length-meter', 'length-centimeter', 'length-millimeter', 'length-mile', 'length-yard', 'length-foot', 'length-inch', 'length-light-year', 'area-hectare', 'area-acre', 'area-square-kilometer', 'area-square-meter', 'volume-liter', 'volume-centiliter', 'volume-milliliter', 'volume-cubic-meter', 'volume-gallon', 'volume-cup', 'volume-teaspoon', 'volume-tablespoon', 'mass-kilogram', 'mass-gram', 'mass-milligram', 'mass-tonne', 'mass-pound', 'mass-ounce', 'duration-year', 'duration-month', 'duration-week', 'duration-day', 'duration-hour', 'duration-minute', 'duration-second', 'duration-century', 'speed-kilometer-per-hour', 'speed-meter-per-second', 'speed-mile-per-hour', 'speed-knot', 'temperature-celsius', 'temperature-fahrenheit', 'angle-degree', 'energy-joule', 'energy-kilocalorie', 'energy-kilowatt-hour', 'power-watt', 'power-kilowatt', 'power-horsepower', 'electric-volt', 'electric-ampere', 'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte', 'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
+LANGUAGES = [
+    'af', 'am', 'ar', 'bg', 'bn', 'ca', 'cs', 'cy', 'da', 'de', 'el', 'en', 'es', 'et', 'eu', 'fa', 'fi', 'fr',
+    'ga', 'gl', 'gu', 'he', 'hi', 'hr', 'hu', 'hy', 'id', 'is', 'it', 'ja', 'ka', 'ko', 'la', 'lt', 'lv', 'mn',
+    'mr', 'ms', 'ne', 'nl', 'no', 'pl', 'pt', 'ro', 'ru', 'sk', 'sl', 'sq', 'sr', 'sv', 'sw', 'ta', 'te', 'th',
+    'tr', 'uk', 'ur', 'vi', 'yo', 'zh', 'zu']
+TERRITORIES = [
+    'AR', 'AT', 'AU', 'BE', 'BG', 'BR', 'CA', 'CH', 'CL', 'CN', 'CO', 'CU', 'CZ', 'DE', 'DK', 'EC', 'EE', 'EG',
+    'ES', 'ET', 'FI', 'FR', 'GB', 'GR', 'HR', 'HU', 'ID', 'IE', 'IL', 'IN', 'IR', 'IS', 'IT', 'JP', 'KE', 'KR',
+    'LT', 'LU', 'LV', 'MA', 'MX', 'MY', 'NG', 'NL', 'NO', 'NZ', 'PE', 'PH', 'PL', 'PT', 'RO', 'RS', 'RU', 'SA',
+    'SE', 'SG', 'SK', 'SN', 'TH', 'TN', 'TR', 'UA', 'US', 'VN', 'ZA']
+CURRENCIES = [
+    'ARS', 'AUD', 'BRL', 'CAD', 'CHF', 'CLP', 'CNY', 'COP', 'CZK', 'DKK', 'EGP', 'EUR', 'GBP', 'HUF', 'IDR', 'ILS',
+    'INR', 'ISK', 'JPY', 'KES', 'KRW', 'MAD', 'MXN', 'MYR', 'NGN', 'NOK', 'NZD', 'PEN', 'PHP', 'PLN', 'RON', 'RSD',
+    'RUB', 'SAR', 'SEK', 'SGD', 'THB', 'TRY', 'TWD', 'UAH', 'USD', 'UYU', 'VND', 'ZAR']
+UNITS = [
+    'length-kilometer', 'length-meter', 'length-centimeter', 'length-millimeter', 'length-mile', 'length-yard',
+    'length-foot', 'length-inch', 'length-light-year', 'area-hectare', 'area-acre', 'area-square-kilometer',
+    'area-square-meter', 'volume-liter', 'volume-centiliter', 'volume-milliliter', 'volume-cubic-meter',
+    'volume-gallon', 'volume-cup', 'volume-teaspoon', 'volume-tablespoon', 'mass-kilogram', 'mass-gram',
+    'mass-milligram', 'mass-tonne', 'mass-pound', 'mass-ounce', 'duration-year', 'duration-month', 'duration-week',
+    'duration-day', 'duration-hour', 'duration-minute', 'duration-second', 'duration-century',
+    'speed-kilometer-per-hour', 'speed-meter-per-second', 'speed-mile-per-hour', 'speed-knot',
+    'temperature-celsius', 'temperature-fahrenheit', 'angle-degree', 'energy-joule', 'energy-kilocalorie',
+    'energy-kilowatt-hour', 'power-watt', 'power-kilowatt', 'power-horsepower', 'electric-volt', 'electric-ampere',
+    'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte',
+    'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
 TIME_LENGTHS = ('short', 'medium')  # the longer ones name a time zone, always the same
 LIST_STYLES = ('standard', 'or')
@@ -51,11 +73,16 @@ RELATIVE_UNITS = {  # seconds in one (as babel counts them), and the most that p
     'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),
     'hour': (3600, 47), 'minute': (60, 59), 'second': (1, 59)}
 
+DateLength = Literal['full', 'long', 'medium', 'short']
+TimeUnit = Literal['year', 'month', 'week', 'day', 'hour', 'minute', 'second']
+Length = Literal['long', 'short']
 Writer = Callable[[Locale], str]  # a value that can be written in any locale
 
 
 # Each kind is written from its form, a value and the locale: KeyError or ValueError if the locale lacks it.
-def write_date(date_length: str, time_length: str | None, moment: datetime.datetime, locale: Locale) -> str:
+def write_date(date_length: DateLength, time_length: DateLength | None, moment: datetime.datetime,
+               locale: Locale) -> str:
+    """'Friday, August 25, 1922', with the time of day if it has a `time_length`."""
     date = format_date(moment, date_length, locale=locale)
     if time_length is None:
         return date
@@ -64,13 +91,15 @@ def write_date(date_length: str, time_length: str | None, moment: datetime.datet
     return locale.datetime_formats[date_length].replace("'", '').replace('{0}', time).replace('{1}', date)
 
 
-def write_relative(unit: str, length: str, count: int, locale: Locale) -> str:
+def write_relative(unit: TimeUnit, length: Length, count: int, locale: Locale) -> str:
+    """'3 hours ago', or 'in 2 weeks' for a positive `count`."""
     delta = datetime.timedelta(seconds=count * RELATIVE_UNITS[unit][0])
     # An infinite threshold keeps 14 days from becoming 2 weeks: the unit is the one asked for.
     return format_timedelta(delta, unit, math.inf, add_direction=True, format=length, locale=locale)
 
 
-def write_quantity(unit: str, length: str, number: Decimal, locale: Locale) -> str:
+def write_quantity(unit: str, length: Length, number: Decimal, locale: Locale) -> str:
+    """'12 kilometers' or, short, '12 km'."""
     text = format_unit(number, unit, length, locale=locale)
     if unit not in text:
         return text
@@ -79,7 +108,8 @@ def write_quantity(unit: str, length: str, number: Decimal, locale: Locale) -> s
     return write_quantity(unit, 'short', number, locale)  # an alias in CLDR's root that babel does not follow
 
 
-def write_amount(currency: str, style: str, number: Decimal, locale: Locale) -> str:
+def write_amount(currency: str, style: Literal['name', 'standard'], number: Decimal, locale: Locale) -> str:
+    """'12 euros' or, in the standard style, '€12.00'."""
     if currency not in locale.currencies:
         raise KeyError(currency)
     if number % 1:  # round before the plural is chosen: there is no 1.34 yen
@@ -92,20 +122,24 @@ def write_amount(currency: str, style: str, number: Decimal, locale: Locale) -> 
 
 
 def write_percentage(number: Decimal, locale: Locale) -> str:
+    """'12.5%'."""
     return format_percent(number / 100, locale=locale, decimal_quantization=False)
 
 
 def write_name(table: str, code: str, locale: Locale) -> str:
+    """'French': the name of a language or a territory."""
     return getattr(locale, table)[code]
 
 
 def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
+    """'A, B, or C': the parts in a list of the style `join`, or put into the format `join`."""
     texts = [part(locale) for part in parts]
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
 
 # How the values of a form are drawn: a tuple of the arguments that its writer still lacks.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
+    """A moment from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
     moment = datetime.datetime(1900, 1, 1) + datetime.timedelta(rng.randrange(days), rng.randrange(DAY))
     # Short dates may write two digits of the year: 1951 to 2050 are the hundred years they can mean.
@@ -115,10 +149,12 @@ def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
 
 
 def draw_count(rng: random.Random, form: tuple) -> tuple[int]:
+    """How many units of time ago, or from now."""
     return (rng.randint(1, RELATIVE_UNITS[form[0]][1]) * rng.choice((-1, 1)),)
 
 
 def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
+    """A whole number, or one with a decimal or two."""
     largest, digits = rng.choice((20, 99, 999, 9999)), rng.choice((1, 1, 2))
     if not form or form[0].startswith('duration'):  # percentages; and nobody counts 8,740 months
         largest, digits = 100, 1 if form else digits
@@ -128,10 +164,12 @@ def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    return ([lambda locale: 'A', lambda locale: 'B'],)  # enough to compare joins; sentences bring their parts
+    """A and B, which are enough to compare joins; a sentence has parts of its own."""
+    return ([lambda locale: 'A', lambda locale: 'B'],)
 
 
 class Kind(NamedTuple):
+    """A kind of sentence: its forms, how values for them are drawn, and how both are written."""
     share: int  # how often it is drawn, in percent
     write: Callable[..., str]
     forms: list[tuple]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from errors import UserError
 from files import expanded
@@ -36,9 +37,11 @@ class Documents(Protocol):
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split, in order; one at a time is in memory."""
+        ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """What the split's content depends on, as JSON: equal fingerprints mean equal documents."""
+        ...
 
 
 def open_documents(data: ConfigDict) -> Documents:
@@ -66,7 +69,7 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
     return FileDocuments(expanded(data['dir']), data['documents'], dict(data['splits']), data['validation_share'])
 
 
-class FileDocuments:
+class FileDocuments(Documents):
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
     `kind` says what a document is: the whole 'file', a 'line', or what stands between two blank lines.
@@ -88,6 +91,7 @@ class FileDocuments:
         """Whether there is a file or a folder for the split: then there must be text in it."""
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
+    @override
     def documents(self, split: str) -> Iterator[str]:
         if not self.is_part(split):
             return self._read(split)
@@ -111,6 +115,7 @@ class FileDocuments:
             else:
                 yield from cut(read_lines(path), self._kind)
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         part = self.is_part(split)
         files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
@@ -125,7 +130,11 @@ class FileDocuments:
         return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
     def files(self, split: str) -> list[Path]:
-        """The files that a split is read from. Raises UserError if there is none."""
+        """The files that a split is read from.
+
+        Raises:
+          UserError: if there is none.
+        """
         if self.is_part(split):
             split = 'train'
         if files := self._found(split):
@@ -135,7 +144,7 @@ class FileDocuments:
                         f'of text files; see config.data.dir and splits.{split}')
 
 
-class OneFile:
+class OneFile(Documents):
     """One file, cut in two: its last characters, `validation_share` of them, are for validation.
 
     With 0.1 this is how nanoGPT splits tiny Shakespeare, whose figures are those of the validation part:
@@ -153,8 +162,10 @@ class OneFile:
         return True
 
     def files(self, split: str) -> list[Path]:
+        """The one file, whatever the split."""
         return [self._path]
 
+    @override
     def documents(self, split: str) -> Iterator[str]:
         text = read_text(self._path)
         border = int(len(text) * (1 - self._validation_share))
@@ -165,23 +176,26 @@ class OneFile:
             lines = (line.removesuffix('\n').removesuffix('\r') for line in io.StringIO(part, newline='\n'))
             yield from cut(lines, self._kind)
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         return {'source': 'file', 'documents': self._kind, 'file': [self._path.name, sha256(self._path)],
                 'validation_share': self._validation_share, 'part': 'train' if split == 'train' else 'validation'}
 
 
-class TfdsDocuments:
+class TfdsDocuments(Documents):
     """A TensorFlow Datasets dataset: the text of one feature of each record is a document."""
 
     def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
         self._feature, self._names = feature, names
         self._builder = open_tfds(name, folder, [feature], f'config.data.feature={feature} is asked for')
 
+    @override
     def documents(self, split: str) -> Iterator[str]:
         with self._reading(split):
             for record in self._builder.as_data_source(self._names[split]):
                 yield tfds_text(record[self._feature])
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         with self._reading(split):
             return {'source': 'tfds', 'feature': self._feature, 'split': self._names[split],
@@ -192,7 +206,7 @@ class TfdsDocuments:
                            f'{self._builder.data_dir}')
 
 
-class LibraryDocuments:
+class LibraryDocuments(Documents):
     """The modules of Python's own standard library: 9 MB of source code that every reader has already.
 
     A module's path decides its split (90, 5 and 5 %), so another version of Python has other text but moves no
@@ -223,9 +237,11 @@ class LibraryDocuments:
             yield from (Path(parent, file) for file in sorted(files)
                         if file.endswith('.py') and not file.startswith('_sysconfigdata'))
 
+    @override
     def documents(self, split: str) -> Iterator[str]:
         return (text for _, text in self._modules[split])
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         digest = hashlib.sha256(repr(self._modules[split]).encode()).hexdigest()
         return {'source': 'standard library', 'split': split, 'sha256': digest}

@@ -23,52 +23,56 @@ Splits = dict[str, tuple[Float[np.ndarray, 'series time channels'], Num[np.ndarr
 
 
 class System(NamedTuple):
-    """A differential equation, what varies from series to series, and which two of its variables are seen."""
+    """A differential equation, what varies from series to series, and the two of its variables that are recorded."""
     derivative: Derivative  # (state, parameters, time) -> the state's rate of change
     parameters: Ranges
     start: Ranges
-    period: float           # about one cycle: what a random time scale is relative to
+    period: float           # of about one cycle, which random time scales are relative to
     seen: tuple[int, int] = (0, 1)
-    settles: bool = True    # onto an attractor, before anyone looks; otherwise it is watched from the start
+    settles: bool = True    # recording starts when it has come to its attractor; otherwise at once
 
 
 def lorenz(state, parameters, time):
+    """Lorenz's, of convection; the parameter is the Rayleigh number."""
     x, y, z = state
     return [10 * (y - x), x * (parameters[0] - z) - y, x * y - 8 / 3 * z]
 
 
 def roessler(state, parameters, time):
+    """Roessler's, a spiral that folds back; the parameters are a and c."""
     x, y, z = state
     a, c = parameters
     return [-y - z, x + a * y, 0.2 + z * (x - c)]
 
 
 def van_der_pol(state, parameters, time):
+    """Van der Pol's oscillator; the parameter is the strength of its damping."""
     x, v = state
     return [v, parameters[0] * (1 - x ** 2) * v - x]
 
 
 def duffing(state, parameters, time):
-    """Driven between two wells."""
+    """Duffing's oscillator, driven between two wells; the parameters are the strength of the drive and its phase."""
     x, v = state
     strength, phase = parameters
     return [v, x - x ** 3 - 0.3 * v + strength * np.cos(1.2 * time + phase)]
 
 
 def predator_prey(state, parameters, time):
-    """Lotka and Volterra's."""
+    """Lotka and Volterra's; the parameters are the birth rate of the prey and the death rate of the predators."""
     prey, predators = state
     birth, death = parameters
     return [prey * (birth - predators), predators * (prey - death)]
 
 
 def damped_oscillator(state, parameters, time):
+    """A linear oscillator; the parameter is its damping ratio."""
     x, v = state
     return [v, -x - 2 * parameters[0] * v]
 
 
 def pendulum(state, parameters, time):
-    """At any amplitude; `parameters` are the frequency of small swings (Hz) and the damping (1/s)."""
+    """A pendulum of any amplitude; the parameters are the frequency of small swings (Hz) and the damping (1/s)."""
     angle, speed = state
     frequency, damping = parameters
     return [speed, -(2 * np.pi * frequency) ** 2 * np.sin(angle) - 2 * damping * speed]
@@ -87,8 +91,8 @@ SYSTEMS = {
 def make_dynamics(seed: int) -> Splits:
     """Series [n, 128, 2] and the number of the system, in the order of SYSTEMS, that made each.
 
-    Starts and parameters are random, 2 to 8 cycles are seen, with noise of 10 to 100 % of a channel's deviation;
-    then every channel of every series is standardised: level and scale give nothing away.
+    Starts and parameters are random. A series has 2 to 8 cycles, and noise of 10 to 100 % of each channel's standard
+    deviation. Its channels are standardised, so that level and scale tell nothing of the system.
     """
     rng = np.random.default_rng(seed)
     total = sum(COUNTS.values())
@@ -149,12 +153,12 @@ def draw(rng: np.random.Generator, ranges: Ranges, count: int) -> Float[np.ndarr
 
 
 def standardised(series: Float[np.ndarray, 'series time channels']) -> Float[np.ndarray, 'series time channels']:
-    """Mean 0 and deviation 1 of every channel of every series."""
+    """The series with mean 0 and standard deviation 1 in every channel."""
     return (series - series.mean(axis=1, keepdims=True)) / series.std(axis=1, keepdims=True)
 
 
 def split(inputs: np.ndarray, targets: np.ndarray) -> Splits:
-    """In the order that they come in."""
+    """The examples cut into splits, in their order."""
     ends = np.cumsum(list(COUNTS.values()))
     return {name: (inputs[end - count:end], targets[end - count:end])
             for (name, count), end in zip(COUNTS.items(), ends, strict=True)}

@@ -15,10 +15,10 @@ log = logging.getLogger('allyouneed.data')
 
 
 def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> tuple[str, ...]:
-    """The splits that are to be cut off the training data: of 'validation' and 'test' those without files.
+    """The splits that are to be cut off the training data: those of 'validation' and 'test' that have no files.
 
-    None where there is validation data: who has made that has decided what is trained on. No split that was given a
-    name of its own (config.data.splits), for its files are meant to be there; and nothing where `share` is 0.
+    Nothing is cut off if there are validation files, since their maker has decided what is trained on, or if `share`
+    is 0. A split with a name of its own (config.data.splits) is never cut off: its files are meant to be there.
     """
     if not share or has_files('validation'):
         return ()
@@ -27,22 +27,23 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
 
 
 class HeldOut:
-    """Which part of the training data is for which split.
+    """The part of the training data that each split has.
 
-    A hash of an example decides, which is in no order: the parts depend on what the examples are, not on their places
-    or the machine, and equal examples are never in two parts. Of the different examples with the least hashes each
+    The hash of an example decides. So the parts depend on what the examples are, not on their order or the machine,
+    and equal examples are in one part. The examples with the least hashes are held out: of all different examples each
     split gets `share`, but at least one.
     """
 
     def __init__(self, splits: tuple[str, ...], share: float, keys: Iterable[int], what: str,
                  kept: Collection[int] = ()):
-        """
+        """Decides for all examples of the training data.
+
         Args:
-          splits: that are cut off, of 'validation' and 'test'.
-          share: of the examples, for each of them.
-          keys: of the examples, by `key`.
-          what: they are, and where, for messages: 'sentences of FILE'.
-          kept: keys of examples that are for training whatever their hash.
+          splits: the splits that are cut off, of 'validation' and 'test'.
+          share: of the examples, for each of these splits.
+          keys: what `key` gives for each example.
+          what: names the examples in messages: 'sentences of FILE'.
+          kept: keys of examples that are for training, whatever their hash.
 
         Raises:
           UserError: if there are too few examples, or nothing would be left.
@@ -68,7 +69,7 @@ class HeldOut:
 
 @functools.cache
 def say(message: str) -> None:
-    """Logs it, once in a process: data is opened to be checked, and again to be used."""
+    """Logs a message once in a process: data is opened twice, to be checked and to be used."""
     log.info('%s', message)
 
 
@@ -78,6 +79,8 @@ def key(content: bytes) -> int:
 
 
 def text_key(text: str) -> int:
-    """The hash of a text: the same whatever its case, its spaces and the ways to write its characters (NFC, NFD, full
-    width), so that such doubles stay together."""
+    """The hash of a text, whatever its case, its spaces and its characters' forms (NFC, NFD, full width).
+
+    So texts that differ in these alone are in one part.
+    """
     return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

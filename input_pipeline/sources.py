@@ -12,11 +12,12 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
+from typing_extensions import override
 
 from errors import UserError
 from files import expanded
@@ -32,9 +33,11 @@ class Corpus(Protocol):
 
     def pairs(self, split: str) -> Iterator[Pair]:
         """The (source, target) pairs of a split, in order, without line ends."""
+        ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """What the split's content depends on, as JSON: equal fingerprints mean equal pairs."""
+        ...
 
 
 def open_corpus(data: ConfigDict) -> Corpus:
@@ -48,7 +51,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     return SOURCES[data['source']].from_config(data)
 
 
-class BuiltinCorpus:
+class BuiltinCorpus(Corpus):
     """Dates, amounts, quantities, lists and their like in two languages, made from Unicode CLDR.
 
     `plain_spaces`: of the source sentences with no-break spaces, the share that has plain ones in their place.
@@ -69,16 +72,18 @@ class BuiltinCorpus:
         if plain_spaces:  # the runs that were made before there was a share know nothing of it
             self._fingerprint['plain_spaces'] = plain_spaces
 
+    @override
     def pairs(self, split: str) -> Iterator[Pair]:
         return iter(self._splits[split])
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         # The pairs themselves: they depend on the installed babel's CLDR too.
         digest = hashlib.sha256(repr(self._splits[split]).encode()).hexdigest()
         return self._fingerprint | {'split': split, 'sha256': digest}
 
 
-class TextCorpus:
+class TextCorpus(Corpus):
     """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
     Where there are none for validation (nor for test), `validation_share` of the training data's different source
@@ -104,13 +109,14 @@ class TextCorpus:
         """Whether there is any file for the split: then all of it must be there."""
         return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
 
+    @override
     def pairs(self, split: str) -> Iterator[Pair]:
         if not self.is_part(split):
             return self.all_pairs(split)
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
 
     def _split(self, pair: Pair) -> str:
-        """The part that a pair of the training files is for. Those with an empty side are none to score with."""
+        """The split that a pair of the training files is for; one with an empty side cannot be scored."""
         return self._held_out.split(text_key(pair[0])) if all(text.strip() for text in pair) else 'train'
 
     @functools.cached_property
@@ -135,12 +141,14 @@ class TextCorpus:
         counts = [0, 0]
         for pair in itertools.zip_longest(*map(read_lines, files)):
             counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
-            if None not in pair:
-                yield pair
+            source, target = pair
+            if source is not None and target is not None:
+                yield source, target
         if counts[0] != counts[1]:
             raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
                             'line n of one must be the translation of line n of the other')
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list, for the order tells the languages apart: the other direction is another corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
@@ -152,13 +160,17 @@ class TextCorpus:
         return next((file for file in files if os.path.isfile(file)), None)
 
     def files(self, split: str) -> list[Path]:
-        """The files that a split is read from. Raises UserError if one is missing."""
+        """The files that a split is read from.
+
+        Raises:
+          UserError: if one is missing.
+        """
         if self.is_part(split):
             split = 'train'
         base = self._folder / self._names[split]
         files = [self._path(split, language) for language in self._languages]
-        if None not in files:
-            return files
+        if all(files):
+            return [file for file in files if file]
         if table := self._path(split, 'tsv'):
             return [table]
         source, target = (Path(f'{base}.{language}') for language in self._languages)
@@ -168,7 +180,7 @@ class TextCorpus:
                         f'see config.data.dir, source_lang, target_lang and splits.{split}')
 
 
-class TfdsCorpus:
+class TfdsCorpus(Corpus):
     """A TensorFlow Datasets translation dataset."""
 
     @classmethod
@@ -181,6 +193,7 @@ class TfdsCorpus:
         self._builder = open_tfds(name, folder, self._languages,
                                   f'source_lang={source_lang} and target_lang={target_lang} are asked for')
 
+    @override
     def pairs(self, split: str) -> Iterator[Pair]:
         with self._reading(split):
             for record in self._builder.as_data_source(self._names[split]):
@@ -188,6 +201,7 @@ class TfdsCorpus:
                 source, target = (' '.join(tfds_text(record[language]).splitlines()) for language in self._languages)
                 yield source, target
 
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         with self._reading(split):
             return {'source': 'tfds', 'languages': self._languages, 'split': self._names[split],
@@ -222,9 +236,10 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
         raise UserError(f'config.data.name={name!r}: TFDS would fetch the code of a dataset from elsewhere and run it. '
                         'Prepare the dataset by itself, and name it without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
-    folder = folder or tfds.core.constants.DATA_DIR
+    from tensorflow_datasets.core.constants import DATA_DIR
+    folder = folder or DATA_DIR
     with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
-        builder = tfds.builder(name, data_dir=folder, file_format='array_record')
+        builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
         present = set(builder.info.features)
     if not set(features) <= present:
         raise UserError(f'config.data: dataset {name} has {", ".join(sorted(present))}, but {asked}')
@@ -243,7 +258,7 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
 
 @contextlib.contextmanager
 def tfds_errors(what: str) -> Iterator[None]:
-    """Whatever TFDS and the libraries below it raise about their input becomes a UserError."""
+    """Within this, what TFDS and the libraries below it raise about their input is a UserError."""
     try:
         yield
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -265,7 +280,7 @@ def tfds_text(value: Any) -> str:
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or .gz, without their ends. Only \\n and \\r\\n end a line.
+    """The lines of a UTF-8 file, plain or .gz, without their ends: a line feed, and a carriage return before it.
 
     A byte order mark at the beginning, as Windows writes, is no part of the text. The path - is stdin.
 
@@ -277,8 +292,12 @@ def read_lines(path: Path | str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def open_binary(path: Path | str) -> Iterator[BinaryIO]:
-    """A file, plain or .gz, or stdin (-), to be read; that it cannot be becomes a UserError."""
+def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """A file, plain or .gz, or stdin (-), opened to be read.
+
+    Raises:
+      UserError: if it cannot be opened, or what is done with it within this cannot read it.
+    """
     try:
         if path == '-':
             if sys.stdin is None:
@@ -300,8 +319,8 @@ def _is_terminal(path: Path | str) -> bool:
         return file.isatty()
 
 
-def decode_lines(file, name: str) -> Iterator[str]:
-    """The lines of an open binary file; `name` is for the error message."""
+def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of an open binary file, which messages call `name`."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)

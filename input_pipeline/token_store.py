@@ -38,8 +38,11 @@ BUILDING = '.building-'  # in the names of folders where something is built
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Where runs share tokenizers, token stores and compiled programs: config.cache_dir, or allyouneed in the user's
-    cache: $XDG_CACHE_HOME, or ~/.cache where that is no absolute path, as the XDG base directory specification says."""
+    """The folder where runs share tokenizers, token stores and compiled programs.
+
+    It is config.cache_dir or, without that, allyouneed in the user's cache: $XDG_CACHE_HOME or, if that is no absolute
+    path, ~/.cache, as the XDG base directory specification says.
+    """
     if cache_dir:
         return expanded(cache_dir)
     users = Path(os.environ.get('XDG_CACHE_HOME', ''))
@@ -47,7 +50,7 @@ def cache_folder(cache_dir: str) -> Path:
 
 
 class TokenStore:
-    """A split as token numbers, without start and end tokens. Opened in no time, read by random access.
+    """A split as token numbers, without start and end tokens, memory-mapped.
 
     A row has a side for each tokenizer: 'source' and 'target' of a sentence pair, or 'text' of a document.
 
@@ -57,7 +60,11 @@ class TokenStore:
     """
 
     def __init__(self, folder: Path):
-        """Raises UserError if a file is missing or damaged."""
+        """Opens a store.
+
+        Raises:
+          UserError: if a file is missing or damaged.
+        """
         try:
             self.stats = json.loads((folder / 'stats.json').read_text())
             sides = sorted({path.name.partition('.')[0] for path in folder.iterdir()} - {'stats'})
@@ -116,8 +123,9 @@ def document_tokenizers(documents: Documents, settings: ConfigDict, cache: Path)
 
 def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], settings: ConfigDict, cache: Path,
                **more: bool) -> Tokenizer:
-    """Learned from texts(), whose fingerprint is `origin`, unless the cache has it."""
-    options = {name: settings[name] for name in ('kind', 'vocab_size', 'split_digits', 'normalization')} | more
+    """A tokenizer that is learned from texts(), whose fingerprint is `origin`, unless the cache has it."""
+    names = ('kind', 'vocab_size', 'split_digits', 'normalization')
+    options: dict[str, Any] = {name: settings[name] for name in names} | more
 
     def learn(folder: Path):
         nonempty = (text for text in texts() if text.strip())
@@ -211,13 +219,13 @@ class _SideWriter(contextlib.AbstractContextManager):
     """Writes the tokens of a side, row after row, and at the end where each row begins."""
 
     def __init__(self, folder: Path, side: str):
-        self._file = open(folder / f'{side}.tokens', 'wb')
+        self._file = open(folder / f'{side}.tokens', 'wb')  # noqa: SIM115 (__exit__ closes it)
         self._offsets_file = folder / f'{side}.offsets.npy'
         self._offsets = array.array('q', [0])
 
     def append(self, parts: Iterable[UInt32[np.ndarray, ' _']]) -> None:
         """Adds a row, which comes a part at a time."""
-        written = sum(map(self._file.write, parts))
+        written = sum(self._file.write(part.data) for part in parts)
         self._offsets.append(self.tokens + written // np.uint32().itemsize)
 
     @property
@@ -240,7 +248,7 @@ def _digest(value: Any) -> str:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, made by `build` in a temporary place and renamed if it does not exist yet.
+    """`folder`; if it does not exist yet, `build` makes it in a temporary place, and it is renamed.
 
     Raises:
       UserError: if it cannot be written: no space, no permission.
@@ -267,7 +275,7 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, removed at the end; locked, so that others see that somebody works there."""
+    """A temporary folder beside `folder`, locked while somebody works there, and removed at the end."""
     with contextlib.ExitStack() as afterwards:
         while True:
             place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{BUILDING}'))
@@ -284,7 +292,7 @@ def _workshop(folder: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes what killed builds left: the system unlocked it when they ended."""
+    """Removes what killed builds left, which the system unlocked when they ended."""
     for place in parent.glob(f'*{BUILDING}*'):
         try:
             lock = _locked(place)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 from jaxtyping import UInt32
+from typing_extensions import override
 
 from errors import UserError
 from files import read_bytes
@@ -35,7 +36,11 @@ LINE_CHARACTERS = 1000  # SentencePiece leaves lines of more than 4,192 bytes ou
 
 
 class Tokenizer(abc.ABC):
-    """Text <-> token numbers. Picklable; `model` is its file's bytes, which say all about it."""
+    """Text <-> token numbers. It can be pickled.
+
+    Attributes:
+      model: the bytes of its file, from which it is made again.
+    """
 
     model: bytes
 
@@ -53,7 +58,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        """How each token is written in the vocabulary, for people."""
+        """Each token as people read it in the vocabulary."""
 
     def encode(self, text: str) -> list[int]:
         """Token numbers, without start or end."""
@@ -98,6 +103,7 @@ class SubwordTokenizer(Tokenizer):
     def __len__(self) -> int:
         return self._processor.get_piece_size()
 
+    @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
         for part in PART.finditer(' ' + text):  # a word begins with its space, the first one too
             first, *rest = part[0].split(SPACE)
@@ -106,10 +112,12 @@ class SubwordTokenizer(Tokenizer):
                 tokens += self._space + self._processor.encode(behind_it)
             yield np.array(tokens, np.uint32)
 
+    @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         text = self._processor.decode([int(token) for token in tokens if token > UNK])
         return text.removeprefix(' ')
 
+    @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         return [self._processor.id_to_piece(int(token)) for token in tokens]
 
@@ -131,16 +139,19 @@ class CharTokenizer(Tokenizer):
     def __len__(self) -> int:
         return len(SPECIAL) + len(self._characters)
 
+    @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
         for begin in range(0, len(text), PART_CHARACTERS):
             codes = np.frombuffer(text[begin:begin + PART_CHARACTERS].encode('utf-32-le'), '<u4')
             places = np.searchsorted(self._codes[:-1], codes)  # the last one stands for all that are beyond it
             yield np.where(self._codes[places] == codes, places + len(SPECIAL), UNK).astype(np.uint32)
 
+    @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         return ''.join('\ufffd' if token == UNK else self._characters[token - len(SPECIAL)]
                        for token in tokens if token >= UNK)
 
+    @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         written = [*SPECIAL, *(_visible(character, f'<U+{ord(character):04X}>') for character in self._characters)]
         return [written[token] for token in tokens]
@@ -155,14 +166,17 @@ class ByteTokenizer(Tokenizer):
     def __len__(self) -> int:
         return len(SPECIAL) + 256
 
+    @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
         for begin in range(0, len(text), PART_CHARACTERS):
             content = text[begin:begin + PART_CHARACTERS].encode()
             yield np.frombuffer(content, np.uint8).astype(np.uint32) + np.uint32(len(SPECIAL))
 
+    @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         return bytes(int(token) - len(SPECIAL) for token in tokens if token > UNK).decode(errors='replace')
 
+    @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         written = [*SPECIAL, *(_visible(chr(byte), f'<0x{byte:02X}>') if byte < 128 else f'<0x{byte:02X}>'
                                for byte in range(256))]
@@ -170,7 +184,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def _visible(character: str, otherwise: str) -> str:
-    """A character as people see it in a line of pieces."""
+    """A character as people read it in a line of pieces; `otherwise` if it cannot be printed."""
     return SPACE if character == ' ' else character if character.isprintable() else otherwise
 
 
@@ -180,7 +194,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
     Args:
       texts: sentences or documents. Subwords are learned from SAMPLE of their lines, drawn from all, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte'; the last two have the size that they have, and no options.
+      kind: 'bpe', 'unigram', 'char' or 'byte'; the options below are of the first two.
       vocab_size: number of subwords, of which 260 are special ones and bytes.
       split_digits: every digit is a subword of its own, which makes numbers easy to copy.
       normalization: of subwords, 'identity' (lossless) or 'nfkc'.
@@ -209,9 +223,9 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
-    """`size` of the lines, each as likely as any other; all of them, in order, if there are no more.
+    """`size` of the lines, each with the same probability; if there are no more lines, all of them, in order.
 
-    The same lines give the same sample, which SentencePiece's own drawing does not promise.
+    The same lines give the same sample, which SentencePiece's own sampling does not promise.
     (Reservoir sampling, algorithm R of Vitter 1985.)
     """
     rng, lines = random.Random(0), iter(lines)

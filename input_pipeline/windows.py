@@ -33,15 +33,16 @@ class WindowPlan:
     'packed': Documents stay whole, those longer than `context` cut into pieces, and share windows as they fit.
 
     Attributes:
-      rows: windows in a batch, as a sequence of the one number.
+      rows: windows in a batch, as a sequence of one number.
       context: tokens in a window.
-      padding_share: of the targets.
-      characters, bytes: of the documents' text. The loss summed over an evaluation, divided by ln 2 and by one of
-        these, is bits per character or per byte.
+      padding_share: the share of the targets that are padding.
+      characters: of the documents' text. The loss summed over an evaluation, divided by ln 2 and by this, is bits per
+        character.
+      bytes: of the text in UTF-8, for bits per byte.
     """
 
     def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
-        """`seed` None keeps the order, at phase 0 (evaluation)."""
+        """Plans every epoch; a `seed` of None keeps the order, at phase 0, for evaluation."""
         self.rows, self.context = (rows,), context
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed

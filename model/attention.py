@@ -12,10 +12,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
+from typing_extensions import override
 
 from model.positional import rotate
-from model.relation import Mask, Relation
+from model.relation import UNRESTRICTED, Mask, Relation
 
 SCORES = ('scaled_dot', 'dot', 'general', 'additive')
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
@@ -32,13 +33,13 @@ Drop = Callable[[Scores], Scores]  # dropout on the weights
 
 def dot_scores(query: Float[Array, 'batch target heads d_k'],
                key: Float[Array, 'batch source heads d_k']) -> Scores:
-    """q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
+    """The products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
     return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
 
 
 def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
                       key: Float[Array, 'batch source heads d_k']) -> Scores:
-    """q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
+    """The products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
     The query is scaled rather than the scores: the same value, and fewer numbers to multiply.
     """
@@ -47,7 +48,10 @@ def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
 
 def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float[Array, 'batch source heads d_k'],
                    weight: Float[Array, 'heads d_query d_k']) -> Scores:
-    """q' W k, with a W for each head, in float32 (Luong et al. 2015, section 3.1). The widths need not be equal."""
+    """The forms q' W k, with a W for each head, in float32 (Luong et al. 2015, section 3.1).
+
+    The widths of queries and keys need not be equal.
+    """
     return dot_scores(jnp.einsum('bthq,hqk->bthk', query, weight.astype(query.dtype)), key)
 
 
@@ -84,7 +88,7 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
     return jnp.einsum('bhts,bshv->bthv', weights.astype(value.dtype), value)
 
 
-def attention(query: Query, key: Keys, value: Values, relation: Relation = Relation(),
+def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
               drop: Drop | None = None) -> tuple[Pooled, Scores]:
     """Attention pooling with any score function (row 1 of the README's table): what is found, and the weights.
@@ -109,7 +113,7 @@ def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array,
     return attention(heads, heads, heads, score=dot_scores)[0][:, :, 0]
 
 
-def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = Relation(),
+def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
                       score: Callable[[Array, Array], Scores] = scaled_dot_scores,
                       drop: Callable[[Scores, Array], Scores] | None = None, chunk: int = CHUNK) -> Pooled:
     """The same as `attention` in O(n) memory: CHUNK queries at a time, their weights forgotten at once.
@@ -131,7 +135,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
     @jax.checkpoint
     def attend(part):
         index, query, fields = part
-        drop_here = None if drop is None else functools.partial(drop, chunk=index)
+        drop_here = None if drop is None else (lambda weights, drop=drop: drop(weights, index))
         return attention(query, key, value, relation.replace(**fields), score, drop_here)[0]
 
     rows = {name: split(field, axes[name]) for name, field in fields.items()}
@@ -140,7 +144,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
 
 
 def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, value: Values,
-                    relation: Relation = Relation(), scale: float | None = None) -> Pooled:
+                    relation: Relation = UNRESTRICTED, scale: float | None = None) -> Pooled:
     """The same as `attention` with dot scores times `scale` (default 1 / sqrt(d_k)), by the accelerator's kernel.
 
     On NVIDIA GPUs cuDNN's flash attention, for float16 and bfloat16; elsewhere XLA's, which is not O(n).
@@ -196,13 +200,15 @@ class MultiHeadAttention(nn.Module):
     dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         if self.score not in SCORES:
             raise ValueError(f'score={self.score!r} is not one of {", ".join(SCORES)}')
         if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
             raise ValueError('the fused kernel knows neither attention_dropout nor scores other than scaled_dot and '
                              'dot: use attention_kernel=auto')
-        def projection(features, names, axis=-1):
+
+        def projection(features, names, axis: int | tuple[int, ...] = -1):
             init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), names)
             return nn.DenseGeneral(features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init)
 
@@ -212,23 +218,30 @@ class MultiHeadAttention(nn.Module):
         self.output = projection(self.d_model, ('heads', 'kv', 'embed'), axis=(-2, -1))
         if self.score == 'general':
             init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))
-            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k))
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k),
+                                           unbox=True)
         if self.score == 'additive':
             init = nn.with_logical_partitioning(nn.initializers.normal(self.d_k ** -0.5), ('heads', 'kv'))
-            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k))
+            self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k), unbox=True)
 
     def keys_values(self, inputs: Float[Array, 'batch source d_source'],
-                    relation: Relation = Relation()) -> tuple[Keys, Values]:
-        """What can be looked at: X' W_k and X' W_v. Decoding computes them once and keeps them."""
+                    positions: Int[Array, '#batch source'] | None = None) -> tuple[Keys, Values]:
+        """The keys X' W_k and the values X' W_v of inputs at `positions`, which only rotary keys need.
+
+        Decoding computes them once and keeps them.
+        """
         key = self.key(inputs)
-        return rotate(key, relation.source) if self.rotary else key, self.value(inputs)
+        if self.rotary:
+            assert positions is not None, 'rotary keys have positions'
+            key = rotate(key, positions)
+        return key, self.value(inputs)
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
-               relation: Relation = Relation(), deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+               relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Looks from `inputs` at keys and values that are already projected."""
         query = self.query(inputs)
         if self.rotary:
-            query = rotate(query, relation.target)
+            query = rotate(query, relation.positions()[0])
         # `init` would return the weights among the variables.
         asked_for = self.is_mutable_collection('attention') and not self.is_initializing()
         kernel = 'plain' if asked_for else self.kernel
@@ -248,11 +261,11 @@ class MultiHeadAttention(nn.Module):
         return self.output(pooled)
 
     def __call__(self, inputs: Float[Array, 'batch target d_target'], memory: Float[Array, 'batch source d_source'],
-                 relation: Relation = Relation(), deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+                 relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """From `inputs` at `memory`. Self-attention is `memory` = `inputs`; cross-attention is not."""
-        return self.attend(inputs, *self.keys_values(memory, relation), relation, deterministic)
+        return self.attend(inputs, *self.keys_values(memory, relation.source), relation, deterministic)
 
-    def _score(self):
+    def _score(self) -> Callable[[Array, Array], Scores]:
         if self.score in ('general', 'additive'):
             function = {'general': general_scores, 'additive': additive_scores}[self.score]
             return functools.partial(function, weight=self.score_weight)

@@ -1,4 +1,4 @@
-"""The blocks that Transformers are stacked from (section 3.1)."""
+"""The blocks that Transformers are stacked from, and the stack of those that only attend to themselves."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+from typing_extensions import override
 
 from model.attention import MultiHeadAttention
-from model.relation import Relation
+from model.positional import RelativeBias
+from model.relation import UNRESTRICTED, Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
 NORMS = ('post', 'pre')
@@ -20,8 +22,7 @@ Past = dict[str, Array]  # 'key' and 'value' of self-attention, one slot a posit
 KeysValues = tuple[Float[Array, 'batch source heads d_k'], Float[Array, 'batch source heads d_v']]
 
 
-@flax.struct.dataclass
-class BlockConfig:
+class BlockConfig(flax.struct.PyTreeNode):
     """What a block is made of; defaults are the paper's base model.
 
     Attributes:
@@ -69,7 +70,7 @@ class BlockConfig:
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """Attention as a block holds it, of a sequence to itself or to another (whose positions say nothing to it)."""
+    """A block's attention, of a sequence to itself or to another one, whose positions are of another kind."""
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=to_itself and config.position == 'rotary', kernel=config.attention_kernel,
                               dropout=config.attention_dropout, dtype=config.dtype)
@@ -87,7 +88,7 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     def flat(array):
         return array.reshape(batch * beam, *array.shape[2:])
 
-    key, value = attention.keys_values(flat(x)[:, None], relation.replace(source=relation.target))
+    key, value = attention.keys_values(flat(x)[:, None], relation.target)
     past = jax.tree.map(
         lambda old, new: jax.lax.dynamic_update_slice_in_dim(
             old, new.reshape(batch, beam, *new.shape[1:]).astype(old.dtype), slot, axis=2),
@@ -103,6 +104,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
+        """Each position by itself."""
         config = self.config
         init = nn.initializers.xavier_uniform()
         to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
@@ -114,7 +116,7 @@ class FeedForward(nn.Module):
 
 
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
-    """gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance, over the last axis."""
+    """The module of gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance, over the last axis."""
     return nn.LayerNorm(epsilon=1e-6, dtype=config.dtype, name=name)
 
 
@@ -129,6 +131,7 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
+        """The inputs with what `sublayer` makes of them."""
         norm = layer_norm(self.config, name='norm')
         drop = nn.Dropout(self.config.dropout, deterministic=deterministic)
         if self.config.norm == 'pre':
@@ -143,13 +146,14 @@ class EncoderBlock(nn.Module):
     """
     config: BlockConfig
 
+    @override
     def setup(self):
         self.self_attention = multi_head_attention(self.config, to_itself=True)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
         """All positions at once. `relation` is of the sequence to itself."""
         return self.prefill(x, relation, deterministic)[0]
 
@@ -158,7 +162,7 @@ class EncoderBlock(nn.Module):
         past = {}
 
         def attend(y):
-            past['key'], past['value'] = self.self_attention.keys_values(y, relation)
+            past['key'], past['value'] = self.self_attention.keys_values(y, relation.source)
             return self.self_attention.attend(y, past['key'], past['value'], relation, deterministic)
 
         x = self.self_attention_residual(x, attend, deterministic)
@@ -180,6 +184,7 @@ class DecoderBlock(nn.Module):
     """Masked self-attention, attention to the encoder's output, then feed-forward."""
     config: BlockConfig
 
+    @override
     def setup(self):
         self.self_attention = multi_head_attention(self.config, to_itself=True)
         self.cross_attention = multi_head_attention(self.config, to_itself=False)
@@ -188,8 +193,8 @@ class DecoderBlock(nn.Module):
         self.cross_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation = Relation(),
-                 memory_relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
+    def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation = UNRESTRICTED,
+                 memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
         """All target positions at once (training). `memory` is the encoder's output."""
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, y, relation, deterministic), deterministic)
@@ -217,3 +222,51 @@ class DecoderBlock(nn.Module):
         x = self.self_attention_residual(x, attend)
         x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *memory, memory_relation))
         return self.feed_forward_residual(x, self.feed_forward), past
+
+
+class SelfAttentionStack(nn.Module):
+    """N blocks of self-attention over vectors that are already embedded (section 3.1).
+
+    It is the encoder of the Transformer and of patches; with a causal relation, all of a decoder-only language model.
+    """
+    config: BlockConfig
+    num_layers: int
+    remat: bool = False
+
+    @override
+    def setup(self):
+        # Rematerialisation trades a second forward pass for the memory of the activations inside a block.
+        block = nn.remat(EncoderBlock, static_argnums=(3,)) if self.remat else EncoderBlock
+        self.layers = [block(self.config) for _ in range(self.num_layers)]
+        self.relative = RelativeBias(self.config.position, self.config.num_heads)
+        if self.config.norm == 'pre':
+            self.final_norm = layer_norm(self.config)
+
+    def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
+        """`relation` is of the sequence to itself; without one, everything sees everything."""
+        relation = relation or Relation.within(jnp.arange(x.shape[1])[None])
+        relation = relation.replace(bias=self.relative())
+        for layer in self.layers:
+            x = layer(x, relation, deterministic)
+        return self._end(x)
+
+    def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
+        """The same, with each layer's keys and values, for `decode_step` to go on from."""
+        relation = relation.replace(bias=self.relative())
+        pasts = []
+        for layer in self.layers:
+            x, past = layer.prefill(x, relation)
+            pasts.append(past)
+        return self._end(x), pasts
+
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], slot: Int[Array, ''],
+                    relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
+        """One position of every hypothesis; see `attend_to_past`."""
+        relation, new = relation.replace(bias=self.relative()), []
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x, past = layer.decode_step(x, past, slot, relation)
+            new.append(past)
+        return self._end(x), new
+
+    def _end(self, x):
+        return self.final_norm(x) if self.config.norm == 'pre' else x

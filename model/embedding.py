@@ -12,8 +12,11 @@ SHARING = ('all', 'target', 'none')
 
 
 def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
-    """A table of variance 1/d_model: after the multiplication by sqrt(d_model), the input has variance 1; as the
-    output projection it turns a normalised state into logits of variance 1."""
+    """A table of variance 1/d_model.
+
+    Multiplied by sqrt(d_model), it gives inputs of variance 1; as the output projection it turns a normalised state
+    into logits of variance 1.
+    """
     init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
     return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
 
@@ -34,6 +37,6 @@ def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) 
 
 
 def tied_logits(states: Float[Array, 'batch length d_model'], table: nn.Embed) -> Float[Array, 'batch length vocab']:
-    """The embedding, transposed, as the output projection; logits in float32."""
+    """Logits in float32, from the embedding, transposed, as the output projection."""
     weight = table.embedding.astype(states.dtype)
     return jnp.einsum('btd,vd->btv', states, weight, preferred_element_type=jnp.float32)

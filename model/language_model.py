@@ -10,20 +10,24 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from typing_extensions import override
 
-from model.blocks import BlockConfig
+from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache
 from model.embedding import embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding
 from model.relation import Relation
-from model.transformer import PAD, Encoder
 
 
-@flax.struct.dataclass
-class Prompt:
-    """What was read before the first generated token. Leaves may also be shapes, hence not annotated as arrays."""
-    pasts: Any    # each layer's {'key', 'value'} [batch, prompt, heads, width]
-    visible: Any  # bool [batch, prompt], where no padding is
+class Prompt(flax.struct.PyTreeNode):
+    """What was read before the first generated token. Leaves are arrays, as those of `model.cache.Memory`.
+
+    Attributes:
+      pasts: of each layer {'key', 'value'}, [batch, prompt, heads, width].
+      visible: bool [batch, prompt], False where there is padding.
+    """
+    pasts: Any
+    visible: Any
 
 
 class LanguageModel(nn.Module):
@@ -36,6 +40,7 @@ class LanguageModel(nn.Module):
       tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
       max_length: longest sequence of a learned position table; the others have no limit.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
+      pad: the token that fills up a batch; no query looks at it.
     """
     config: BlockConfig
     num_layers: int
@@ -43,7 +48,9 @@ class LanguageModel(nn.Module):
     tie_embeddings: bool = True
     max_length: int = 256
     remat: bool = False
+    pad: int = 0
 
+    @override
     def setup(self):
         config = self.config
         self.embedding = embedding(self.vocab_size, config.d_model, config.dtype)
@@ -51,7 +58,7 @@ class LanguageModel(nn.Module):
             self.output = output_projection(self.vocab_size, config.dtype)
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = nn.Dropout(config.dropout)
-        self.encoder = Encoder(config, self.num_layers, self.remat)
+        self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
 
     @property
     def length_limit(self) -> int | None:
@@ -70,13 +77,13 @@ class LanguageModel(nn.Module):
         if positions is None:
             positions = jnp.arange(length)[None]
         # The look-ahead goes by the place in the row; positions may begin anew in it.
-        relation = Relation.within(jnp.arange(length)[None], visible=tokens != PAD, segments=segments, causal=True)
+        relation = Relation.within(jnp.arange(length)[None], visible=tokens != self.pad, segments=segments, causal=True)
         x = self._embed(tokens, positions, length, deterministic)
         return self._logits(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
         """Reads a whole prompt in one pass. Padding comes last."""
-        length, visible = prompt.shape[1], prompt != PAD
+        length, visible = prompt.shape[1], prompt != self.pad
         relation = Relation.within(jnp.arange(length)[None], visible=visible, causal=True)
         x = self._embed(prompt, jnp.arange(length)[None], length, deterministic=True)
         return Prompt(self.encoder.prefill(x, relation)[1], visible)

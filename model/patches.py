@@ -17,9 +17,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from model.blocks import BlockConfig
+from model.blocks import BlockConfig, SelfAttentionStack
 from model.positional import sinusoids
-from model.transformer import Encoder
 
 POOLINGS = ('class_token', 'mean')
 
@@ -115,7 +114,8 @@ class PatchTransformer(nn.Module):
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        x = Encoder(config, self.num_layers, self.remat, name='encoder')(x, deterministic=deterministic)
+        encoder = SelfAttentionStack(config, self.num_layers, self.remat, name='encoder')
+        x = encoder(x, deterministic=deterministic)
         pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         return nn.Dense(self.outputs, dtype=config.dtype, kernel_init=init, name='head')(pooled).astype(jnp.float32)
@@ -126,7 +126,7 @@ class PatchTransformer(nn.Module):
         position = self.config.position
         if position == 'learned':
             init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('position', 'embed'))
-            return self.param('positions', init, (tokens, d_model))
+            return self.param('positions', init, (tokens, d_model), unbox=True)
         if position == 'sinusoidal':
             return jnp.pad(grid_sinusoids(counts, d_model), ((tokens - math.prod(counts), 0), (0, 0)))
         return jnp.zeros((tokens, d_model))

@@ -1,7 +1,11 @@
-"""Where a token stands: sinusoids (section 3.5) and learned tables (Table 3, row E), added to the embeddings; and
-relative positions, which act inside self-attention: rotation of queries and keys, or a bias on the scores."""
+"""Where a token stands: encodings that are added to the embeddings, and schemes that act inside self-attention.
+
+The first are sinusoids (section 3.5) and learned tables (Table 3, row E). The second are relative: they rotate
+queries and keys, or add a bias to the scores.
+"""
 
 import flax.linen as nn
+import flax.struct
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -57,7 +61,7 @@ class PositionalEncoding(nn.Module):
             raise ValueError(f'learned positions end at max_length={self.max_length}, but {length} are needed: '
                              'shorten the input, or train with a larger max_length or with position=sinusoidal')
         init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
-        table = self.param('table', init, (self.max_length, self.d_model))
+        table = self.param('table', init, (self.max_length, self.d_model), unbox=True)
         return table[positions]
 
 
@@ -100,10 +104,11 @@ def alibi_bias(slopes: Float[Array, ' heads'], target: Int[Array, '#batch target
 
 
 def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array, '*n']:
-    """T5's bucket of the offset (key's position minus query's): one each for small distances, then logarithmic
-    ones up to MAX_DISTANCE, and the last for all beyond (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
+    """T5's bucket of each offset, the key's position minus the query's (Raffel et al. 2020, arXiv:1910.10683, 2.1).
 
-    With `bidirectional`, half of the buckets are for keys after the query; otherwise those share bucket 0.
+    Each small distance has a bucket of its own, then buckets widen logarithmically up to MAX_DISTANCE, and all
+    distances beyond share the last. With `bidirectional`, half of the buckets are for keys after the query; otherwise
+    those share bucket 0.
     """
     buckets = BUCKETS // 2 if bidirectional else BUCKETS
     after = jnp.where(offset > 0, buckets, 0) if bidirectional else 0
@@ -122,8 +127,31 @@ def bucketed_bias(table: Float[Array, 'buckets heads'], target: Int[Array, '#bat
     return jnp.moveaxis(table[buckets], -1, 1)
 
 
+class AlibiBias(flax.struct.PyTreeNode):
+    """ALiBi's bias on the scores; see `alibi_bias`."""
+    slopes: Float[Array, ' heads']
+
+    def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
+                 bidirectional: bool) -> Float[Array, '#batch heads target source']:
+        """The bias of queries at positions `target` and keys at `source`, which is the same in both directions."""
+        return alibi_bias(self.slopes, target, source)
+
+
+class BucketedBias(flax.struct.PyTreeNode):
+    """T5's bias on the scores; see `bucketed_bias`."""
+    table: Float[Array, 'buckets heads']
+
+    def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
+                 bidirectional: bool) -> Float[Array, '#batch heads target source']:
+        """The bias of queries at positions `target` and keys at `source`."""
+        return bucketed_bias(self.table, target, source, bidirectional)
+
+
+Bias = AlibiBias | BucketedBias
+
+
 class RelativeBias(nn.Module):
-    """What a stack's layers share of a relative scheme: T5's table, ALiBi's slopes; None for other schemes.
+    """The bias on the scores that the layers of a stack share; None for a scheme that has none.
 
     Attributes:
       scheme: one of SCHEMES.
@@ -133,10 +161,11 @@ class RelativeBias(nn.Module):
     num_heads: int
 
     @nn.compact
-    def __call__(self) -> Float[Array, ' heads'] | Float[Array, 'buckets heads'] | None:
+    def __call__(self) -> Bias | None:
+        """The bias, for `Relation.bias`."""
         if self.scheme == 'alibi':
-            return jnp.asarray(alibi_slopes(self.num_heads))
+            return AlibiBias(jnp.asarray(alibi_slopes(self.num_heads)))
         if self.scheme == 'relative':
             init = nn.with_logical_partitioning(nn.initializers.normal(0.1), ('position', 'heads'))
-            return self.param('table', init, (BUCKETS, self.num_heads))
+            return BucketedBias(self.param('table', init, (BUCKETS, self.num_heads), unbox=True))
         return None

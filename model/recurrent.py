@@ -4,34 +4,36 @@ Sections and appendices are that paper's; j counts source positions and i target
 on an input comes with a bias, which the paper leaves out of its equations.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.linear import default_kernel_init
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
+from typing_extensions import override
 
 from model.attention import additive_scores, attention_pooling, masked_softmax
-from model.cache import Cache
+from model.cache import Cache, Memory
 from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.relation import Mask, padding_mask
-from model.transformer import PAD, Memory
 
 READOUTS = ('maxout', 'linear')
 State = Float[Array, 'batch beam d_hidden']
 Weights = Float[Array, 'batch 1 target source']
 
 
-def orthogonal_blocks(key: Any, shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
+def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
     """Square orthogonal matrices side by side: what a step does to a state begins by keeping its length (B.1)."""
     keys = jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([nn.initializers.orthogonal()(each, (shape[0],) * 2, dtype) for each in keys], axis=1)
 
 
 def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
-          init: nn.initializers.Initializer = nn.initializers.lecun_normal()) -> nn.Dense:
-    """A matrix whose axes have these names; nn.Dense's own initial values unless others are given."""
+          init: Callable[..., Array] = default_kernel_init) -> nn.Dense:
+    """A linear layer whose matrix has axes of these names; nn.Dense's own initial values unless others are given."""
     return nn.Dense(size, use_bias=use_bias, dtype=dtype,
                     kernel_init=nn.with_logical_partitioning(init, (reads, writes)))
 
@@ -48,6 +50,7 @@ class GRUCell(nn.Module):
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         # Dense's own initial values, of variance 1 / (width of x), make gates that stand side by side what they
         # would be apart; the paper's standard deviation of 0.01 was for its widths of 620 and 1000.
@@ -57,17 +60,19 @@ class GRUCell(nn.Module):
 
     def __call__(self, state: Float[Array, '*batch d_hidden'],
                  inputs: Float[Array, '*batch d_gates']) -> Float[Array, '*batch d_hidden']:
+        """The state s and the projected inputs -> s'."""
         of_gates, of_candidate = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
         update, reset = jnp.split(nn.sigmoid(of_gates + self.gates(state)), 2, axis=-1)
         candidate = jnp.tanh(of_candidate + self.candidate(reset * state))
         return (1 - update) * state + update * candidate
 
 
-class Encoder(nn.Module):
-    """h_j = [forward state; backward state]: a summary of the sentence around word j (section 3.2)."""
+class RecurrentEncoder(nn.Module):
+    """Word j -> h_j = [forward state; backward state], a summary of the sentence around it (section 3.2)."""
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         self.forward = GRUCell(self.d_hidden, self.dtype)
         self.backward = GRUCell(self.d_hidden, self.dtype)
@@ -88,7 +93,9 @@ class Encoder(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """c_i = sum_j alpha_ij h_j, alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j) (equations 5, 6, A.1.2).
+    """The contexts of each step, by an alignment network (equations 5, 6, A.1.2).
+
+        c_i = sum_j alpha_ij h_j,  alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j)
 
     `key` is W_h, which does not depend on i: its output is computed once for a sentence. alpha, with an axis for
     its one head, is sown as `model.attention.MultiHeadAttention` does.
@@ -96,6 +103,7 @@ class AdditiveAttention(nn.Module):
     d_align: int
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         # v = 0 is the paper's (B.1): at first every word counts the same. But its W, of standard deviation 0.001, would
         # give v hardly a gradient to start from; these make a tanh that differs from word to word.
@@ -103,7 +111,7 @@ class AdditiveAttention(nn.Module):
         self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
         self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
         no_preference = nn.with_logical_partitioning(nn.initializers.zeros, (None, 'mlp'))
-        self.weight = self.param('weight', no_preference, (1, self.d_align))
+        self.weight = self.param('weight', no_preference, (1, self.d_align), unbox=True)
 
     def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
                  values: Float[Array, 'batch source d_states'],
@@ -114,6 +122,7 @@ class AdditiveAttention(nn.Module):
         return attention_pooling(weights, values[:, :, None])[:, :, 0], weights
 
     def record(self, weights: Weights) -> None:
+        """Sows the alignments of all steps, after the loop over them."""
         if not self.is_initializing():  # or `init` would return them among the variables
             self.sow('attention', 'weights', weights)
 
@@ -125,6 +134,7 @@ class DecoderLayer(nn.Module):
     attention: bool
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         self.cell = GRUCell(self.d_hidden, self.dtype)
         # The cell's input, c's part.
@@ -141,8 +151,9 @@ class DecoderLayer(nn.Module):
         context = jnp.concatenate([forward[:, -1:], backward[:, :1]], axis=-1)
         return {'context': context, 'inputs': self.context(context)}
 
-    def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]):
-        """s_{i-1} and the projected y_{i-1} -> s_i and, for what comes after the loop, (s_i, c_i, alpha_i or None)."""
+    def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]) -> tuple[
+            State, tuple[State, Float[Array, 'batch beam d_states'], Weights | None]]:
+        """From s_{i-1} and the projected y_{i-1} to s_i and, for what follows the loop, (s_i, c_i, alpha_i or None)."""
         if self.attention:
             context, weights = self.cross_attention(state, **prepared)
             state = self.cell(state, inputs + self.context(context))
@@ -152,13 +163,14 @@ class DecoderLayer(nn.Module):
         return state, (state, context, None)
 
 
-class Decoder(nn.Module):
+class RecurrentDecoder(nn.Module):
     """From embedded target tokens to the s_i and c_i of every step."""
     d_hidden: int
     d_align: int
     attention: bool
     dtype: DTypeLike = jnp.float32
 
+    @override
     def setup(self):
         self.initial = dense(self.d_hidden, 'state', 'gates', self.dtype)
         # A list of one: what is sown has the path that it has in the Transformer.
@@ -169,7 +181,8 @@ class Decoder(nn.Module):
         """Teacher forcing. Only what depends on s is in the loop: y is projected before it, W_h h_j too."""
         layer, = self.layers
         scan = nn.scan(lambda layer, *args: layer(*args), variable_broadcast='params', split_rngs={'params': False},
-                       in_axes=(1, nn.broadcast), out_axes=(1, 1, 2))
+                       # Their defaults make pyright think that they are numbers.
+                       in_axes=(1, nn.broadcast), out_axes=(1, 1, 2))  # pyright: ignore[reportArgumentType]
         inputs = layer.cell.input(x)[:, :, None]  # the one hypothesis of each sentence
         _, (states, contexts, weights) = scan(layer, self._initial(memory, 1), inputs, layer.prepare(memory))
         if self.attention:
@@ -189,7 +202,7 @@ class Decoder(nn.Module):
         return state, context, cache.replace(state=state, position=cache.position + 1)
 
     def _initial(self, memory, beam):
-        """s_0 = tanh(W_s h_1), h_1 of the backward direction, which has read the whole sentence (A.2.2)."""
+        """The state s_0 = tanh(W_s h_1), h_1 of the backward direction, which has read the whole sentence (A.2.2)."""
         state = jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:]))
         return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
 
@@ -215,6 +228,7 @@ class RNNSearch(nn.Module):
         and output) or 'none' (the paper's).
       dropout: on the embeddings and on t.
       dtype: of the computation; parameters, alignments and logits are float32.
+      pad: the token that fills up a batch; the encoder steps over it, and no alignment goes to it.
     """
     source_vocab_size: int
     target_vocab_size: int
@@ -226,7 +240,9 @@ class RNNSearch(nn.Module):
     share_embeddings: str = 'all'
     dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
+    pad: int = 0
 
+    @override
     def setup(self):
         if self.readout not in READOUTS:
             raise ValueError(f'readout={self.readout!r} is not one of {", ".join(READOUTS)}')
@@ -237,8 +253,8 @@ class RNNSearch(nn.Module):
         if self.share_embeddings == 'none':
             self.output = output_projection(self.target_vocab_size, self.dtype)
         self.drop = nn.Dropout(self.dropout)
-        self.encoder = Encoder(self.d_hidden, self.dtype)
-        self.decoder = Decoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
+        self.encoder = RecurrentEncoder(self.d_hidden, self.dtype)
+        self.decoder = RecurrentDecoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
         self.hidden = dense((2 if self.readout == 'maxout' else 1) * self.d_model, 'state', 'mlp', self.dtype)
 
     @property
@@ -256,7 +272,7 @@ class RNNSearch(nn.Module):
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at: h_j, float [batch, source, 2 d_hidden]."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
-        visible = source != PAD
+        visible = source != self.pad
         return Memory(self.encoder(self._embed(embedding, source, deterministic), visible), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
@@ -274,7 +290,7 @@ class RNNSearch(nn.Module):
         return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic=deterministic)
 
     def _logits(self, x, states, contexts, deterministic):
-        """g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
+        """The logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))

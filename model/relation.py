@@ -1,17 +1,16 @@
-"""Who may look at whom, and how far apart they stand: masks and position biases, made block by block.
+"""Which keys a query may look at, and how far apart they stand: masks and position biases.
 
 Axes as in model/attention.py. Masks are boolean and broadcast to [batch, heads, target, source]; True means
 "may be looked at".
 """
 
 import functools
-from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from model.positional import alibi_bias, bucketed_bias
+from model.positional import Bias
 
 Mask = Bool[Array, '#batch #heads #target #source']
 
@@ -42,39 +41,38 @@ def combine_masks(*masks: Mask | None) -> Mask | None:
     return functools.reduce(jnp.logical_and, present) if present else None
 
 
-@flax.struct.dataclass
-class Relation:
-    """How queries stand to keys. From its vectors of length n the n x n mask and bias are made where they are
-    needed, whole or for a few queries at a time (`rows`), so that long inputs need not hold either.
+class Relation(flax.struct.PyTreeNode):
+    """How queries stand to keys, in vectors of length n.
 
-    Every field may be None; `Relation()` lets everything see everything. Fields are leaves of a pytree, hence
-    not annotated as arrays; a leading axis of 1 stands for the whole batch.
+    The n x n mask and bias are made from them where they are needed, whole or for a few queries at a time (`rows`),
+    so that long inputs need not hold either. Every field may be None; `Relation()` lets every query see every key.
+    A leading axis of 1 stands for the whole batch.
 
     Attributes:
-      target: int [#batch, target], positions of the queries.
-      source: int [#batch, source], positions of the keys.
-      visible: bool [#batch, source], False where a key is padding.
-      target_segments, source_segments: int [#batch, target] and [#batch, source]: which packed example each
-        belongs to; examples do not see each other.
-      mask: bool [#batch, #heads, #target, #source], any further restriction.
-      bias: of the relative position: ALiBi's slopes [heads] or T5's table [buckets, heads], by their number of axes.
+      target: positions of the queries.
+      source: positions of the keys.
+      visible: False where a key is padding.
+      target_segments: the packed example that each query belongs to; examples do not see each other.
+      source_segments: the same for the keys.
+      mask: any further restriction.
+      bias: what the relative position adds to the scores.
       causal: a query sees no key of a greater position.
       bidirectional: T5's buckets tell the keys after the query from those before it.
     """
-    target: Any = None
-    source: Any = None
-    visible: Any = None
-    target_segments: Any = None
-    source_segments: Any = None
-    mask: Any = None
-    bias: Any = None
+    target: Int[Array, '#batch target'] | None = None
+    source: Int[Array, '#batch source'] | None = None
+    visible: Bool[Array, '#batch source'] | None = None
+    target_segments: Int[Array, '#batch target'] | None = None
+    source_segments: Int[Array, '#batch source'] | None = None
+    mask: Mask | None = None
+    bias: Bias | None = None
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     bidirectional: bool = flax.struct.field(pytree_node=False, default=True)
 
     @classmethod
     def within(cls, positions: Int[Array, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
                segments: Int[Array, '#batch length'] | None = None, causal: bool = False) -> 'Relation':
-        """Of a sequence to itself."""
+        """The relation of a sequence to itself."""
         return cls(target=positions, source=positions, visible=visible, target_segments=segments,
                    source_segments=segments, causal=causal, bidirectional=not causal)
 
@@ -83,23 +81,30 @@ class Relation:
         masks = [self.mask]
         if self.visible is not None:
             masks.append(padding_mask(self.visible))
-        if self.target_segments is not None:
+        if self.target_segments is not None and self.source_segments is not None:
             masks.append(segment_mask(self.target_segments, self.source_segments))
         if self.causal:
-            masks.append((self.target[:, :, None] >= self.source[:, None, :])[:, None])
+            target, source = self.positions()
+            masks.append((target[:, :, None] >= source[:, None, :])[:, None])
         return combine_masks(*masks)
 
     def whole_bias(self) -> Float[Array, '#batch heads target source'] | None:
         """What is added to the scores after their scaling, or None."""
         if self.bias is None:
             return None
-        if self.bias.ndim == 1:
-            return alibi_bias(self.bias, self.target, self.source)
-        return bucketed_bias(self.bias, self.target, self.source, self.bidirectional)
+        return self.bias(*self.positions(), self.bidirectional)
 
-    def rows(self) -> tuple[dict[str, Any], dict[str, int]]:
+    def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
+        """Positions of the queries and of the keys, which what is relative cannot do without."""
+        assert self.target is not None and self.source is not None
+        return self.target, self.source
+
+    def rows(self) -> tuple[dict[str, Array], dict[str, int]]:
         """The fields that belong to the queries, and the axis of each along which the queries lie."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
         present = {name: field for name, field in fields.items() if field is not None and field.shape[axes[name]] > 1}
         return present, {name: axes[name] for name in present}
+
+
+UNRESTRICTED = Relation()  # every query sees every key

@@ -1,70 +1,15 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-from typing import Any
-
 import flax.linen as nn
-import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+from typing_extensions import override
 
-from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Past, Sequence, layer_norm
-from model.cache import Cache
+from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
+from model.cache import Cache, Memory
 from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding, RelativeBias
-from model.relation import Relation
-
-PAD = 0  # the token that fills up a batch: masked as a key, weightless as a target
-
-
-@flax.struct.dataclass
-class Memory:
-    """What the encoder hands to the decoder. Leaves may also be shapes, hence not annotated as arrays."""
-    states: Any   # float [batch, source, d_model]
-    visible: Any  # bool [batch, source], where no padding is
-
-
-class Encoder(nn.Module):
-    """N encoder blocks over vectors that are already embedded (section 3.1)."""
-    config: BlockConfig
-    num_layers: int
-    remat: bool = False
-
-    def setup(self):
-        # Rematerialisation trades a second forward pass for the memory of the activations inside a block.
-        block = nn.remat(EncoderBlock, static_argnums=(3,)) if self.remat else EncoderBlock
-        self.layers = [block(self.config) for _ in range(self.num_layers)]
-        self.relative = RelativeBias(self.config.position, self.config.num_heads)
-        if self.config.norm == 'pre':
-            self.final_norm = layer_norm(self.config)
-
-    def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
-        """`relation` is of the sequence to itself; without one, everything sees everything."""
-        relation = relation or Relation.within(jnp.arange(x.shape[1])[None])
-        relation = relation.replace(bias=self.relative())
-        for layer in self.layers:
-            x = layer(x, relation, deterministic)
-        return self._end(x)
-
-    def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
-        """The same, with each layer's keys and values, for `decode_step` to go on from."""
-        relation = relation.replace(bias=self.relative())
-        pasts = []
-        for layer in self.layers:
-            x, past = layer.prefill(x, relation)
-            pasts.append(past)
-        return self._end(x), pasts
-
-    def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], slot: Int[Array, ''],
-                    relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """One position of every hypothesis; see `attend_to_past`."""
-        relation, new = relation.replace(bias=self.relative()), []
-        for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer.decode_step(x, past, slot, relation)
-            new.append(past)
-        return self._end(x), new
-
-    def _end(self, x):
-        return self.final_norm(x) if self.config.norm == 'pre' else x
+from model.relation import UNRESTRICTED, Relation
 
 
 class Decoder(nn.Module):
@@ -73,6 +18,7 @@ class Decoder(nn.Module):
     num_layers: int
     remat: bool = False
 
+    @override
     def setup(self):
         block = nn.remat(DecoderBlock, static_argnums=(5,)) if self.remat else DecoderBlock
         self.layers = [block(self.config) for _ in range(self.num_layers)]
@@ -81,7 +27,7 @@ class Decoder(nn.Module):
             self.final_norm = layer_norm(self.config)
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
-                 memory_relation: Relation = Relation(), deterministic: bool = True) -> Sequence:
+                 memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
         """`relation` is of the targets to themselves, `memory_relation` to the memory."""
         relation = relation.replace(bias=self.relative())
         for layer in self.layers:
@@ -132,6 +78,7 @@ class Transformer(nn.Module):
         'target' (target and output) or 'none'.
       max_length: longest sequence of a learned position table; the others have no limit.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
+      pad: the token that fills up a batch; no query looks at it.
     """
     config: BlockConfig
     num_layers: int
@@ -140,7 +87,9 @@ class Transformer(nn.Module):
     share_embeddings: str = 'all'
     max_length: int = 256
     remat: bool = False
+    pad: int = 0
 
+    @override
     def setup(self):
         config = self.config
         check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
@@ -152,7 +101,7 @@ class Transformer(nn.Module):
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = nn.Dropout(config.dropout)
-        self.encoder = Encoder(config, self.num_layers, self.remat)
+        self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
         self.decoder = Decoder(config, self.num_layers, self.remat)
 
     @property
@@ -165,7 +114,7 @@ class Transformer(nn.Module):
         """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
         memory = self.encode(source, deterministic)
         length = target.shape[1]
-        relation = Relation.within(jnp.arange(length)[None], visible=target != PAD, causal=True)
+        relation = Relation.within(jnp.arange(length)[None], visible=target != self.pad, causal=True)
         x = self._embed_target(target, jnp.arange(length), length, deterministic)
         return self._logits(self.decoder(x, memory.states, relation, Relation(visible=memory.visible),
                                          deterministic))
@@ -173,7 +122,7 @@ class Transformer(nn.Module):
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
-        length, visible = source.shape[1], source != PAD
+        length, visible = source.shape[1], source != self.pad
         positions = self.source_position(jnp.arange(length), length)
         x = self._add_positions(embedding(source), positions, deterministic)
         relation = Relation.within(jnp.arange(length)[None], visible=visible)

@@ -8,7 +8,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ANSWERING = '''
 import logging, time
-from types import SimpleNamespace
 import jax
 from absl import flags
 import decode
@@ -24,7 +23,7 @@ class Slow:
 flags.FLAGS(['decode.py'])
 decode.log.setLevel(logging.INFO)
 decode.log.addHandler(logging.StreamHandler())
-decode.answer_file(SimpleNamespace(model=Slow()), '-', SearchOptions(), None)
+decode.answer_file(Slow(), '-', SearchOptions(), None)
 '''
 
 

@@ -1,9 +1,9 @@
 """Shows one training batch as text: python -m tools.show_batch --config=configs/NAME.py --step=1234
 
-The batch of a step depends on the config alone, so this is what any run of the config saw, or will see. With
---workdir=RUN instead of --config, the config and the tokenizers are those of that run.
-stdout: a line for each row of the batch: a sentence pair, source TAB target, or a window, as pieces; of an image or
-a series the target. stderr: shapes.
+The batch of a step depends on the config alone, so every run of the config trains on it. With --workdir=RUN instead of
+--config, the config and the tokenizers are those of that run.
+stdout: a line for each row of the batch, which is a sentence pair, source TAB target, or a window, as pieces; or the
+target of an image or a series. stderr: shapes.
 """
 
 import logging
@@ -27,6 +27,7 @@ log = logging.getLogger('allyouneed.show')
 
 
 def main() -> None:
+    """Prints the batch that the flags ask for."""
     if CONFIG_FLAG.present and WORKDIR.value:
         raise UserError('give either --config or --workdir')
     run = expanded(WORKDIR.value) if WORKDIR.value else None

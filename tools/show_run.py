@@ -1,7 +1,6 @@
 """One screen about a run: python -m tools.show_run RUN
 
-What it trains, how far it is, what it has scored, and where its files are. Only files are read: the parameters stay
-on disk.
+It shows what the run trains, how far it is, its scores, and where its files are. Parameters are not read.
 """
 
 import importlib
@@ -21,6 +20,7 @@ from training.workdir import CONFIG
 
 
 def main(folder: str) -> None:
+    """Prints the screen about the run in `folder`."""
     workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
@@ -31,7 +31,7 @@ def main(folder: str) -> None:
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
-    """(heading, lines) from top to bottom; what there is nothing of is left out."""
+    """(heading, lines) from top to bottom, without headings that would have no lines."""
     config, workdir = run.config, run.workdir
     steps = Checkpoints(workdir).steps()
     yield 'run', [f'{workdir}: {run.state}']
@@ -61,13 +61,14 @@ def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     def changes(name):
         recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
         return {option: value for option, value in config.items() if recipe.get(option) != value}
+
     changed = {path.stem: changes(path.stem) for path in recipes()}
     name = min(changed, key=lambda name: len(changed[name]))
     return f'configs/{name}.py', changed[name]
 
 
 def described_data(config: dict[str, Any]) -> str:
-    """Where the data comes from, in a few words."""
+    """The source of the data, in a few words."""
     source = {'builtin': 'the built-in data', 'files': config['data.file'] or config['data.dir'],
               'tfds': config['data.name']}[config['data.source']]
     languages = f'{config["data.source_lang"]} -> {config["data.target_lang"]}, '
@@ -75,7 +76,7 @@ def described_data(config: dict[str, Any]) -> str:
 
 
 def described_model(config: dict[str, Any]) -> str:
-    """Its kind and sizes."""
+    """The kind and the sizes of the model."""
     if config['model.kind'] == 'rnnsearch':
         return f'rnnsearch, states of {config["model.recurrent.d_hidden"]}, d_model {config["model.d_model"]}'
     return (f'{config["model.kind"]}, {config["model.num_layers"]} layers, d_model {config["model.d_model"]}, '
@@ -84,10 +85,10 @@ def described_model(config: dict[str, Any]) -> str:
 
 
 def parameter_lines(workdir: Path, step: int) -> list[str]:
-    """The number of parameters, in all and of each part, from the description of a checkpoint.
+    """The number of parameters, in all and of each part, from a checkpoint's description of its arrays.
 
     Raises:
-      UserError: if that is damaged.
+      UserError: if the checkpoint is damaged.
     """
     folder = workdir / 'checkpoints' / str(step)
     try:
@@ -129,7 +130,7 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
 
 
 def size(path: Path) -> str:
-    """What a folder holds, in MB."""
+    """The size of all files in a folder, in MB."""
     return f'{sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6:,.1f} MB'
 
 

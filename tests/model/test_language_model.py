@@ -8,8 +8,8 @@ import pytest
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.positional import SCHEMES
-from model.transformer import PAD
 from tests.model.helpers import close, random_params
+from tests.model.reference import PAD
 
 TOKENS = jnp.array([[4, 6, 9, 3, 10, 5, 7], [5, 2, 8, 7, 4, 9, 3]])
 
@@ -36,11 +36,11 @@ def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
     model, variables = language_model(position, norm)
     whole = model.apply(variables, TOKENS)
     begins = [4, 2]
-    prompt = jnp.stack([jnp.where(jnp.arange(5) < begin, row[:5], PAD) for begin, row in zip(begins, TOKENS)])
+    prompt = jnp.stack([jnp.where(jnp.arange(5) < begin, row[:5], PAD) for begin, row in zip(begins, TOKENS, strict=True)])
     memory = model.apply(variables, prompt, method='encode')
     cache = model.apply(variables, memory, 2, 3, method='init_cache')
     for step in range(3):
-        token = jnp.stack([row[begin + step] for begin, row in zip(begins, TOKENS)])
+        token = jnp.stack([row[begin + step] for begin, row in zip(begins, TOKENS, strict=True)])
         logits, cache = model.apply(variables, jnp.stack([token, token], axis=1), cache, method='decode_step')
         for row, begin in enumerate(begins):
             close(logits[row, 0], whole[row, begin + step])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from inference.search import Vocabulary, beam_search, sample
+from model.cache import Memory
 from model.embedding import SHARING
 from model.recurrent import READOUTS, GRUCell, RNNSearch, orthogonal_blocks
-from model.transformer import PAD, Memory
 from tests.model.helpers import close, float64, normal, random_params
+from tests.model.reference import PAD
 
 VOCAB, BOS, EOS = 12, 1, 2
 SOURCE = jnp.array([[5, 3, 9, 4, 11], [7, 8, 2, PAD, PAD]])

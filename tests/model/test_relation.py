@@ -16,7 +16,7 @@ from model.attention import (
     fused_attention,
     general_scores,
 )
-from model.positional import alibi_slopes
+from model.positional import AlibiBias, BucketedBias, alibi_slopes
 from model.relation import Relation, look_ahead_mask
 from tests.model.helpers import close, normal, random_params
 
@@ -26,8 +26,8 @@ RELATIONS = {
     'padded': Relation(visible=jnp.array([[1, 1, 1, 0, 0, 1, 1], [0] * 7], bool)),
     'packed': Relation.within(jnp.arange(7)[None], segments=jnp.array([[1, 1, 2, 2, 2, 3, 0], [1] * 7]), causal=True),
     'mask': Relation(mask=jnp.asarray(np.random.default_rng(0).random((2, 3, 7, 7)) < 0.6)),
-    'alibi': Relation.within(jnp.arange(7)[None], causal=True).replace(bias=jnp.asarray(alibi_slopes(3))),
-    'relative': Relation.within(jnp.arange(7)[None]).replace(bias=normal(5, 32, 3)),
+    'alibi': Relation.within(jnp.arange(7)[None], causal=True).replace(bias=AlibiBias(jnp.asarray(alibi_slopes(3)))),
+    'relative': Relation.within(jnp.arange(7)[None]).replace(bias=BucketedBias(normal(5, 32, 3))),
 }
 
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder: against the reference, what sees what, decoding with a cache, precision, errors."""
+"""The encoder-decoder: against the reference, what sees what, precision, errors."""
 
 import functools
 
@@ -8,31 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.blocks import NORMS, BlockConfig
+from model.blocks import NORMS, SelfAttentionStack
 from model.embedding import SHARING
 from model.positional import ADDED, SCHEMES, sinusoids
 from model.relation import Relation
-from model.transformer import PAD, Decoder, Encoder, Transformer
+from model.transformer import Decoder
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
-
-VOCAB = 12
-SOURCE = jnp.array([[5, 3, 9, 4, 11], [7, 8, 2, PAD, PAD]])
-TARGET = jnp.array([[1, 4, 6, 9, 3, 10], [1, 5, 2, 8, 7, 4]])  # no token twice in a row: see `influence`
-
-
-def tiny(**options):
-    """Every width differs, so that no two can be confused."""
-    return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=10, d_v=5, dropout=0.0) | options)
-
-
-def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', remat=False,
-                max_length=10, seed=0, **options):
-    """A small one and random variables for it. `options` are the blocks'."""
-    model = Transformer(tiny(position=position, **options), layers, *sizes, share_embeddings=share_embeddings,
-                        remat=remat, max_length=max_length)
-    return model, {'params': random_params(model, SOURCE, TARGET, seed=seed)}
-
+from tests.model.reference import PAD
+from tests.model.small_transformer import SOURCE, TARGET, VOCAB, tiny, transformer
 
 # The forward pass
 
@@ -173,7 +157,7 @@ def test_empty_sentences_have_finite_logits_and_gradients():
 def test_packed_sentences_do_not_see_each_other():
     segments, memory_segments = jnp.array([[1, 1, 1, 2, 2, 2]]), jnp.array([[1, 1, 2, 2]])
     x, memory = normal(0, 1, 6, 8), normal(1, 1, 4, 8)
-    encoder, decoder = Encoder(tiny(), 2), Decoder(tiny(), 2)
+    encoder, decoder = SelfAttentionStack(tiny(), 2), Decoder(tiny(), 2)
     encoder_params, decoder_params = random_params(encoder, x), random_params(decoder, x, memory, Relation())
 
     @jax.jit
@@ -207,81 +191,11 @@ def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, pos
 
 
 def test_adding_positions_to_its_inputs_ends_the_encoders_equivariance():
-    encoder, x, order = Encoder(tiny(), 2), normal(0, 2, 6, 8), jnp.array([3, 0, 4, 1, 5, 2])
+    encoder, x, order = SelfAttentionStack(tiny(), 2), normal(0, 2, 6, 8), jnp.array([3, 0, 4, 1, 5, 2])
     variables, encoding = {'params': random_params(encoder, x)}, sinusoids(jnp.arange(6), 8)
     close(encoder.apply(variables, x[:, order]), encoder.apply(variables, x)[:, order])
     assert not np.allclose(encoder.apply(variables, x[:, order] + encoding),
                            encoder.apply(variables, x + encoding)[:, order], atol=0.1)
-
-
-# Decoding with a cache
-
-HYPOTHESES = jnp.stack([TARGET, TARGET.at[:, 2:].set(TARGET[:, :1:-1]), TARGET.at[:, 3:].set(2)], axis=1)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def decode(model, variables, source, target, orders):
-    """Logits [batch, beam, target, vocab] of tokens `target` [batch, beam, target], one step after the other.
-
-    Before step t, the cache's hypotheses are reordered to orders[t].
-    """
-    length = target.shape[2] + 2
-    memory = model.apply(variables, source, method='encode')
-    cache = model.apply(variables, memory, target.shape[1], length, method='init_cache')
-    assert all(leaf.shape[:3] == (*target.shape[:2], length) for leaf in jax.tree.leaves(cache.state))
-
-    def step(cache, inputs):
-        token, order = inputs
-        cache = cache.replace(state=jax.tree.map(lambda leaf: leaf[:, order], cache.state))
-        logits, cache = model.apply(variables, token, cache, method='decode_step')
-        return cache, logits
-
-    _, logits = jax.lax.scan(step, cache, (jnp.moveaxis(target, 2, 0), orders))
-    return jnp.moveaxis(logits, 0, 2)
-
-
-def in_order(beam):
-    return jnp.tile(jnp.arange(beam), (TARGET.shape[1], 1))
-
-
-@pytest.mark.parametrize('norm, position, score, beam', [
-    ('post', 'sinusoidal', 'scaled_dot', 3), ('pre', 'learned', 'dot', 3), ('post', 'learned', 'general', 1),
-    ('pre', 'sinusoidal', 'additive', 1), ('post', 'rotary', 'scaled_dot', 3), ('pre', 'relative', 'additive', 3),
-    ('post', 'alibi', 'scaled_dot', 3), ('pre', 'none', 'general', 1)])
-def test_decoding_step_by_step_is_teacher_forcing(norm, position, score, beam):
-    model, variables = transformer(norm=norm, position=position, score=score)
-    logits = decode(model, variables, SOURCE, HYPOTHESES[:, :beam], in_order(beam))
-    for hypothesis in range(beam):
-        close(logits[:, hypothesis], model.apply(variables, SOURCE, HYPOTHESES[:, hypothesis]))
-
-
-def test_hypotheses_of_a_sentence_are_independent():
-    model, variables = transformer()
-    logits = decode(model, variables, SOURCE, HYPOTHESES, in_order(3))
-    changed = decode(model, variables, SOURCE, HYPOTHESES.at[:, 1, 3:].set(11), in_order(3))
-    others = jnp.array([0, 2])
-    np.testing.assert_array_equal(changed[:, others], logits[:, others])
-    assert not np.allclose(changed[:, 1], logits[:, 1])
-
-
-def test_a_reordered_cache_continues_the_hypotheses_that_it_was_reordered_to():
-    model, variables = transformer()
-    orders = jnp.array([[0, 1, 2], [2, 2, 0], [1, 0, 0], [0, 2, 1], [2, 1, 0], [1, 1, 2]])
-    logits = decode(model, variables, SOURCE, HYPOTHESES, orders)
-    tokens_so_far, logits_so_far = np.array(HYPOTHESES), np.array(logits)
-    for t, order in enumerate(orders):  # the past of each hypothesis is the past of its parent
-        tokens_so_far[:, :, :t], logits_so_far[:, :, :t] = (
-            tokens_so_far[:, order, :t], logits_so_far[:, order, :t])
-    for hypothesis in range(3):
-        close(logits_so_far[:, hypothesis],
-              model.apply(variables, SOURCE, jnp.asarray(tokens_so_far[:, hypothesis])))
-
-
-def test_a_cache_ends_where_learned_positions_end():
-    model, variables = transformer(position='learned', max_length=6)
-    memory = model.apply(variables, SOURCE, method='encode')
-    cache = model.apply(variables, memory, 1, 50, method='init_cache')
-    assert cache.state[0]['key'].shape[2] == 6
 
 
 # Attention weights
@@ -342,13 +256,6 @@ def test_bfloat16_is_close_to_float32(norm, share_embeddings):
     assert logits.dtype == jnp.float32
     close(logits, expected, atol=0.05)
     assert not np.allclose(logits, expected, atol=1e-5)
-
-
-def test_bfloat16_decodes_step_by_step():
-    model, variables = transformer(layers=1, dtype=jnp.bfloat16)
-    logits = decode(model, variables, SOURCE, HYPOTHESES[:, :1], in_order(1))
-    assert logits.dtype == jnp.float32
-    close(logits[:, 0], jax.jit(model.apply)(variables, SOURCE, TARGET), atol=0.05)
 
 
 def test_rematerialisation_changes_neither_outputs_nor_gradients():

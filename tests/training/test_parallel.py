@@ -190,7 +190,7 @@ def test_a_search_fills_its_rows_up_too():
                      for _ in range(2))
     steps = compiled(Mode(data=3))
     shared.params = jax.device_put(params, NamedSharding(steps.mesh, PartitionSpec()))
-    shared.spread = steps.spread
+    shared.distribute = steps.spread
     lines, options = ['one', 'two', 'three', 'four', 'and a longer one'], SearchOptions(batch_size=5, extra_length=3)
     for one, other in zip(*(model.translate(lines, options) for model in (alone, shared)), strict=True):
         assert one.hypotheses[0].tokens == other.hypotheses[0].tokens

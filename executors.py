@@ -1,0 +1,207 @@
+"""Where the runs of a sweep run: in processes of this machine, or in jobs of a Slurm cluster."""
+
+import dataclasses
+import logging
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Protocol
+
+import cloudpickle
+import submitit
+from submitit.core.utils import FailedJobError, UncompletedJobError
+from submitit.helpers import DelayedSubmission
+from typing_extensions import override
+
+from errors import UserError
+
+CUT_OFF = 75  # exit status of train.py when it was told to stop, and saved: EX_TEMPFAIL
+STOPPED = {CUT_OFF, *(sign for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for sign in (-each, 128 + each))}
+
+log = logging.getLogger('allyouneed.sweep')
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """The commands of a run. Calling the job runs them one after the other, until one fails.
+
+    A job is sent to other machines, so it holds all that it needs.
+
+    Attributes:
+      name: of the run.
+      commands: with their arguments.
+      log: the file that the output of the commands is added to.
+      stopping: whether `stop` was called; no further command is begun.
+      process: of the command that runs.
+    """
+    name: str
+    commands: list[list[str]]
+    log: Path
+    stopping: bool = False
+    process: subprocess.Popen | None = None
+
+    @property
+    def failure(self) -> Path:
+        """The file that says why the job failed, if it did."""
+        return self.log.with_suffix('.failed')
+
+    def __call__(self, environment: dict[str, str] | None = None) -> int:
+        """Runs the commands; the exit status is 0 or that of the command that failed."""
+        self.failure.unlink(missing_ok=True)
+        for command in self.commands:
+            with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
+                output.write(f'$ {shlex.join(command)}\n')
+                output.flush()
+                if self.stopping:
+                    return CUT_OFF
+                # It has a session of its own: a terminal's Ctrl-C reaches it only through `stop`.
+                # close_fds=False: it inherits the lock of the sweep's directory, and holds it until it ends.
+                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                                env=environment, start_new_session=True, close_fds=False)
+                status = self.process.wait()
+            if status:
+                if status not in STOPPED:
+                    self.failure.write_text(f'exit status {status}' if status > 0 else f'killed by signal {-status}')
+                return status
+        return 0
+
+    def stop(self) -> None:
+        """Asks the process to save and end."""
+        self.stopping = True
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Ends the process at once; the run goes on from its last checkpoint."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+
+    def checkpoint(self, *arguments: Any) -> DelayedSubmission:
+        """Stops the run and queues it again, to resume; submitit calls this before a time limit or a preemption."""
+        self.stop()
+        if self.process is not None:
+            # Not process.wait(), which the signal that led here has interrupted.
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
+
+
+class Executor(Protocol):
+    """Where jobs run."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+        """Runs all jobs, and yields each with its exit status when it ends."""
+        ...
+
+    def stop(self) -> None:
+        """Leaves every run so that it can be resumed; the sweep has been interrupted."""
+
+
+class Local(Executor):
+    """Runs `at_a_time` jobs at a time on this machine. They share the devices that CUDA_VISIBLE_DEVICES lists."""
+
+    def __init__(self, at_a_time: int):
+        self._pool, self._jobs = futures.ThreadPoolExecutor(at_a_time), ()
+        devices = [name for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if name]
+        self._shares = queue.SimpleQueue()
+        for index in range(at_a_time):
+            share = {'CUDA_VISIBLE_DEVICES': ','.join(devices[index::at_a_time])} if len(devices) >= at_a_time else {}
+            self._shares.put(share)
+
+    @override
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+        self._jobs = jobs
+        running = {self._pool.submit(self._run_on_share, job): job for job in jobs}
+        while running:  # a short timeout: a signal that another thread receives does not wake this one
+            for future in futures.wait(running, timeout=1, return_when=futures.FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+
+    @override
+    def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for job in self._jobs:
+            job.stop()
+        try:
+            self._pool.shutdown()
+        except KeyboardInterrupt:  # the second: there is no time to save
+            for job in self._jobs:
+                job.kill()
+            raise
+
+    def _run_on_share(self, job: Job) -> int:
+        share = self._shares.get()
+        try:
+            return job({**os.environ, **share})
+        finally:
+            self._shares.put(share)
+
+
+class Slurm(Executor):
+    """Runs jobs on a Slurm cluster, through submitit. They outlive the sweep, which finds them again by their ids.
+
+    Raises:
+      UserError: if there is no Slurm.
+    """
+
+    def __init__(self, folder: Path, **parameters: Any):
+        """Makes an executor.
+
+        Args:
+          folder: DIR/logs/slurm, for submitit's files and the jobs' ids.
+          parameters: submitit's, of every job.
+        """
+        # A node need not find this module: the job's class is sent with it.
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        try:
+            self._executor = submitit.AutoExecutor(folder, cluster='slurm')
+        except RuntimeError as error:
+            raise UserError(f'--executor=slurm: {error}') from None
+        self._folder, self._name = folder, folder.absolute().parents[1].name
+        self._executor.update_parameters(name=self._name, **parameters)
+
+    @override
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+        waiting = {job: queued for job in jobs if (queued := self._queued(job)) is not None}
+        new = [job for job in jobs if job not in waiting]
+        # Slurm signals a time limit to all processes; only submitit handles it, by a call of Job.checkpoint.
+        sent = [dataclasses.replace(job, commands=[['env', '--ignore-signal=USR2', *each] for each in job.commands])
+                for job in new]
+        with self._executor.batch():
+            waiting |= {job: self._executor.submit(each) for job, each in zip(new, sent, strict=True)}
+        for job in new:
+            self._ticket(job).write_text(waiting[job].job_id)
+        while waiting:
+            for job in [job for job, submitted in waiting.items() if submitted.done()]:
+                self._ticket(job).unlink()
+                yield job, self._status(job, waiting.pop(job))
+            time.sleep(1)
+
+    @override
+    def stop(self) -> None:
+        log.info('the jobs stay in the queue: scancel --name=%s ends them', self._name)
+
+    def _ticket(self, job: Job) -> Path:
+        return self._folder / f'{job.name}.id'
+
+    def _queued(self, job: Job) -> submitit.Job[int] | None:
+        """What an earlier sweep.py has submitted for a job, if it has not ended."""
+        ticket = self._ticket(job)
+        if not ticket.exists():
+            return None
+        queued = submitit.SlurmJob(self._folder, ticket.read_text())
+        return None if queued.done() else queued
+
+    def _status(self, job: Job, submitted: submitit.Job[int]) -> int:
+        try:
+            return submitted.result()
+        except (UncompletedJobError, FailedJobError):
+            if submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL')):
+                return CUT_OFF
+            job.failure.write_text(f'job {submitted.job_id} ended as {submitted.state}')
+            return 1
