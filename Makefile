@@ -43,7 +43,8 @@ lint: $(VENV)/installed  ## Check style, types and the arrows of imports
 
 docs: $(VENV)/installed  ## Build the documentation into build/docs, and check its links
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,docs]'
-	rm -rf build/docs docs/api
+	@# From nothing, for what was built before is not warned about again.
+	rm -rf build/docs build/doctrees docs/api
 	$(VENV)/bin/python -m sphinx -c docs -d build/doctrees --quiet --fail-on-warning . build/docs
 	cp build/docs/README.html build/docs/index.html
 	$(VENV)/bin/python docs/links.py
