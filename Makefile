@@ -35,8 +35,23 @@ test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pict
 	tests/browser/install_chromium.sh
 	$(VENV)/bin/python -m pytest -m browser tests/browser
 
+lint: $(VENV)/installed  ## Check style, types and the arrows of imports
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports --no-logo
+
+docs: $(VENV)/installed  ## Build the documentation into build/docs, and check its links
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,docs]'
+	@# From nothing, for what was built before is not warned about again.
+	rm -rf build/docs build/doctrees docs/api
+	$(VENV)/bin/python -m sphinx -c docs -d build/doctrees --quiet --fail-on-warning . build/docs
+	cp build/docs/README.html build/docs/index.html
+	$(VENV)/bin/python docs/links.py
+	$(VENV)/bin/python docs/links.py build/docs
+
 # RUN, RNN_RUN and SWEEP are what the notebooks open; without one, a short training is made.
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-.PHONY: help demo notebooks test test-slow test-browser
+.PHONY: help demo docs lint notebooks test test-slow test-browser

@@ -91,7 +91,7 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
 def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
               drop: Drop | None = None) -> tuple[Pooled, Scores]:
-    """Attention pooling with any score function (row 1 of the README's table): what is found, and the weights.
+    """Attention pooling with any score function (row 1 of the table in docs/mathematics.md): what is found, and the weights.
 
     A(q, D) = sum_s alpha(q, k_s) v_s over the database D of (key, value) pairs, alpha the softmax over the keys
     of score(q, k_s). With one-hot weights it is a look-up; in general, the expectation of v under alpha.

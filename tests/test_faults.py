@@ -1,4 +1,4 @@
-"""What may go wrong while a run trains, and that nothing is lost: the table of faults in the README."""
+"""What may go wrong while a run trains, and that nothing is lost: the table of docs/faults.md."""
 
 import contextlib
 import errno

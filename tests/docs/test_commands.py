@@ -1,4 +1,5 @@
-"""Every command block of README.md and docs/ runs as it stands, in a copy of the tree.
+"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it stands, in a copy of the tree; the commands that
+stand in their text and tables are accepted.
 
 The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
 targets are run on their own). DIR and FILE, which stand for the reader's, are there under these names.
@@ -36,11 +37,22 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}'
 """
 
 
+PAGES = ['README.md', 'CONTRIBUTING.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]
+
+
 def blocks():
     """(page, language, code) of each fenced block that is run."""
-    for page in ['README.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]:
+    for page in PAGES:
         for language, code in re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M):
             yield page, language, code
+
+
+def trainings():
+    """(page, command) of each training outside of the blocks, as in the tables of docs/results.md."""
+    for page in PAGES:
+        for command in re.findall(r'`((?:\w+=\S+ )?python train\.py [^`]+)`', (ROOT / page).read_text()):
+            if '...' not in command:
+                yield page, ' '.join(command.split())
 
 
 @pytest.fixture(scope='module')
@@ -80,3 +92,14 @@ def bash(code, tree, environment):
 @pytest.mark.parametrize('page, language, code', list(blocks()))
 def test_a_block_of_the_documentation_runs(tree, page, language, code):
     bash(code if language == 'sh' else f'python - <<"END"\n{code}\nEND', *tree)
+
+
+@pytest.mark.parametrize('page, command', list(trainings()))
+def test_a_training_in_the_text_has_options_that_there_are(tree, page, command):
+    said = bash(f'{command} --print_config'.replace('python', sys.executable, 1), *tree)
+    for option, value in re.findall(r'--config\.([\w.]+)=(\S+)', command):
+        assert re.search(rf"^'?--config\.{re.escape(option)}={re.escape(value)}(\.0)?'?$", said, re.M), option
+
+
+def test_the_tables_of_results_have_trainings():
+    assert len([page for page, _ in trainings() if page == 'docs/results.md']) >= 10

@@ -1,0 +1,41 @@
+"""The links of every .md file of the repository, and the checker itself."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location('links', ROOT / 'docs' / 'links.py')
+links = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(links)
+
+
+def test_no_link_of_a_page_is_broken(capsys):
+    assert links.main([]) == 0, capsys.readouterr().out
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / 'there.md').write_text('# A `b`, and c_d\n\n```\n# not a heading: [not](a link)\n```\n')
+    (tmp_path / 'page.md').write_text(
+        '[file](there.md) [heading](there.md#a-b-and-c_d) [site](https://example.org/x) `[code](nowhere)` [own](#title)\n'
+        '[`gone`](gone.md) [no heading](there.md#not-a-heading) [outside](../outside.md)\n# Title\n')
+    (tmp_path.parent / 'outside.md').touch()
+    found = [*links.broken_links(tmp_path, sorted(tmp_path.glob('*.md')))]
+    assert [line.split(': ')[1] for line in found] == ['gone.md', 'there.md#not-a-heading', '../outside.md']
+
+
+def test_broken_links_of_built_pages_are_found(tmp_path):
+    (tmp_path / 'a.html').write_text('<a href="b.html#x">1</a> <a href="b.html#y">2</a> <a href="#z">3</a> <img src="i.png">')
+    (tmp_path / 'b.html').write_text('<p id="x">x</p>')
+    assert links.main([str(tmp_path)]) == 1
+    found = [*links.broken_links(tmp_path, sorted(tmp_path.glob('*.html')))]
+    assert [line.split(': ')[1] for line in found] == ['b.html#y', '#z', 'i.png']
+
+
+def test_the_tests_that_show_what_can_go_wrong_are_there():
+    tests = '\n'.join(path.read_text() for path in (ROOT / 'tests').rglob('*.py'))
+    page = (ROOT / 'docs' / 'faults.md').read_text()
+    named = re.findall(r'`(test_\w+?)(?:_?\.\.\.)?`', page)
+    assert len(named) > 10
+    assert [name for name in named if f'def {name}' not in tests] == []
+    assert [path for path in re.findall(r'`(tests/[\w/.]+)`', page) if not (ROOT / path).exists()] == []
