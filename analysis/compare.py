@@ -22,8 +22,8 @@ from configs.sweeps import differing, run_names, short_names
 from configs.versions import renamed, upgraded
 from errors import UserError
 from files import read_json
-from training.checkpoints import LOWER_IS_BETTER
-from training.metrics import read_metrics
+from training.metrics import EVALUATED, read_metrics
+from training.progress import LOWER_IS_BETTER, judge_all
 from training.workdir import CONFIG, read_config
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
@@ -72,11 +72,10 @@ class RunRecord:
     @property
     def trained(self) -> bool:
         """Whether training has come to its end: the last step, or the end of patience."""
-        patience, metric = self.config['eval.patience'], self.config['eval.metric']
-        values = [value for _, value in self.curves.get(f'validation_{metric}', [])]
-        best = (min if metric in LOWER_IS_BETTER else max)(values, default=None)
-        without_better = len(values) - 1 - values.index(best) if values else 0
-        return self.step >= self.config['train.steps'] or 0 < patience <= without_better
+        metric = self.config['eval.metric']
+        values = [value for _, value in self.curves.get(EVALUATED + metric, [])]
+        patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped
+        return self.step >= self.config['train.steps'] or patience_ended
 
     @property
     def state(self) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 from matplotlib.figure import Figure
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (protobuf's)
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
@@ -104,7 +104,7 @@ def tensorboard(folder: Path, *plugins: str) -> str:
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
     """What the evaluations of a run found, by step."""
     name = EVALUATED + metric
-    return {line['step']: line[name] for line in read_metrics(workdir) if name in line}
+    return {int(line['step']): line[name] for line in read_metrics(workdir) if name in line}
 
 
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
@@ -149,9 +149,9 @@ class CompileTime:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._add)
 
-    def _add(self, event: str, seconds: float, **_) -> None:
+    def _add(self, event: str, duration_secs: float, **_) -> None:
         if event.startswith('/jax/core/compile/'):
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 compile_time = CompileTime()

@@ -194,9 +194,9 @@ def _read_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
 
 def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """{key: (value there, value here)} where they differ."""
-    there, here = flatten(there), flatten(here)
-    return {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())
-            if there.get(key) != here.get(key)}
+    before, now = flatten(there), flatten(here)
+    return {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)}
 
 
 def may_change(key: str) -> str | None:
