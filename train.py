@@ -8,12 +8,27 @@ parameters, bit for bit, as a run that was left alone (on the same machine).
 Exit status: 0, trained to the end; 2, something to mend, which the last lines on stderr explain; 75 (EX_TEMPFAIL),
 stopped by SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import run_script, use_huge_pages
-from errors import UserError
+from command_line import read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
+COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: HOST:PORT of process 0. Slurm, TPU '
+                                  'pods and GKE tell it without these three flags.')
+PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
+PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
+PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
+PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
+
+if __name__ == '__main__':
+    read_command_line()  # before the imports that take seconds
 
 import contextlib
 import dataclasses
@@ -29,14 +44,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import optax
-from absl import flags
-from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from analysis.pictures import answer_figure
 from configs import base
 from configs.checks import check_fits, config_from, flatten
+from errors import UserError
 from inference.run import Answering, answering
 from inference.scores import Evaluation
 from inference.text import TextModel
@@ -47,25 +60,18 @@ from model.build import build_model
 from training.checkpoints import Checkpoints, open_checkpoints
 from training.compiled import Compiled
 from training.loss import Sums
-from training.metrics import EVALUATED, MetricsWriter, NoMetrics, compile_time, memory, peak_resident
+from training.metrics import MetricsWriter, NoMetrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.preemption import StopSignals
 from training.processes import connect, greatest, is_leader, leader_first
 from training.profiling import ProfilerWindow
 from training.progress import Progress, due_at
+from training.records import EVALUATED
+from training.resources import compile_time, memory, peak_resident
 from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
 from training.workdir import RunDirectory
-
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
-COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: HOST:PORT of process 0. Slurm, TPU '
-                                  'pods and GKE tell it without these three flags.')
-PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
-PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
-PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
-PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
 log = logging.getLogger('allyouneed.train')
 
@@ -216,10 +222,10 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
 @contextlib.contextmanager
 def show_bar(first: int, last: int) -> Iterator[tqdm]:
     """A progress bar on stderr, with the log above it."""
-    with tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True, disable=not is_leader(),
-              mininterval=0.2 if sys.stderr.isatty() else 30) as bar:
-        with logging_redirect_tqdm([logging.getLogger('allyouneed')]):
-            yield bar
+    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True, disable=not is_leader(),
+               mininterval=0.2 if sys.stderr.isatty() else 30)
+    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
+        yield bar
 
 
 def make_step(compiled: Compiled, state: TrainState, batch: Batch,
@@ -274,8 +280,9 @@ def log_step(setup: Setup, step: int, progress: Progress, metrics: MetricsWriter
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # nothing: every step was left out
     speed = total.tokens / progress.seconds
-    metrics.write(step, means | {'learning_rate': float(np.asarray(setup.schedule(step - 1))), 'tokens_per_second': speed,
-                                 'epoch': step / len(setup.plan), 'skipped_steps': progress.skipped})
+    rate = float(np.asarray(setup.schedule(step - 1)))
+    metrics.write(step, means | {'learning_rate': rate, 'tokens_per_second': speed, 'epoch': step / len(setup.plan),
+                                 'skipped_steps': progress.skipped})
     bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}', tokens_per_s=f'{speed:,.0f}')
 
 
@@ -285,6 +292,7 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
 
     Because of the checkpoint, a signal may end this at once: the next start evaluates the step again.
     """
+    from analysis.pictures import answer_figure  # matplotlib: the first step does not wait for it
     try:
         with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
             found = measure(setup, state)

@@ -22,9 +22,8 @@ from configs.sweeps import differing, run_names, short_names
 from configs.versions import renamed, upgraded
 from errors import UserError
 from files import read_json
-from training.metrics import EVALUATED, read_metrics
 from training.progress import LOWER_IS_BETTER, judge_all
-from training.workdir import CONFIG, read_config
+from training.records import CONFIG, EVALUATED, read_config, read_metrics
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
 from configs.sweeps import run_names, short_names
-from training.metrics import EVALUATED
+from training.records import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
 SEARCHED = ('bleu', 'chrf', 'exact_match')  # of what a search found; all others with the targets given

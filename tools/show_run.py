@@ -3,6 +3,12 @@
 What it trains, how far it is, what it has scored, and where its files are. Only files are read: the parameters stay
 on disk.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
+
+from command_line import read_command_line, run_script
+
+if __name__ == '__main__':
+    read_command_line(takes='RUN')  # before the imports that take seconds
 
 import importlib
 from collections.abc import Iterator
@@ -10,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
-from command_line import run_script
 from configs.checks import flatten
 from errors import UserError
 from files import expanded
 from training.checkpoints import Checkpoints, described, refuse_pipes
-from training.metrics import tensorboard
-from training.workdir import CONFIG
+from training.records import CONFIG, tensorboard
 
 RECIPES = Path(__file__).parent.parent / 'configs'
 NO_RECIPES = ('__init__', 'base', 'checks', 'versions')

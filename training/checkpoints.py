@@ -25,8 +25,8 @@ from jaxtyping import Array, UInt32
 
 from errors import UserError, full_disk_explained
 from files import check_name
-from training.metrics import METRICS, evaluations
 from training.progress import goodness
+from training.records import METRICS, evaluations
 
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
@@ -185,9 +185,9 @@ class Checkpoints:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
-            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS} beside it tells of evaluations up to step '
-                            f'{max(self.values)}, and each is of a step that was saved: take the checkpoints from a copy, '
-                            'or begin again in another --workdir')
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS} beside it tells of evaluations up to '
+                            f'step {max(self.values)}, and each is of a step that was saved: take the checkpoints from '
+                            'a copy, or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:

@@ -67,7 +67,7 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
     def fitting(shape, sharding):
         spec = []
-        for size, axis in zip(shape.shape, sharding.spec):
+        for size, axis in zip(shape.shape, sharding.spec, strict=False):
             if axis and size % mesh.shape[axis]:
                 whole.add(f'{size} over {axis}={mesh.shape[axis]}')
                 axis = None
@@ -94,5 +94,5 @@ def check_memory(state: PyTree, devices: Devices) -> None:
     there = here * len(devices) / len(mine)
     if needed > there:
         raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
-                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, d_ff or '
-                        'data.tokenizer.vocab_size')
+                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, '
+                        'd_ff or data.tokenizer.vocab_size')

@@ -71,7 +71,7 @@ def check_devices() -> None:
     """Raises UserError if JAX finds no device of the kind that it is told to use."""
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # the first without a word, of a platform's plugin that is not there
+    except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
         reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or leave it out') from None
@@ -81,7 +81,7 @@ def wait_for(host: str, port: int) -> None:
     """Returns when somebody listens there: JAX would end this process without a word that helps.
 
     Raises:
-      UserError: if nobody does for so many seconds as PATIENCE says.
+      UserError: if nobody does within PATIENCE seconds.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -90,8 +90,8 @@ def wait_for(host: str, port: int) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). Start '
-                                'it, at an address that it has and the others can reach') from None
+                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). '
+                                'Start it, at an address that it has and the others can reach') from None
             time.sleep(0.5)
 
 

@@ -17,7 +17,6 @@ from jaxtyping import Array, Int, Key, PyTree
 from training.loss import Sums
 from training.objective import Apply, Batch, Objective
 
-
 Params = Mapping[str, Any]  # of a module: {'encoder': {'layers_0': {..., 'kernel': array}}}
 
 
@@ -106,7 +105,8 @@ def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptSta
                         is_leaf=is_schedule)
 
 
-def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply, axis_name: str | None = None) -> Sums:
+def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply,
+              axis_name: str | None = None) -> Sums:
     """The same sums, without dropout."""
     sums = objective(apply, params, batch, None)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)

@@ -70,7 +70,8 @@ def _flops(jaxpr: core.Jaxpr) -> int:
             (contracted, _), _ = equation.params['dimension_numbers']
             left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
-        inner = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else [value])]
+        values = equation.params.values()
+        inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
         inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
         total += equation.params.get('length', 1) * sum(  # a scan's number of turns
             _flops(each) for each in inner if isinstance(each, core.Jaxpr))

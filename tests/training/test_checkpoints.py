@@ -10,7 +10,8 @@ import pytest
 
 from errors import UserError
 from training.checkpoints import SEEDS, checksum, open_checkpoints
-from training.metrics import MetricsWriter, evaluations
+from training.metrics import MetricsWriter
+from training.records import evaluations
 from training.step import TrainState
 
 
