@@ -1,5 +1,8 @@
 """The way that every script starts and ends: flags, help, what it says to a mistaken command line, exit status.
 
+A script defines its flags after its light imports, calls `read_command_line`, and then imports what takes seconds:
+nobody waits for JAX to read --help, or that a flag is mistyped. Flags that libraries define are not accepted.
+
 Scripts exit with 0 when they did what was asked and with 2, after one message on stderr, when they were
 asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
 """
@@ -27,12 +30,20 @@ from files import naming
 os.environ.pop('MPLBACKEND', None)
 
 
-def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
-    """Parses absl flags and calls `main`; a UserError becomes a message and exit status 2.
+_arguments: list[str] | None = None  # that are no flags, with the script's name first; None before they are read
 
-    `takes` names the one argument that is no flag, where a script has one; `main` gets it. What the project logs (the
-    logger 'allyouneed') goes to stderr; stdout carries results only.
+
+def read_command_line(*, takes: str | None = None, module: str = '__main__') -> None:
+    """Parses the flags of a script, and ends it where --help is asked for or the command line is wrong.
+
+    A script calls this between its flags and its imports of libraries that take seconds. What the project logs (the
+    logger 'allyouneed') goes to stderr from here on; stdout carries results only.
+
+    Args:
+      takes: the one argument that is no flag, where a script has one.
+      module: whose docstring --help prints.
     """
+    global _arguments
     use_utf8()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter('%(message)s'))
@@ -40,41 +51,29 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # not once more through absl's handler, which libraries log to
-    if sys.stdout is not None:  # whatever the locale says: names of files, which may be no text, as they are
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not None, as where it is closed
         sys.stdout = _Stdout(sys.stdout)
-
-    def parse(argv):
-        if asked := {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(argv):
-            try:
-                _help(main, full='--helpfull' in asked)
-                _flush()
-            except UserError as error:
-                _fail(str(error))
+    app.define_help_flags()
+    with _quietly_ended(), _explained():
+        if asked := _asked_for_help():
+            _help(module, full='--helpfull' in asked)
+            _flush()
             sys.exit(0)
-        recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
-        if recipe and not os.path.isfile(recipe):
-            _fail(no_recipe(recipe))
-        try:
-            with faults_in(recipe, only=True):
-                rest = flags.FLAGS(argv)
-        except UserError as error:
-            _fail(str(error))
-        except flags.Error as error:  # a flag that does not exist, or a value of another type
-            _fail(_no_config(recipe, error) or str(error).removeprefix('flag '))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            _fail(_unknown_option(argv) or _no_config(recipe, error)
-                  or f'--config or an override of it is wrong: {error.args[0]}')
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
-            if not recipe and 'empty string' in str(error):
-                _fail('--config is missing: give a recipe, for example --config=configs/demo.py')
-            _fail(f'--config or another file of flags cannot be read: {str(error).splitlines()[-1].strip()}')
+        rest = _parse(sys.argv)
         if len(rest) > (2 if takes else 1):
-            _fail(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
+            raise UserError(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
         if takes and len(rest) < 2:
-            _fail(f'{takes} is missing; --help tells more')
-        return rest
+            raise UserError(f'{takes} is missing; --help tells more')
+        _arguments = rest
+
+
+def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
+    """Calls `main` with what the command line has besides flags; a UserError becomes a message and exit status 2.
+
+    Where the script has not called `read_command_line`, this does, with the same `takes`.
+    """
+    if _arguments is None:
+        read_command_line(takes=takes, module=main.__module__)
 
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
@@ -83,19 +82,19 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
-        try:
-            with full_disk_explained(_no_room), little_memory_explained():
-                main(*argv[1:])
-                _flush()
-        except UserError as error:
-            _fail(str(error))
-        except OSError as error:  # the system refuses a file; without a name in it, it may be our own fault
-            if error.filename is None:
-                raise
-            _fail(f'{error.filename}: {error.strerror}')
+        with _explained(), full_disk_explained(_no_room), little_memory_explained():
+            main(*argv[1:])
+            _flush()
 
+    with _quietly_ended():
+        app.run(guarded, flags_parser=lambda _: _arguments)
+
+
+@contextlib.contextmanager
+def _quietly_ended() -> Iterator[None]:
+    """Within this, Ctrl-C and a reader that leaves end the script without a traceback."""
     try:
-        app.run(guarded, flags_parser=parse)
+        yield
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         sys.exit(130)
@@ -104,12 +103,60 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
         sys.exit(141)
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Within this, a UserError, or a file that the system refuses, ends the script with a message and status 2."""
+    try:
+        yield
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.filename is None:  # it may be our own fault
+            raise
+        _fail(f'{error.filename}: {error.strerror}')
+
+
+def _asked_for_help() -> set[str]:
+    """The flags for help that the command line has."""
+    return {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(sys.argv)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """Sets the flags, and returns the other arguments.
+
+    Raises:
+      UserError: if there is no such flag, or its value is wrong, or the recipe of --config.
+    """
+    recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
+    if recipe and not os.path.isfile(recipe):
+        raise UserError(no_recipe(recipe))
+    try:
+        with faults_in(recipe, only=True):
+            return flags.FLAGS(argv)
+    except flags.Error as error:  # a flag that does not exist, or a value of another type
+        raise UserError(_no_config(recipe, error) or str(error).removeprefix('flag ')) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_unknown_option(argv) or _no_config(recipe, error)
+                        or f'--config or an override of it is wrong: {error.args[0]}') from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
+        if not recipe and 'empty string' in str(error):
+            raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py') from error
+        raise UserError('--config or another file of flags cannot be read: '
+                        f'{str(error).splitlines()[-1].strip()}') from error
+
+
 class _Stdout(io.TextIOWrapper):
-    """stdout in UTF-8. That it can take no more is a UserError, which names it: the system's error would not."""
+    """stdout in UTF-8, whatever the locale says; names of files, which may be no text, are written as they are.
+
+    That it can take no more is a UserError, which names it: the system's error would not.
+    """
 
     def __init__(self, stdout: io.TextIOWrapper):
-        how = {'line_buffering': stdout.line_buffering, 'write_through': stdout.write_through}
-        super().__init__(stdout.detach(), encoding='utf-8', errors='surrogateescape', **how)
+        line_buffering, write_through = stdout.line_buffering, stdout.write_through
+        super().__init__(stdout.detach(), encoding='utf-8', errors='surrogateescape', line_buffering=line_buffering,
+                         write_through=write_through)
 
     def write(self, text: str) -> int:
         with self._named():
@@ -130,7 +177,7 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Tells of what a thread or a callback raised, unless it is one of Orbax's that came too late to tell of its task."""
+    """Reports what a thread or a callback raised, unless one of Orbax's came too late to report its task."""
     return lambda told: None if str(told.exc_value) == 'Event loop is closed' else hook(told)
 
 
@@ -180,9 +227,9 @@ def _unknown_option(argv: list[str]) -> str:
     return ''
 
 
-def _help(main: Callable, *, full: bool) -> None:
+def _help(module: str, *, full: bool) -> None:
     """Prints what the script does and its own flags; with `full` the config's options too, and the libraries' flags."""
-    print(inspect.cleandoc(sys.modules[main.__module__].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
+    print(inspect.cleandoc(sys.modules[module].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
     if 'config' not in flags.FLAGS:
         return
     if not full:
@@ -219,7 +266,7 @@ def use_huge_pages() -> None:
     cores would wait for at each allocation: they keep glibc's 8 arenas a core.
     glibc reads the setting only when a process starts, so call this before the heavy imports.
     """
-    if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+    if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ and not _asked_for_help():
         tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}
         if len(os.sched_getaffinity(0)) <= 2:
             tunables['arena_max'] = 1

@@ -8,44 +8,14 @@ continuation of an empty prompt begins a text. A continuation has the line break
 dashes separates two of them; --format=jsonl has one line for each prompt. A model of images or series reads an .npz
 file with an array `inputs`, and writes a line for each example.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import run_script, use_huge_pages
-from errors import UserError
-from files import check_file, check_folder, expanded, naming, write_text, written_whole
+from command_line import read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
 
-import contextlib
-import dataclasses
-import itertools
-import json
-import logging
-import os
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, TextIO
-
-import numpy as np
 from absl import flags
-
-import inference
-from analysis.explain import Page, explain_example, explain_text
-from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
-from inference.generate import Generator
-from inference.predict import Prediction, Predictor
-from inference.run import Run
-from inference.scores import table_line
-from inference.text import Output, SearchOptions, TextModel, search_options
-from input_pipeline.array_files import read_inputs
-from input_pipeline.data import Data
-from input_pipeline.sources import read_lines
-from input_pipeline.token_store import cache_folder
-from training.metrics import compile_time
-from training.step import parameter_count, use_compilation_cache
-from training.workdir import CONFIG, OWN, changed_data
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -68,12 +38,49 @@ ATTENTION = flags.DEFINE_bool('attention', False, 'jsonl: add the attention [lay
 PICTURES = flags.DEFINE_string('pictures', None, 'Folder for a PNG of the attention of each line or example.')
 PICTURE_COUNT = flags.DEFINE_integer('picture_count', 100, 'Pictures of the first so many lines or examples.')
 LOOK = flags.DEFINE_string(
-    'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the last), '
-    'HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
+    'look', '', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default the '
+    'last), HEAD from 1, mean or all (the default). positions: the image of the positional encoding instead.')
 EXPLAIN = flags.DEFINE_string(
     'explain', None, 'An HTML page to explore what the model did: attention, probabilities, hypotheses. Needs no '
     'network.')
 EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the first so many lines or examples.')
+
+if __name__ == '__main__':
+    read_command_line()  # before the imports that take seconds
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+import inference
+from analysis.explain import Page, explain_example, explain_text
+from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
+from errors import UserError
+from files import check_file, check_folder, expanded, naming, write_text, written_whole
+from inference.generate import Generator
+from inference.predict import Prediction, Predictor
+from inference.run import Run
+from inference.scores import table_line
+from inference.text import Output, SearchOptions, search_options
+from input_pipeline.array_files import read_inputs
+from input_pipeline.data import Data
+from input_pipeline.sources import read_lines
+from input_pipeline.token_store import cache_folder
+from training.records import CONFIG
+from training.resources import compile_time
+from training.step import parameter_count, use_compilation_cache
+from training.workdir import OWN, changed_data
+
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 BETWEEN = '-' * 15  # two continuations
 

@@ -8,6 +8,31 @@
 skips runs that are finished and resumes those that were cut off. The report is printed, and written to DIR: report.md,
 report.csv, curves.png, varied.png.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from command_line import read_command_line, run_script
+
+CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: created, or gone on with.')
+SPLIT = flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Score every run on this split.')
+JOBS = flags.DEFINE_integer('jobs', 1, 'Runs at a time.')
+DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print the runs, their commands and their number, and do nothing.')
+REPORT = flags.DEFINE_bool('report', False, 'Report on what is there, and run nothing; needs no more than --workdir.')
+METRIC = flags.DEFINE_string('metric', None, 'What the plots show, such as perplexity; by default config.eval.metric.')
+RETRY_FAILED = flags.DEFINE_bool('retry_failed', False, 'Run again what has failed.')
+EXECUTOR = flags.DEFINE_enum('executor', 'local', ['local', 'slurm'], 'Where: processes here, or jobs of a cluster.')
+PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; the cluster's default if not given.")
+HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a run.')
+GPUS = flags.DEFINE_integer('gpus', 1, 'slurm: devices of a run.')
+CPUS = flags.DEFINE_integer('cpus', 4, 'slurm: processor cores of a run.')
+MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory of a run, GB.')
+
+if __name__ == '__main__':
+    read_command_line()  # before the imports that take seconds
 
 import fcntl
 import importlib.machinery
@@ -22,13 +47,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict, config_flags
-
 from analysis.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_table
 from analysis.pictures import save_figure
 from analysis.plots import plot_curves, plot_varied
-from command_line import run_script
 from configs.checks import check_config, config_from, written
 from configs.options import Between, flatten
 from configs.sweeps import Overrides, run_names
@@ -37,21 +58,6 @@ from errors import UserError, did_you_mean, faults_in, option_like
 from executors import STOPPED, Executor, Job, Local, Slurm
 from files import check_folder, expanded, write_text
 
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')
-WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: created, or resumed.')
-SPLIT = flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Score every run on this split.')
-JOBS = flags.DEFINE_integer('jobs', 1, 'Runs at a time.')
-DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print the runs, their commands and their number, and do nothing.')
-REPORT = flags.DEFINE_bool('report', False, 'Report on what is there, and run nothing; needs only --workdir.')
-METRIC = flags.DEFINE_string('metric', None, 'What the plots show, such as perplexity; by default config.eval.metric.')
-RETRY_FAILED = flags.DEFINE_bool('retry_failed', False, 'Run again what has failed.')
-EXECUTOR = flags.DEFINE_enum('executor', 'local', ['local', 'slurm'], 'Where: processes here, or jobs of a cluster.')
-PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; the cluster's default if not given.")
-HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a run.')
-GPUS = flags.DEFINE_integer('gpus', 1, 'slurm: devices of a run.')
-CPUS = flags.DEFINE_integer('cpus', 4, 'slurm: processor cores of a run.')
-MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory of a run, GB.')
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
 

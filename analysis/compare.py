@@ -20,18 +20,15 @@ from configs import base
 from configs.checks import check_config
 from configs.options import flatten
 from configs.sweeps import differing, run_names, short_names
+from configs.tasks import METRICS, goodness
 from configs.versions import renamed, upgraded
 from errors import UserError
 from files import read_json
-from training.checkpoints import LOWER_IS_BETTER
-from training.metrics import read_metrics
-from training.workdir import CONFIG, read_config
+from training.progress import judge_all
+from training.records import CONFIG, EVALUATED, read_config, read_metrics
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
-METRICS = ('bleu', 'chrf', 'exact_match', 'accuracy', 'perplexity', 'loss', 'bits_per_character', 'r_squared',
-           'mean_absolute_error', 'root_mean_squared_error')  # of RUN/results/SPLIT.json, in the table's order
-SMALL_IS_BEST = {*LOWER_IS_BETTER, 'mean_absolute_error', 'root_mean_squared_error'}
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs may differ and be the same setting
 
 log = logging.getLogger('allyouneed.compare')
@@ -73,11 +70,10 @@ class RunRecord:
     @property
     def trained(self) -> bool:
         """Whether training has come to its end: the last step, or the end of patience."""
-        patience, metric = self.config['eval.patience'], self.config['eval.metric']
-        values = [value for _, value in self.curves.get(f'validation_{metric}', [])]
-        best = (min if metric in LOWER_IS_BETTER else max)(values, default=None)
-        without_better = len(values) - 1 - values.index(best) if values else 0
-        return self.step >= self.config['train.steps'] or 0 < patience <= without_better
+        metric = self.config['eval.metric']
+        values = [value for _, value in self.curves.get(EVALUATED + metric, [])]
+        patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped
+        return self.step >= self.config['train.steps'] or patience_ended
 
     @property
     def state(self) -> str:
@@ -295,7 +291,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def _goodness(metric: str, row: Mapping[str, Any]) -> float:
-    return -row[metric].mean if metric in SMALL_IS_BEST else row[metric].mean
+    return goodness(metric, row[metric].mean)
 
 
 def _cell(value: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.compare import SWEEP
 from errors import UserError
-from training.workdir import CONFIG
+from training.records import CONFIG
 
 ROOT = Path(__file__).parents[1]
 SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # of a sweep

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, Spread, by_setting, label, spread
+from analysis.compare import RunRecord, Spread, by_setting, label, spread
 from configs.sweeps import run_names, short_names
-from training.metrics import EVALUATED
+from configs.tasks import METRICS
+from training.records import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
 SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of what a search found; all others are of given targets
@@ -48,7 +49,7 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         if at_step:
             steps = sorted(at_step)
             lines.append((label(of_setting[0]), steps, [at_step[step] for step in steps]))
-    sign = -1 if curve.partition('_')[2] in SMALL_IS_BEST else 1
+    sign = -1 if METRICS.get(curve.partition('_')[2]) is min else 1
     lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
     columns = -(-len(lines) // 24) or 1  # of the legend
     drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')

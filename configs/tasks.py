@@ -63,8 +63,8 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def is_better(metric: str, value: float, other: float) -> bool:
-    """Whether a value of a metric is better than another one; what is no number (NaN) is worst."""
-    if value != value or other != other:
-        return value == value
-    return value != other and METRICS[metric](value, other) == value
+def goodness(metric: str, value: float) -> float:
+    """A number that is larger for the better of two values of a metric; that of no number (NaN) is smallest."""
+    if value != value:
+        return float('-inf')
+    return value if METRICS[metric] is max else -value

@@ -34,8 +34,8 @@ from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, PAD, Tokenizer
 from model import Params
 from training.loss import Sums, cross_entropy
-from training.metrics import compile_time
 from training.objective import forward, supervised
+from training.resources import compile_time
 from training.step import eval_step, evaluate
 
 log = logging.getLogger('allyouneed.decode')

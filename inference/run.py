@@ -22,7 +22,7 @@ from input_pipeline.tokenizer import Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
 from training.processes import check_devices
-from training.workdir import read_config
+from training.records import read_config
 
 Answerer = Translator | Generator | Predictor
 

@@ -29,7 +29,7 @@ from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, Tokenizer
 from model import Params
 from training.loss import Sums
-from training.metrics import compile_time
+from training.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # how the end token is written

@@ -69,6 +69,17 @@ def test_help_shows_our_flags_first_and_where_the_options_are():
     assert full.stdout.index('--step') < full.stdout.index('--config.model.num_heads=8:') < full.stdout.index('absl.logging')
 
 
+@pytest.mark.parametrize('script', ['train.py', 'decode.py', 'sweep.py', '-mtools.show_batch', '-mtools.show_run'])
+@pytest.mark.parametrize('argument, status', [('--help', 0), ('--hepl', 2)])
+def test_nobody_waits_for_libraries_to_read_help_or_that_a_flag_is_mistyped(script, argument, status):
+    done = subprocess.run([sys.executable, '-X', 'importtime', script, argument], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == status
+    imported = {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+    assert 'absl.flags' in imported
+    assert not imported & {'jax', 'flax', 'optax', 'orbax', 'grain', 'matplotlib', 'tensorboardX', 'submitit'}
+
+
 def test_a_script_may_take_one_argument():
     takes = SCRIPT.replace('main()', 'main(folder)').replace('run_script(main)', 'run_script(main, takes="RUN")')
 

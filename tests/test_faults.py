@@ -33,7 +33,8 @@ from training import workdir as run_directory
 from training.checkpoints import Checkpoints
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
-from training.workdir import RunDirectory, read_config
+from training.records import read_config
+from training.workdir import RunDirectory
 
 ROOT = Path(__file__).parent.parent
 

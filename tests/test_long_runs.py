@@ -11,7 +11,7 @@ import pytest
 import train
 from errors import UserError
 from tests.tiny_run import start, steps, tiny_config
-from training import metrics
+from training import resources
 
 
 @pytest.fixture(scope='module')
@@ -53,11 +53,11 @@ def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
 @pytest.mark.parametrize('system, counted', [('linux', 3 * 2 ** 20), ('darwin', 3 * 2 ** 30), ('freebsd14', 3 * 2 ** 20)])
 def test_three_gigabytes_are_three_whatever_the_system_counts_in(system, counted, monkeypatch):
     """ru_maxrss is in bytes on macOS and in kilobytes elsewhere; without Linux's /proc, it stands for what is held now."""
-    monkeypatch.setattr(metrics, 'sys', SimpleNamespace(platform=system))
-    monkeypatch.setattr(metrics.resource, 'getrusage', lambda _: SimpleNamespace(ru_maxrss=counted))
-    assert metrics.peak_resident() == 3 * 2 ** 30
-    monkeypatch.setattr(metrics, 'Path', lambda _: Path('/no/such/file'))
-    assert metrics.memory()['resident_gb'] == 3.0
+    monkeypatch.setattr(resources, 'sys', SimpleNamespace(platform=system))
+    monkeypatch.setattr(resources.resource, 'getrusage', lambda _: SimpleNamespace(ru_maxrss=counted))
+    assert resources.peak_resident() == 3 * 2 ** 30
+    monkeypatch.setattr(resources, 'Path', lambda _: Path('/no/such/file'))
+    assert resources.memory()['resident_gb'] == 3.0
 
 
 @pytest.mark.parametrize('window', ['5', '5:', 'a:b', '0:3', '7:5', '-1:4'])

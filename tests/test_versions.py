@@ -18,7 +18,8 @@ from configs.options import BY_NAME, DEFAULTS, Fraction, Option, Switch, flatten
 from errors import UserError
 from inference.text import search_options
 from tests.tiny_run import start, steps
-from training.workdir import CONFIG, RunDirectory, read_config
+from training.records import CONFIG, read_config
+from training.workdir import RunDirectory
 
 ROOT = Path(__file__).parent
 

@@ -5,23 +5,28 @@ The batch of a step depends on the config alone, so every run of the config trai
 stdout: a line for each row of the batch, which is a sentence pair, source TAB target, or a window, as pieces; or the
 target of an image or a series. stderr: shapes.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
 
 import logging
 
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import run_script
+from command_line import read_command_line, run_script
+
+CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
+STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
+
+if __name__ == '__main__':
+    read_command_line()  # before the imports that take seconds
+
 from configs.checks import config_from
 from configs.options import MOST_STEPS, Between
 from errors import UserError
 from files import expanded
 from input_pipeline.data import open_data
-from training.workdir import read_config
-
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
-STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
+from training.records import read_config
 
 log = logging.getLogger('allyouneed.show')
 

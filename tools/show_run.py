@@ -2,21 +2,26 @@
 
 It shows what the run trains, how far it is, its scores, and where its files are. Parameters are not read.
 """
+# ruff: noqa: E402 (flags come before the imports that take seconds)
+
+from command_line import read_command_line, run_script
+
+if __name__ == '__main__':
+    read_command_line(takes='RUN')  # before the imports that take seconds
 
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.compare import METRICS, SMALL_IS_BEST, RunRecord, load_runs
-from command_line import run_script
+from analysis.compare import RunRecord, load_runs
 from configs import recipes
 from configs.options import flatten
+from configs.tasks import METRICS
 from errors import UserError
 from files import expanded
 from training.checkpoints import Checkpoints, described, refuse_pipes
-from training.metrics import tensorboard
-from training.workdir import CONFIG
+from training.records import CONFIG, tensorboard
 
 
 def main(folder: str) -> None:
@@ -125,7 +130,7 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
     yield f'validation at step {last:,}: {values}'
     metric = run.config['eval.metric']
     if metric in measured:
-        step, value = (min if metric in SMALL_IS_BEST else max)(measured[metric], key=lambda point: point[1])
+        step, value = METRICS[metric](measured[metric], key=lambda point: point[1])
         yield f'best {metric}: {value:.4g} at step {step:,}'
 
 

@@ -2,7 +2,7 @@
 
 Layout: RUN/checkpoints/STEP/{state,progress}. A step that is being written has another name until it is
 complete, so a run that is killed finds only whole ones. Whether they still hold what was written is another
-matter: Orbax restores flipped bits without an error. So `progress` keeps a fingerprint of every array, which
+matter: Orbax restores flipped bits without an error. So `progress` keeps a checksum of every array, which
 is compared when a checkpoint is read. What fails is called damaged and is not used. A state of other arrays than
 the ones asked for is no damage: Orbax would cast and pad them in silence, we refuse them.
 """
@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,11 +23,11 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jaxtyping import Array, UInt32
 
+from configs.tasks import goodness
 from errors import UserError, full_disk_explained
 from files import check_name
-from training.metrics import METRICS, evaluations
+from training.records import METRICS_FILE, evaluations
 
-LOWER_IS_BETTER = ('loss', 'perplexity', 'bits_per_character', 'absolute_error')  # metrics of an evaluation
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
 
@@ -39,15 +38,8 @@ class Damaged(Exception):
     """A checkpoint that cannot be read, or holds other values than were written."""
 
 
-def goodness(metric: str, value: float) -> float:
-    """Larger is better; what is no number is worst."""
-    if math.isnan(value):
-        return -math.inf
-    return -value if metric in LOWER_IS_BETTER else value
-
-
 @jax.jit
-def fingerprint(array: Array) -> UInt32[Array, '2']:
+def checksum(array: Array) -> UInt32[Array, '2']:
     """A sum mod 2^32 over hashes of (value, place), twice: the same however the array lies on devices.
 
     The finaliser of MurmurHash3 (Appleby, public domain) mixes 32 bits one to one, so that a change of one value
@@ -73,10 +65,10 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def fingerprints(tree: Any) -> dict[str, list[int]]:
+def checksums(tree: Any) -> dict[str, list[int]]:
     """Of each leaf, by its path."""
     # One after the other: programs of many devices that run at once may wait for each other without end.
-    return {path: np.asarray(fingerprint(leaf)).tolist() for path, leaf in by_path(tree).items()}
+    return {path: np.asarray(checksum(leaf)).tolist() for path, leaf in by_path(tree).items()}
 
 
 def shapes(tree: Any) -> dict[str, str]:
@@ -111,7 +103,7 @@ def described(folder: Path) -> Any:
     """The tree that lies in a checkpoint's folder `state`: shapes and dtypes in the place of arrays."""
     # A Checkpointer would look for what is said of a whole step, which stands one folder above, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
-        return reader.metadata(folder.absolute()).tree
+        return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (any path will do)
 
 
 class Checkpoints:
@@ -147,7 +139,7 @@ class Checkpoints:
         self.wait()
         if self._manager is None:
             self._manager = self._open_manager()
-        content = {'progress': progress, 'leaves': fingerprints(state), 'shapes': shapes(state)}
+        content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state)}
         self._saving = step
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
@@ -193,9 +185,9 @@ class Checkpoints:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
-            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS} beside it tells of evaluations up to step '
-                            f'{max(self.values)}, and each is of a step that was saved: take the checkpoints from a copy, '
-                            'or begin again in another --workdir')
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up to '
+                            f'step {max(self.values)}, and each is of a step that was saved: take the checkpoints from '
+                            'a copy, or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:
@@ -259,7 +251,7 @@ class Checkpoints:
         folder = self._folder / str(step)
         try:
             refuse_pipes(folder)
-            content = ocp.JsonCheckpointHandler().restore(folder / 'progress')
+            content = dict(ocp.JsonCheckpointHandler().restore(folder / 'progress'))  # pyright: ignore[reportArgumentType]
             expected, digest = content['leaves'], content.pop('sha256')
             if digest != _digest(content):
                 raise Damaged('its progress does not match its checksum')
@@ -278,7 +270,7 @@ class Checkpoints:
                 read = by_path(reader.restore(folder / 'state', jax.tree_util.tree_map_with_path(
                     lambda path, _: places[_name(path)], stored)))
                 state = jax.tree_util.tree_map_with_path(lambda path, _: read[_name(path)], like)
-            found = fingerprints(state)
+            found = checksums(state)
             if changed := sorted(path for path in expected.keys() | found.keys()
                                  if expected.get(path) != found.get(path)):
                 raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
 from input_pipeline.batches import Batch, Part
 from training.loss import Sums
-from training.mesh import ROWS, check_memory, make_mesh, shardings_of
+from training.mesh import ROWS, Devices, check_memory, make_mesh, shardings_of
 from training.objective import Objective, forward
-from training.step import TrainState, boxed_state, eval_step, train_step
+from training.step import Params, TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
 
 MODES = ('jit', 'pmap')
@@ -40,7 +40,7 @@ class Compiled:
 
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
-                 accumulate: int = 1, devices: list[jax.Device] | None = None):
+                 accumulate: int = 1, devices: Devices | None = None):
         """`example` is any batch, of which only the shapes count.
 
         Raises:
@@ -50,8 +50,9 @@ class Compiled:
         shares = mesh.shape['data'] * mesh.shape['fsdp']
         self._everywhere, self._by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, ROWS)
         self._shares, mine = shares, self._by_rows.addressable_devices_indices_map((shares,)).values()
-        first, last = zip(*(index[0].indices(shares)[:2] for index in mine), strict=True)
-        self.part = Part(min(first), max(last), shares, multiple=shares * accumulate)
+        rows = [index[0].indices(shares) for index in mine if index]
+        self.part = Part(min(first for first, *_ in rows), max(last for _, last, _ in rows), shares,
+                         multiple=shares * accumulate)
 
         def without_fsdp(sharding):
             return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
@@ -72,12 +73,14 @@ class Compiled:
         self._step = step
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
-            # The trap here: without these axes, the state is to be replicated and unreplicated by hand.
+            # A state has no axis of devices: `None` gives each device the same one, and returns it once. By default,
+            # pmap wants an array with a row for each device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0), out_axes=None, devices=devices)
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
-            # Left to itself, XLA spreads the stream's width as the parameters' is, and has each device compute all rows.
+            # Without this, XLA splits activations along d_model, as the parameters are split, and not along the rows:
+            # each device then computes all rows.
             place = functools.partial(jax.lax.with_sharding_constraint, shardings=self._gathered)
             self._train = jax.jit(functools.partial(step, place=place), in_shardings=(self._shardings, self._by_rows),
                                   out_shardings=(self._shardings, self._everywhere), donate_argnums=0)
@@ -107,7 +110,7 @@ class Compiled:
         """train_step on this process's rows of a batch. The old state is gone."""
         return self._train(state, self._placed(batch))
 
-    def gather(self, params: Any) -> Any:
+    def gather(self, params: Params) -> Params:
         """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis.
 
         Where they lie so already, they are the state's own and no copy: the next train step deletes them.
@@ -116,12 +119,12 @@ class Compiled:
                              params, self._gathered)
         return params if all(jax.tree.leaves(there)) else self._gather(params)
 
-    def eval(self, params: Any, batch: Batch) -> Sums:
+    def eval(self, params: Params, batch: Batch) -> Sums:
         """eval_step on gathered parameters and this process's rows of a batch."""
         return jax.block_until_ready(self._eval(params, self._placed(batch)))
 
-    def spread(self, arrays: Any) -> Any:
-        """Arrays that every process has whole, their rows spread over the devices; rows of zeros fill them up."""
+    def distribute(self, arrays: PyTree) -> PyTree:
+        """Puts arrays that every process has whole on the devices, each with its rows; rows of zeros fill them up."""
         def place(array):
             filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
             return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])

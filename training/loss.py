@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-@flax.struct.dataclass
-class Sums:
+class Sums(flax.struct.PyTreeNode):
     """Sums over the targets of weight 1. Add them up over batches, then take the means.
 
     A pytree of scalars; under vmap or pmap, of vectors.

@@ -9,12 +9,14 @@ arXiv:1909.08053). XLA puts in the communication. What is computed is the same o
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.linen.spmd import logical_to_mesh_sharding
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -33,10 +35,12 @@ RULES = (  # the names that modules give to the axes of their matrices -> the ax
     ('patch', None),         # numbers in a patch
 )
 
+Devices = Sequence[Any]  # of jax.Device, which type checkers do not know as a type
+
 log = logging.getLogger('allyouneed.train')
 
 
-def make_mesh(config: ConfigDict | Mapping[str, Any], devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = None) -> Mesh:
     """The mesh of `config.parallel` on all devices of all processes, or on those given.
 
     Raises:
@@ -54,7 +58,7 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: list[jax.Device] 
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def shardings_of(boxed: Any, mesh: Mesh) -> Any:
+def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Where each leaf of a state lies, by RULES; `boxed` has its shapes, in boxes that hold the names of the axes.
 
     What has no names, such as a bias, is on every device. So is an axis that the mesh does not divide; it is logged.
@@ -63,21 +67,21 @@ def shardings_of(boxed: Any, mesh: Mesh) -> Any:
 
     def fitting(shape, sharding):
         spec = []
-        for size, axis in zip(shape.shape, sharding.spec):
+        for size, axis in zip(shape.shape, sharding.spec, strict=False):
             if axis and size % mesh.shape[axis]:
                 whole.add(f'{size} over {axis}={mesh.shape[axis]}')
                 axis = None
             spec.append(axis)
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+    shardings = logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
     fitted = jax.tree.map(fitting, nn.unbox(boxed), shardings)
     if whole:
         log.info('not divided, hence whole on each device: axes of %s', ', '.join(sorted(whole)))
     return fitted
 
 
-def check_memory(state: Any, devices: list[jax.Device]) -> None:
+def check_memory(state: PyTree, devices: Devices) -> None:
     """Raises UserError if a state of these shapes, alone, is larger than the memory of all devices."""
     mine = [device for device in devices if device in jax.local_devices()]  # the only ones that tell
     if not mine:
@@ -85,9 +89,10 @@ def check_memory(state: Any, devices: list[jax.Device]) -> None:
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     limits = [(device.memory_stats() or {}).get('bytes_limit') for device in mine]
     # Devices that do not tell are CPUs, and share what the machine has. Other processes' have as much each.
-    here = sum(limits) if None not in limits else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    known = [limit for limit in limits if limit is not None]
+    here = sum(known) if len(known) == len(mine) else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     there = here * len(devices) / len(mine)
     if needed > there:
         raise UserError(f'the parameters of this model and the state of its optimizer take {needed / 2 ** 30:,.0f} GB, '
-                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, d_ff or '
-                        'data.tokenizer.vocab_size')
+                        f'but there are {there / 2 ** 30:,.0f} GB of memory: lower config.model.d_model, num_layers, '
+                        'd_ff or data.tokenizer.vocab_size')

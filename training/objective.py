@@ -32,8 +32,8 @@ SOWN = 'losses'  # the collection that modules sow losses of their own into, suc
 def forward(module: nn.Module) -> Apply:
     """One pass of a module: its outputs, and what it has sown into the collection 'losses'."""
     def apply(params, inputs, key):
-        dropout = {'deterministic': True} if key is None else {'deterministic': False, 'rngs': {'dropout': key}}
-        outputs, variables = module.apply({'params': params}, **inputs, **dropout, mutable=[SOWN])
+        outputs, variables = module.apply({'params': params}, **inputs, deterministic=key is None, mutable=[SOWN],
+                                          rngs=None if key is None else {'dropout': key})
         return outputs, variables.get(SOWN, {})
     return apply
 

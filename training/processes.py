@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         options = detected(os.environ)
         if options is None:
             return check_devices()
-    elif missing:
+    elif address is None or count is None or number is None:
         raise UserError(f'{", ".join(missing)} is missing: of {", ".join(given)} give all, to each process its own id, '
                         'or none')
     else:
@@ -71,7 +71,7 @@ def check_devices() -> None:
     """Raises UserError if JAX finds no device of the kind that it is told to use."""
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # the first without a word, of a platform's plugin that is not there
+    except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
         reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or leave it out') from None
@@ -81,7 +81,7 @@ def wait_for(host: str, port: int) -> None:
     """Returns when somebody listens there: JAX would end this process without a word that helps.
 
     Raises:
-      UserError: if nobody does for so many seconds as PATIENCE says.
+      UserError: if nobody does within PATIENCE seconds.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -90,8 +90,8 @@ def wait_for(host: str, port: int) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). Start '
-                                'it, at an address that it has and the others can reach') from None
+                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). '
+                                'Start it, at an address that it has and the others can reach') from None
             time.sleep(0.5)
 
 
@@ -126,11 +126,14 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
-def anywhere(flag: bool, step: int) -> bool:
-    """Whether `flag` holds in any process. Several compare theirs after every tenth step, and in between agree on no."""
+def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool]:
+    """Each of `values` where it is greatest in any process. Several processes compare them after every tenth step;
+    after the others, all have zeros."""
     if jax.process_count() == 1:
-        return flag
-    return step % 10 == 0 and bool(process_allgather(np.array(flag)).any())
+        return values
+    if step % 10:
+        return [0.0] * len(values)
+    return process_allgather(np.array(values, np.float32)).max(axis=0).tolist()
 
 
 @contextlib.contextmanager

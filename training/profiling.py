@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from errors import UserError
-from training.metrics import tensorboard
+from training.records import tensorboard
 
 log = logging.getLogger('allyouneed.train')
 

@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key, PyTree
 
 from training.loss import Sums
 from training.objective import Apply, Batch, Objective
 
+Params = Mapping[str, Any]  # of a module: {'encoder': {'layers_0': {..., 'kernel': array}}}
 
-@flax.struct.dataclass
-class TrainState:
+
+class TrainState(flax.struct.PyTreeNode):
     """All that training changes; with the config, all that it depends on.
 
-    A pytree whose leaves may also be shapes or shardings, hence not annotated as arrays.
+    The leaves of this pytree may also be shapes or shardings, hence they are not annotated as arrays.
     """
-    step: Any       # int [], steps made so far, those whose update was left out included
-    params: Any     # of the module
-    opt_state: Any  # of the optimizer
+    step: Any                 # int [], the number of steps made, those whose update was left out included
+    params: Params
+    opt_state: optax.OptState
 
 
 def key_for(use: str, seed: int) -> Key[Array, '']:
@@ -48,7 +49,7 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
                axis_name: str | None = None,
-               place: Callable[[Any], Any] = lambda params: params) -> tuple[TrainState, Sums]:
+               place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
     """One update on the mean of an objective over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
@@ -85,7 +86,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         total = jax.lax.psum(total, axis_name)
     gradients, sums = total
     gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
-    updates, opt_state = optimizer.update(gradients, scheduled(state.opt_state, state.step), state.params)
+    updates, opt_state = optimizer.update(gradients, schedule_at(state.opt_state, state.step), state.params)
     params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.global_norm(gradients))
     params, opt_state, sums = jax.tree.map(
@@ -95,7 +96,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
             sums.replace(skipped=jnp.where(finite, 0, 1)))
 
 
-def scheduled(opt_state: Any, step: Any) -> Any:
+def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
     """An optimizer's state whose learning-rate schedules are at `step`: optax has them count updates instead."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
@@ -104,26 +105,27 @@ def scheduled(opt_state: Any, step: Any) -> Any:
                         is_leaf=is_schedule)
 
 
-def eval_step(params: Any, batch: Batch, *, objective: Objective, apply: Apply, axis_name: str | None = None) -> Sums:
+def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply,
+              axis_name: str | None = None) -> Sums:
     """The same sums, without dropout."""
     sums = objective(apply, params, batch, None)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 
-def evaluate(step: Callable[[Any, Batch], Sums], params: Any, batches: Iterable[Batch]) -> Sums:
+def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
     """The sums over all `batches` of a compiled eval_step."""
     return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
                             (step(params, batch) for batch in batches))
 
 
-def parameter_count(params: Any) -> int:
+def parameter_count(params: PyTree) -> int:
     """Number of parameters; shared ones count once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
 def use_compilation_cache(cache: Path) -> None:
     """Keeps compiled programs, so that a second start takes seconds. JAX_COMPILATION_CACHE_DIR, if set, says where."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values['jax_compilation_cache_dir'] is None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)

@@ -48,8 +48,11 @@ def parameter_table(params: Any) -> str:
 
 def shapes(part: Any) -> str:
     """'query.kernel 128x4x32, ...', or of a single array '128x4x32'."""
+    def sizes(leaf: Any) -> str:
+        return 'x'.join(map(str, leaf.shape)) or 'scalar'
+
     leaves = flatten_dict(part, sep='.') if isinstance(part, Mapping) else {'': part}
-    return ', '.join(f'{name} {"x".join(map(str, leaf.shape)) or "scalar"}'.strip() for name, leaf in leaves.items())
+    return ', '.join(f'{name} {sizes(leaf)}'.strip() for name, leaf in leaves.items())
 
 
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
@@ -61,15 +64,17 @@ def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
 
 
 def _flops(jaxpr: core.Jaxpr) -> int:
-    total = 0
-    for equation in jaxpr.eqns:
+    total, equations = 0, list[Any](jaxpr.eqns)
+    for equation in equations:
         if equation.primitive.name == 'dot_general':
             (contracted, _), _ = equation.params['dimension_numbers']
-            left = equation.invars[0].aval.shape
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
-        inner = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else [value])]
+            left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
+        values = equation.params.values()
+        inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
+        inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
         total += equation.params.get('length', 1) * sum(  # a scan's number of turns
-            _flops(getattr(each, 'jaxpr', each)) for each in inner if isinstance(each, core.ClosedJaxpr | core.Jaxpr))
+            _flops(each) for each in inner if isinstance(each, core.Jaxpr))
     return total
 
 

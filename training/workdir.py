@@ -13,20 +13,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.checks import check_config
 from configs.options import BY_NAME, flatten
-from configs.versions import VERSION, upgraded
+from configs.versions import VERSION
 from errors import UserError
-from files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
+from files import check_folder, check_name, expanded, naming, read_json, write_text
 from input_pipeline.data import KEPT, Data
-from training.metrics import METRICS
+from training.records import CONFIG, METRICS_FILE, read_said_config
 
-CONFIG = 'config.json'
 CHANGES = 'changes.jsonl'  # of the config: a line each time
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 LOCK = 'lock'
-OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS, 'checkpoints')  # what a run consists of, and nothing else may write
+OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS_FILE, 'checkpoints')  # what a run consists of, and nothing else may write
 SPLITS = ('train', 'validation')  # what training reads
 
 log = logging.getLogger('allyouneed.train')
@@ -65,7 +62,7 @@ class RunDirectory:
             check_folder(self.path)
         if self.resumed:
             self._hold()
-            there, unsaid = _read_config(self.path)
+            there, unsaid = read_said_config(self.path)
             for key, (then, now) in changed_keys(there, config).items():
                 if key in unsaid and key not in asked and may_change(key) is None:
                     config.update_from_flattened_dict({key: then})
@@ -146,42 +143,11 @@ class RunDirectory:
             self._lock.flush()
 
 
-def read_config(workdir: Path) -> ConfigDict:
-    """The resolved config of a run, of this or an earlier version, with all options of today.
-
-    Raises:
-      UserError: if it is not there, or damaged.
-    """
-    return _read_config(workdir)[0]
-
-
-def _read_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """The config of a run, and the options that it does not say."""
-    path = workdir / CONFIG
-    try:
-        said = json.loads(read_bytes(path).decode())
-        if not isinstance(said, dict):
-            raise ValueError('it holds no object')
-        version = said.pop('version', 1)
-        said = flatten(ConfigDict(said))
-        options, config = upgraded(said, version), base.get_config()
-        config.update_from_flattened_dict(options)
-        check_config(config)
-        return config, options.keys() - said.keys()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
-                        ) from None
-    except UserError as error:
-        raise UserError(f'{path}: {error}') from None
-    except (OSError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UserError(f'{path} is damaged: {error}') from None
-
-
 def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """{key: (value there, value here)} where they differ."""
-    there, here = flatten(there), flatten(here)
-    return {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())
-            if there.get(key) != here.get(key)}
+    before, now = flatten(there), flatten(here)
+    return {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)}
 
 
 def may_change(key: str) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 
 from configs import base
 from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, decisive, flatten
-from configs.tasks import METRICS, TASKS, is_better
+from configs.tasks import METRICS, TASKS
 from inference.run import ANSWERERS
 from input_pipeline import arrays, documents, problems, sources
 from input_pipeline.data import DATA
@@ -72,10 +72,3 @@ def test_an_option_is_used_by_a_model_that_has_it_as_an_attribute(kind):
     attributes = set(inspect.signature(MODELS[kind].module).parameters)
     options = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.')}
     assert used == (attributes | (BLOCK if 'config' in attributes else set())) & options
-
-
-def test_which_value_of_a_metric_is_better():
-    assert is_better('bleu', 30.0, 20.0) and not is_better('bleu', 20.0, 20.0)
-    assert is_better('loss', 2.0, 3.0) and not is_better('loss', 3.0, 2.0)
-    assert is_better('bleu', 1.0, float('nan')) and not is_better('bleu', float('nan'), 1.0)
-    assert not is_better('loss', float('nan'), float('nan'))

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from errors import UserError
-from training.checkpoints import SEEDS, fingerprint, open_checkpoints
-from training.metrics import MetricsWriter, evaluations
+from training.checkpoints import SEEDS, checksum, open_checkpoints
+from training.metrics import MetricsWriter
+from training.records import evaluations
 from training.step import TrainState
 
 
@@ -163,16 +164,16 @@ def test_a_newer_checkpoint_that_is_damaged_does_not_hide_that_an_older_one_is_o
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])
-def test_a_fingerprint_follows_every_bit_and_place_but_not_the_layout(dtype):
+def test_a_checksum_follows_every_bit_and_place_but_not_the_layout(dtype):
     values = (jnp.arange(48) % 5).reshape(6, 8).astype(dtype)
-    words = {tuple(fingerprint(array).tolist()) for array in (
+    words = {tuple(checksum(array).tolist()) for array in (
         values, values.at[3, 4].set(0), values.T.reshape(6, 8), values[::-1], jnp.zeros_like(values), values[:5])}
     assert len(words) == 6
-    host = fingerprint(np.asarray(values))
-    assert host.tolist() == fingerprint(values).tolist() != fingerprint(values.reshape(-1)[:47]).tolist()
+    host = checksum(np.asarray(values))
+    assert host.tolist() == checksum(values).tolist() != checksum(values.reshape(-1)[:47]).tolist()
 
 
-def test_a_fingerprint_is_what_the_definition_says():
+def test_a_checksum_is_what_the_definition_says():
     def mixed(x):
         for shift, factor in ((16, 0x85ebca6b), (13, 0xc2b2ae35)):
             x = (x ^ x >> shift) * factor % 2 ** 32
@@ -180,7 +181,7 @@ def test_a_fingerprint_is_what_the_definition_says():
 
     values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     words = values.view(np.uint32).ravel().tolist()
-    assert fingerprint(values).tolist() == [
+    assert checksum(values).tolist() == [
         sum(mixed(word ^ mixed((place + seed) % 2 ** 32)) for place, word in enumerate(words)) % 2 ** 32
         for seed in SEEDS]
 

@@ -63,16 +63,16 @@ def watch(monkeypatch):
 def state_bytes(monkeypatch):
     """A list, of the bytes that the state of each training of this test has on the device with the most."""
     sizes, loop = [], train.train
-    monkeypatch.setattr(train, 'train', lambda config, workdir, state, *rest: (
-        sizes.append(held(jax.tree.leaves(state))), loop(config, workdir, state, *rest)))
+    monkeypatch.setattr(train, 'train', lambda setup, state, *rest: (
+        sizes.append(held(jax.tree.leaves(state))), loop(setup, state, *rest)))
     return sizes
 
 
 @pytest.mark.parametrize('mesh', [pytest.param(mesh, marks=() if mesh == 'fsdp' else pytest.mark.slow)
                                   for mesh in MESHES])
 def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch, state_bytes, monkeypatch):
-    in_steps, at_fingerprints, evaluating = (
-        watch(train.Compiled, 'train'), watch(checkpoints, 'fingerprints'), watch(train, 'evaluate'))
+    in_steps, at_checksums, evaluating = (
+        watch(train.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(train, 'evaluate'))
     config, models, make = config_of(tmp_path / 'cache', **MESHES[mesh]), [], train.make_answerer
     monkeypatch.setattr(train, 'make_answerer', lambda *arguments: models.append(make(*arguments)) or models[-1])
 
@@ -80,25 +80,25 @@ def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch,
     start(tmp_path / 'run', config)
     size, = state_bytes
     assert len(in_steps) == 4 and max(in_steps) < 1.05 * size
-    assert max(at_fingerprints) < 1.05 * size  # of a state that is about to be saved
+    assert max(at_checksums) < 1.05 * size  # of a state that is about to be saved
     gathered = held(jax.tree.leaves(inference.load(tmp_path / 'run', 'latest').model.params))
     assert len(evaluating) == 2 and max(evaluating) < 1.05 * size + gathered * ('fsdp' in mesh)
 
     # A start that resumes, and meets a damaged checkpoint first; its evaluation fails.
     altered(tmp_path / 'run' / 'checkpoints' / '4')
-    for found in (in_steps, at_fingerprints, state_bytes):
+    for found in (in_steps, at_checksums, state_bytes):
         found.clear()
     monkeypatch.setattr(train, 'evaluate', failing)
     with pytest.raises(RuntimeError, match='this evaluation fails'):
         start(tmp_path / 'run', config)
     assert len(in_steps) == 1 and state_bytes == [size]
-    assert at_fingerprints[0] < 1.05 * size and at_fingerprints[1] < 1.05 * size  # of steps 4 and 3, just read
+    assert at_checksums[0] < 1.05 * size and at_checksums[1] < 1.05 * size  # of steps 4 and 3, just read
     assert max(in_steps) < 1.05 * size
     assert len(models) == 2 and [model.params for model in models] == [None, None]
 
 
 def altered(checkpoint):
-    """One array does not match its fingerprint any more, and all else is as it should be."""
+    """One array does not match its checksum any more, and all else is as it should be."""
     path = checkpoint / 'progress' / 'metadata'
     content = json.loads(path.read_text())
     del content['sha256']

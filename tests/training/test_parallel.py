@@ -190,12 +190,12 @@ def test_a_search_fills_its_rows_up_too():
                      for _ in range(2))
     steps = compiled(Mode(data=3))
     shared.params = jax.device_put(params, NamedSharding(steps.mesh, PartitionSpec()))
-    shared.distribute = steps.spread
+    shared.distribute = steps.distribute
     lines, options = ['one', 'two', 'three', 'four', 'and a longer one'], SearchOptions(batch_size=5, extra_length=3)
     for one, other in zip(*(model.translate(lines, options) for model in (alone, shared)), strict=True):
         assert one.hypotheses[0].tokens == other.hypotheses[0].tokens
         assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
-    assert {shard.data.shape for shard in steps.spread(np.ones((5, 2))).addressable_shards} == {(2, 2)}
+    assert {shard.data.shape for shard in steps.distribute(np.ones((5, 2))).addressable_shards} == {(2, 2)}
 
 
 SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[01-02]', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0',
