@@ -17,6 +17,8 @@ if __name__ == '__main__':
 
 from absl import flags
 
+from configs.options import BY_NAME, OPTIONS, OneOf
+
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
@@ -24,16 +26,16 @@ OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, 
 FORMAT = flags.DEFINE_enum(
     'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_enum('split', None, ['train', 'validation', 'test'], 'Score this split of the data instead.')
-METHOD = flags.DEFINE_enum('method', None, ['beam', 'greedy', 'sample'], 'How to search; default as configured.')
-BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
-ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + length) / 6)^alpha; default as configured.')
 N_BEST = flags.DEFINE_integer('n_best', None, 'Hypotheses a sentence, or draws with --method=sample (jsonl only).')
-EXTRA_LENGTH = flags.DEFINE_integer('extra_length', None, 'Tokens at most beyond those of the source, or of a prompt.')
-BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; default as configured.')
-TEMPERATURE = flags.DEFINE_float('temperature', None, 'sample: below 1 is bolder, above 1 more varied.')
-TOP_K = flags.DEFINE_integer('top_k', None, 'sample: draw from the k most probable tokens; 0 is all.')
-TOP_P = flags.DEFINE_float('top_p', None, 'sample: draw from the fewest tokens whose probability reaches this.')
 SEED = flags.DEFINE_integer('seed', None, 'sample: another seed, other draws.')
+SEARCH = [option.name.removeprefix('decode.') for option in OPTIONS if option.name.startswith('decode.')]
+for name in SEARCH:  # the options of config.decode are flags here, too
+    option = BY_NAME[f'decode.{name}']
+    if isinstance(option.allowed, OneOf):
+        flags.DEFINE_enum(name, None, option.allowed.choices, f'{option.meaning}; default as configured.')
+    else:
+        define = {int: flags.DEFINE_integer, float: flags.DEFINE_float}[type(option.default)]
+        define(name, None, f'{option.meaning}; default as configured.')
 ATTENTION = flags.DEFINE_bool('attention', False, 'jsonl: add the attention [layer][head][target][source].')
 PICTURES = flags.DEFINE_string('pictures', None, 'Folder for a PNG of the attention of each line or example.')
 PICTURE_COUNT = flags.DEFINE_integer('picture_count', 100, 'Pictures of the first so many lines or examples.')
@@ -104,8 +106,7 @@ def main() -> None:
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
     # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
     use_compilation_cache(cache_folder(''))
-    names = ('method', 'beam', 'alpha', 'n_best', 'extra_length', 'batch_size', 'temperature', 'top_k', 'top_p', 'seed')
-    options = search_options(run.config, **{name: flags.FLAGS[name].value for name in names})
+    options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':

@@ -150,7 +150,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
                         objective=make_objective(config), dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate)
-    model = make_answerer(config, module, None, data.tokenizers, data.sizes)
+    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, TextModel):
         model.distribute = compiled.distribute  # its searches use all devices too
     return Setup(config, directory.path, data, plan, validation, model, schedule, compiled)
@@ -325,7 +325,7 @@ def measure(setup: Setup, state: TrainState) -> Evaluation:
         sums = evaluate(compiled.eval, model.params, batches)
         found = model.validate(setup.data, sums, setup.config)
     finally:
-        model.params = None  # on many devices, each has a whole copy
+        model.params = {}  # on many devices, each has a whole copy
     measured = sums.means() | found.metrics
     return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 

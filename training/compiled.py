@@ -66,25 +66,36 @@ class Compiled:
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several at once, each communicating, can wait for each other without end.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
+        # An argument of the programs: arrays that an objective holds would be constants in them otherwise.
+        self._objective = jax.device_put(
+            objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective),
+            self._everywhere)
         apply = forward(module)
-        step = functools.partial(train_step, objective=objective, apply=apply, optimizer=optimizer,
-                                 dropout_key=dropout_key, accumulate=accumulate)
-        evaluation = functools.partial(eval_step, objective=objective, apply=apply)
+
+        def step(state, batch, objective, **how):
+            return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
+                              dropout_key=dropout_key, accumulate=accumulate, **how)
+
+        def evaluation(params, batch, objective, **how):
+            return eval_step(params, batch, objective=objective, apply=apply, **how)
+
         self._step = step
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
             # A state has no axis of devices: `None` gives each device the same one, and returns it once. By default,
             # pmap wants an array with a row for each device.
-            across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0), out_axes=None, devices=devices)
+            across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
+                                       devices=devices)
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
             # Without this, XLA splits activations along d_model, as the parameters are split, and not along the rows:
             # each device then computes all rows.
             place = functools.partial(jax.lax.with_sharding_constraint, shardings=self._gathered)
-            self._train = jax.jit(functools.partial(step, place=place), in_shardings=(self._shardings, self._by_rows),
-                                  out_shardings=(self._shardings, self._everywhere), donate_argnums=0)
-            self._eval = jax.jit(evaluation, in_shardings=(self._gathered, self._by_rows),
+            self._train = jax.jit(functools.partial(step, place=place), donate_argnums=0,
+                                  in_shardings=(self._shardings, self._by_rows, self._everywhere),
+                                  out_shardings=(self._shardings, self._everywhere))
+            self._eval = jax.jit(evaluation, in_shardings=(self._gathered, self._by_rows, self._everywhere),
                                  out_shardings=self._everywhere)
 
     def describe(self) -> str:
@@ -100,7 +111,7 @@ class Compiled:
         def filled(array):
             return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
 
-        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch))
+        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch), self._objective)
 
     def init(self, seed: int) -> TrainState:
         """A fresh state, each device making its own share: the whole need not fit on one."""
@@ -108,7 +119,7 @@ class Compiled:
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """train_step on this process's rows of a batch. The old state is gone."""
-        return self._train(state, self._placed(batch))
+        return self._train(state, self._placed(batch), self._objective)
 
     def gather(self, params: Params) -> Params:
         """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis.
@@ -121,7 +132,7 @@ class Compiled:
 
     def eval(self, params: Params, batch: Batch) -> Sums:
         """eval_step on gathered parameters and this process's rows of a batch."""
-        return jax.block_until_ready(self._eval(params, self._placed(batch)))
+        return jax.block_until_ready(self._eval(params, self._placed(batch), self._objective))
 
     def distribute(self, arrays: PyTree) -> PyTree:
         """Puts arrays that every process has whole on the devices, each with its rows; rows of zeros fill them up."""

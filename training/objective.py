@@ -4,8 +4,9 @@
 
 `apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that
 is None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are
-divided once. The train step knows nothing else of an objective: a new one is a function here and a line in
-`OBJECTIVES`, or, as R-Drop, in the function of its task there.
+divided once. An objective that holds arrays, the parameters of a teacher, say, is a `jax.tree_util.Partial` with them as
+arguments, so that they are placed and passed like the state. The train step knows nothing else of an objective: a new
+one is a function here and a line in `OBJECTIVES` or, as R-Drop, in the function that makes its task's.
 """
 
 import functools

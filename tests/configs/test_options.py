@@ -9,6 +9,7 @@ from configs import base
 from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, decisive, flatten
 from configs.tasks import METRICS, TASKS
 from inference.run import ANSWERERS
+from inference.text import SearchOptions, search_options
 from input_pipeline import arrays, documents, problems, sources
 from input_pipeline.data import DATA
 from model import attention, blocks, embedding, patches, positional, recurrent
@@ -72,3 +73,7 @@ def test_an_option_is_used_by_a_model_that_has_it_as_an_attribute(kind):
     attributes = set(inspect.signature(MODELS[kind].module).parameters)
     options = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.')}
     assert used == (attributes | (BLOCK if 'config' in attributes else set())) & options
+
+
+def test_the_default_search_is_that_of_the_options():
+    assert SearchOptions() == search_options(base.get_config())
