@@ -134,7 +134,8 @@ def test_every_layer_and_head_of_every_kind_is_shown_as_it_is(opened):
                 query, key = divmod(layer * 7 + len(str(head)) * 13, 8)
                 assert cell(page, query % 8, key) == pytest.approx(weights[query % 8, key], abs=PRECISION)
                 opacity = page.evaluate('''() => {
-                    const canvas = document.querySelector('#heads [aria-pressed=true] canvas'), {width, height} = canvas;
+                    const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
+                    const {width, height} = canvas;
                     return [...canvas.getContext('2d').getImageData(0, 0, width, height).data]; }''')[3::4]
                 np.testing.assert_allclose(np.reshape(opacity, weights.shape) / 255, weights / weights.max(), atol=0.02)
 
