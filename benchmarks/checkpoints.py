@@ -75,8 +75,9 @@ def main() -> None:
         pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
     saving, never = ([pair[index] for pair in pairs] for index in range(2))
     report(saving, tokens, {
-        'benchmark': 'checkpoints', 'config': config_flags.get_config_filename(flags.FLAGS['config']), 'parameters': size,
-        'every': EVERY.value, 'ratio': round(statistics.median(saving) / statistics.median(never), 4),
+        'benchmark': 'checkpoints', 'config': config_flags.get_config_filename(flags.FLAGS['config']),
+        'parameters': size, 'every': EVERY.value,
+        'ratio': round(statistics.median(saving) / statistics.median(never), 4),
         'ratios': [round(one / other, 3) for one, other in pairs], 'median_s_never': round(statistics.median(never), 4),
         'held_s': round(statistics.median(held[1:]), 4)})
 

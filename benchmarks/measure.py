@@ -28,7 +28,8 @@ def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
     timed = {}
     if seconds:
         median = statistics.median(seconds)
-        timed = {'median_s': round(median, 4), 'best_s': round(min(seconds), 4), 'tokens_per_second': round(tokens / median)}
+        timed = {'median_s': round(median, 4), 'best_s': round(min(seconds), 4),
+                 'tokens_per_second': round(tokens / median)}
     print(json.dumps({
         **what, **timed, 'runs': len(seconds),
         'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': os.cpu_count(),

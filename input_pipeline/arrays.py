@@ -89,12 +89,14 @@ class ArrayData:
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
                  parts: tuple[str, ...] = (), share: float = 0.0):
-        """
+        """Reads nothing yet.
+
         Args:
           load: reads a split.
-          labelled: whether the targets are classes, whole numbers, or values, whole or not.
-          classes: their names, otherwise 0, 1, ...
-          parts, share: splits that are cut off the training split: see input_pipeline/held_out.py.
+          labelled: whether the targets are classes, which are whole numbers, or values.
+          classes: their names; otherwise 0, 1, ...
+          parts: the splits that are cut off the training split; see input_pipeline/held_out.py.
+          share: of the training split, for each of them.
         """
         self._load, self._labelled, self._names, self.parts, self._share = load, labelled, classes, parts, share
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)

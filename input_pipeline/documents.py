@@ -247,8 +247,8 @@ class LibraryDocuments(Documents):
         return {'source': 'standard library', 'split': split, 'sha256': digest}
 
 
-# A source of documents: the value of config.data.source -> what opens it. One that reads files has `files` and the like of
-# FileDocuments, and is looked at before anything is made (input_pipeline/problems.py).
+# A source of documents: the value of config.data.source -> what opens it. One that reads files has `files` and the like
+# of FileDocuments, and is looked at before anything is made (input_pipeline/problems.py).
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,

@@ -59,6 +59,7 @@ class BuiltinCorpus(Corpus):
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'BuiltinCorpus':
+        """The corpus that `config.data` describes."""
         return cls(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces'])
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
@@ -95,6 +96,7 @@ class TextCorpus(Corpus):
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TextCorpus':
+        """The corpus that `config.data` describes."""
         return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], dict(data['splits']),
                    data['validation_share'])
 
@@ -185,6 +187,7 @@ class TfdsCorpus(Corpus):
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TfdsCorpus':
+        """The corpus that `config.data` describes."""
         return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], dict(data['splits']))
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
@@ -212,8 +215,8 @@ class TfdsCorpus(Corpus):
                            f'{self._builder.data_dir}')
 
 
-# A source of sentence pairs: the value of config.data.source -> its class. One that reads files has `files` and the like of
-# TextCorpus, and is looked at before anything is made (input_pipeline/problems.py).
+# A source of sentence pairs: the value of config.data.source -> its class. One that reads files has `files` and the
+# like of TextCorpus, and is looked at before anything is made (input_pipeline/problems.py).
 SOURCES: Mapping[str, type[BuiltinCorpus | TextCorpus | TfdsCorpus]] = {
     'builtin': BuiltinCorpus, 'files': TextCorpus, 'tfds': TfdsCorpus}
 

@@ -57,7 +57,7 @@ def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float
 
 def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source heads d_k'],
                     weight: Float[Array, 'heads d_k']) -> Scores:
-    """v' tanh(W_s s + W_h h), in float32, for queries W_s s and keys W_h h that are already projected.
+    """The forms v' tanh(W_s s + W_h h), in float32, for queries W_s s and keys W_h h that are already projected.
 
     The alignment network of Bahdanau et al. 2015 (arXiv:1409.0473, appendix A.1.2); `weight` is v. Every pair of
     a query and a key has a hidden layer of its own, so memory is d_k times that of the other scores.
@@ -91,7 +91,7 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
 def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
               drop: Drop | None = None) -> tuple[Pooled, Scores]:
-    """Attention pooling with any score function (row 1 of the table in docs/mathematics.md): what is found, and the weights.
+    """Attention pooling with any score function (row 1 of the table in docs/mathematics.md), and the weights.
 
     A(q, D) = sum_s alpha(q, k_s) v_s over the database D of (key, value) pairs, alpha the softmax over the keys
     of score(q, k_s). With one-hot weights it is a look-up; in general, the expectation of v under alpha.

@@ -1,4 +1,4 @@
-"""Imports run downward only: the contracts of pyproject.toml, and the modules of one file, into which they do not see."""
+"""Imports run downward only: the contracts of pyproject.toml, and the modules of one file, which they do not see."""
 
 import ast
 import subprocess
@@ -16,7 +16,8 @@ MAY_IMPORT = {
     'command_line': {'errors', 'files', 'configs'},
     'train': {'errors', 'files', 'command_line', *PACKAGES},
     'decode': {'errors', 'files', 'command_line', *PACKAGES},
-    'sweep': {'errors', 'files', 'command_line', *PACKAGES},
+    'executors': {'errors'},
+    'sweep': {'errors', 'files', 'command_line', 'executors', *PACKAGES},
 }
 
 

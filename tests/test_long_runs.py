@@ -1,4 +1,4 @@
-"""What long runs need of train.py: checkpoints by the clock, a window of the profiler, what compiling and memory cost."""
+"""What long runs need of train.py: checkpoints by the clock, a profiler's window, the cost of compiling and memory."""
 
 import importlib.util
 import json
@@ -47,12 +47,14 @@ def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
         pytest.skip('asks Linux')
     start(tmp_path / 'run', tiny_config(cache, train__steps=1))
     kilobytes = int(re.search(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[1])
-    assert float(re.search(r'peak memory (\d+\.\d+) GB', caplog.text)[1]) == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
+    told = float(re.search(r'peak memory (\d+\.\d+) GB', caplog.text)[1])
+    assert told == pytest.approx(kilobytes / 2 ** 20, abs=0.02)
 
 
-@pytest.mark.parametrize('system, counted', [('linux', 3 * 2 ** 20), ('darwin', 3 * 2 ** 30), ('freebsd14', 3 * 2 ** 20)])
+@pytest.mark.parametrize('system, counted',
+                         [('linux', 3 * 2 ** 20), ('darwin', 3 * 2 ** 30), ('freebsd14', 3 * 2 ** 20)])
 def test_three_gigabytes_are_three_whatever_the_system_counts_in(system, counted, monkeypatch):
-    """ru_maxrss is in bytes on macOS and in kilobytes elsewhere; without Linux's /proc, it stands for what is held now."""
+    """ru_maxrss is in bytes on macOS and in kilobytes elsewhere; without Linux's /proc, it stands for what is held."""
     monkeypatch.setattr(resources, 'sys', SimpleNamespace(platform=system))
     monkeypatch.setattr(resources.resource, 'getrusage', lambda _: SimpleNamespace(ru_maxrss=counted))
     assert resources.peak_resident() == 3 * 2 ** 30

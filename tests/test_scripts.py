@@ -47,7 +47,8 @@ def explained(page):
 def train_arguments(workdir, data, cache, **changes):
     """A model that is trained in seconds, on text files."""
     values = {
-        'cache_dir': cache, 'data.source': 'files', 'data.dir': data, 'data.source_lang': 'en', 'data.target_lang': 'xx',
+        'cache_dir': cache, 'data.source': 'files', 'data.dir': data, 'data.source_lang': 'en',
+        'data.target_lang': 'xx',
         'data.max_length': 24, 'data.tokenizer.vocab_size': 285, 'model.num_layers': 1, 'model.d_model': 16,
         'model.d_ff': 32, 'model.num_heads': 2, 'batch.tokens': 512, 'batch.buckets': 2, 'optimizer.warmup': 8,
         'train.steps': STEPS, 'train.log_every': 4, 'eval.every': 12, 'checkpoint.every': 6, 'checkpoint.keep_last': 3,

@@ -250,7 +250,8 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     grid = tmp_path / 'grid.py'
     grid.write_text(SWEEP.format(heads=[1, 2], seeds=2))
     small = {'model.d_model': 16, 'model.d_ff': 16, 'model.num_layers': 1, 'optimizer.warmup': 8, 'train.steps': 24,
-             'train.log_every': 4, 'eval.every': 24, 'eval.bleu_sentences': 20, 'checkpoint.every': 12, 'batch.buckets': 1,
+             'train.log_every': 4, 'eval.every': 24, 'eval.bleu_sentences': 20, 'checkpoint.every': 12,
+             'batch.buckets': 1,
              'decode.extra_length': 2, 'decode.method': 'greedy', 'cache_dir': tmp_path / 'cache'}
     arguments = [sys.executable, 'sweep.py', '--config=configs/demo.py', f'--sweep={grid}', f'--workdir={tmp_path}/out',
                  *(f'--config.{option}={value}' for option, value in small.items())]

@@ -70,7 +70,8 @@ def test_generating_in_a_notebook(language_run):
     assert len(two.text) == 6
     drawn = run.generate(['abc'] * 2, SearchOptions(method='sample', temperature=5.0, extra_length=12, seed=3))
     assert drawn[0].text != drawn[1].text
-    again = run.model.generate(['abc'], SearchOptions(method='sample', temperature=5.0, extra_length=12, seed=3), first=1)
+    again = run.model.generate(['abc'], SearchOptions(method='sample', temperature=5.0, extra_length=12, seed=3),
+                               first=1)
     assert again[0].text == drawn[1].text
     weights = run.model.attention(one)['encoder']
     assert weights.shape == (1, 2, 9, 9)

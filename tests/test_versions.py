@@ -112,7 +112,8 @@ def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
     """On files the built-in corpus's option means nothing, and a share of nothing was once let pass."""
     assert versions.upgraded({}, 1)['data.plain_spaces'] == 0.0
     assert versions.upgraded({'data.source': 'files'}, 1)['data.plain_spaces'] == 0.5
-    assert versions.upgraded({'data.source': 'builtin', 'data.validation_share': 0.3}, 1)['data.validation_share'] == 0.1
+    builtin = {'data.source': 'builtin', 'data.validation_share': 0.3}
+    assert versions.upgraded(builtin, 1)['data.validation_share'] == 0.1
     assert versions.upgraded({'data.validation_share': 0.3}, versions.VERSION)['data.validation_share'] == 0.3
 
 

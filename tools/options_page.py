@@ -12,14 +12,16 @@ HEAD = """# Options
 
 Made from `configs/options.py` and `configs/tasks.py` by `python -m tools.options_page`: change those, not this page.
 
-Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults are the
-paper's base model (*Attention Is All You Need*, section 5), where the paper says one. An option beside anything that does not
-use it is refused. Those marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another value when a run goes on.
+Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults
+are the paper's base model (*Attention Is All You Need*, section 5), where the paper says one. An option beside
+anything that does not use it is refused. Those marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another value when
+a run goes on.
 
 """
 
 
 def main() -> None:
+    """Writes the page."""
     PAGE.write_text(page(), encoding='utf-8')
     print(PAGE)
 

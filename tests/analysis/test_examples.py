@@ -14,7 +14,8 @@ def root(tmp_path, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     for name in 'train.py', 'sweep.py':
         (tmp_path / name).write_text(
-            'import pathlib, sys\npathlib.Path("called").write_text(" ".join(sys.argv))\nprint("told", file=sys.stderr)')
+            'import pathlib, sys\npathlib.Path("called").write_text(" ".join(sys.argv))\n'
+            'print("told", file=sys.stderr)')
     return tmp_path
 
 

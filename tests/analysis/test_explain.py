@@ -51,7 +51,8 @@ def generator():
 
 
 def output(source, *targets):
-    hypotheses = [Hypothesis(text, TOKENIZER.encode(text), -1.0 - rank, -2.0 - rank) for rank, text in enumerate(targets)]
+    hypotheses = [Hypothesis(text, TOKENIZER.encode(text), -1.0 - rank, -2.0 - rank)
+                  for rank, text in enumerate(targets)]
     return Output(source, TOKENIZER.encode(source), hypotheses)
 
 
@@ -201,7 +202,8 @@ def test_an_image_and_a_series_are_explained(space, classes, grid, first):
     module = PatchTransformer(BLOCKS, num_layers=1, patch=2, outputs=2)
     inputs = np.random.default_rng(0).integers(0, 255, (1, *space, 3)).astype(np.float32)
     model = Predictor(module, initialised(module, inputs=jnp.asarray(inputs)), classes,
-                      Preprocessing([0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2, None if classes else [1.0] * 2),
+                      Preprocessing([0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2,
+                                    None if classes else [1.0] * 2),
                       inputs.shape[1:])
     found = model.predict(inputs)[0]
     explanation = explain_example(model, inputs[0], found, 3, 'dog')

@@ -94,8 +94,8 @@ class Bench:
     def train(self, name: str, arguments: str) -> None:
         """A run to be called {name} in the tables."""
         out = self.folder / name
-        status = self._server('train').run(shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT)),
-                                           ROOT, {}, os.devnull, self.folder / 'training', 300)
+        command = shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT))
+        status = self._server('train').run(command, ROOT, {}, os.devnull, self.folder / 'training', 300)
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
     def fill(self, text: str, here: Path) -> str:
@@ -176,8 +176,8 @@ class Server:
 
     def __init__(self, script: str, environment: Mapping[str, str]):
         self._process = subprocess.Popen([sys.executable, '-m', 'tests.bad_inputs.server', script], cwd=ROOT,
-                                         env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         text=True)
+                                         env={**os.environ, **environment}, stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)
 
     def run(self, arguments, cwd, environment, stdin, out, seconds) -> int | str:
         asked = {'arguments': [os.fsencode(each).hex() for each in arguments], 'cwd': str(cwd),

@@ -37,10 +37,12 @@ def become(module, asked: dict) -> None:
     """The process that a shell would have started."""
     os.setsid()
     streams = [os.open(asked['stdin'], os.O_RDONLY),
-               *(os.open(f'{asked["out"]}.{name}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ('stdout', 'stderr'))]
+               *(os.open(f'{asked["out"]}.{name}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                 for name in ('stdout', 'stderr'))]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate('rww'))
+    # As Python opens them, until the process ends.
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate('rww'))  # noqa: SIM115
     os.environ.update(asked['environment'])
     os.chdir(asked['cwd'])
     sys.argv[:] = [module.__file__, *(os.fsdecode(bytes.fromhex(each)) for each in asked['arguments'])]

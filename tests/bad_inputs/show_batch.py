@@ -16,7 +16,8 @@ QUICK = [
     Case('--workdir=/dev/null', '/dev/null'),
     Case('--workdir={run}', 'config.json', {'run/config.json': '{'}),
     Case('--workdir={run} 3', "'3'"),
-    *(Case('--workdir={run}', ('config.json', f'config.{key.replace("__", ".")}='), {'run/config.json': with_values(**{key: '\ud800'})})
+    *(Case('--workdir={run}', ('config.json', f'config.{key.replace("__", ".")}='),
+           {'run/config.json': with_values(**{key: '\ud800'})})
       for key in ('cache_dir', 'data__dir')),
 ]
 SLOW = [

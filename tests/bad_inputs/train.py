@@ -23,6 +23,8 @@ from tests.bad_inputs.cases import (
 DEMO = '--config={root}/configs/demo.py --workdir={new} '
 DIGITS = '--config={root}/configs/digits_vit.py --workdir={new} '
 LETTERS = '--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file={data}/train.en '
+FOLDERS = ('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file= '
+           '--config.data.dir={here}/data')
 NPZ = DIGITS + '--config.data.source=files --config.data.name= --config.data.crop=0 --config.data.dir={here}/data '
 
 
@@ -124,7 +126,8 @@ QUICK = [
     letters('data.validation_share=nan'),
     letters('data.validation_share=1.0'),
     Case(DEMO + '--config.seed=-1 --config.train.steps=0 --config.model.norm=mid',
-         ('config.seed=-1: must not be negative\n', 'config.train.steps=0: must be at least 1\n', "config.model.norm='mid'")),
+         ('config.seed=-1: must not be negative\n', 'config.train.steps=0: must be at least 1\n',
+          "config.model.norm='mid'")),
     Case(LETTERS + '--config.batch.rows=1000000 --config.data.context=1000000', 'config.batch.rows=1000000'),
     # Words, empties, other kinds
     demo('model.kind='),
@@ -192,12 +195,14 @@ QUICK = [
     recipe('def get_config():\n    return None\n', 'the config is None'),
     recipe('def get_config():\n    return {"seed": 1}\n', 'config'),
     recipe('def get_config():\n    return 3\n', 'config'),
-    recipe('from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n', 'config.seed is missing'),
+    recipe('from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n',
+           'config.seed is missing'),
     recipe(BASE + '    config.bacth = 3\n    return config\n', 'config.bacth: the config has no such option'),
     recipe(BASE + '    del config.batch\n    return config\n', 'config.batch.tokens is missing'),
     recipe(BASE + '    config.seed = "one"\n    return config\n', 'recipe.py:5: TypeError'),
     recipe(BASE + '    config.model = 3\n    return config\n', 'recipe.py:5: '),
-    recipe(BASE + '    config.data.dir = "a\\0b"\n    config.data.source = "files"\n    return config\n', 'config.data.dir'),
+    recipe(BASE + '    config.data.dir = "a\\0b"\n    config.data.source = "files"\n    return config\n',
+           'config.data.dir'),
     recipe(BASE + '    config.seed = 10 ** 5000\n    return config\n', 'config.seed='),
     *(recipe(BASE + f'    config.{key} = "\\ud800"\n    return config\n', f'config.{key}=')
       for key in ('cache_dir', 'data.dir', 'data.name', 'data.source_lang', 'data.splits.train', 'task')),
@@ -212,10 +217,12 @@ QUICK = [
     recipe(BASE + '    assert False\n', 'recipe.py:5: AssertionError'),
     recipe(MINE.format('BaseException') + '    pass\n\nraise Mine("x")\n', 'recipe.py:4: Mine: x'),
     recipe(MINE.format('BaseException') + '    pass\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py:8: Mine: x'),
-    *(recipe(MINE.format(kind) + f'    def __str__(self):\n        {what}\n\n' + BASE + '    raise Mine("x")\n', 'recipe.py')
+    *(recipe(MINE.format(kind) + f'    def __str__(self):\n        {what}\n\n' + BASE + '    raise Mine("x")\n',
+             'recipe.py')
       for kind in ('Exception', 'BaseException', 'OSError', 'ValueError') for what in ('return 3', 'raise Mine("y")')),
     recipe(BASE + '    config.self = config\n    return config\n', 'config.self: holds itself'),
-    recipe(BASE + '    config.model.patches.up = config.model\n    return config\n', 'config.model.patches.up: holds itself'),
+    recipe(BASE + '    config.model.patches.up = config.model\n    return config\n',
+           'config.model.patches.up: holds itself'),
     recipe(BASE + '    return get_config()\n', 'RecursionError'),
     recipe('import sys\nsys.exit(0)\n', 'recipe.py:2: SystemExit: 0'),
     recipe(BASE + '    import sys\n    sys.exit("no")\n', 'recipe.py:6: SystemExit: no'),
@@ -224,7 +231,8 @@ QUICK = [
     recipe(b'x = "caf\xe9"\n', 'recipe.py:'),
     recipe(b'x = 1\0\n', 'recipe.py'),
     recipe(b'\x89PNG\r\n\x1a\n\0\0', 'recipe.py'),
-    Case('--config={here}/recipe.py --workdir={new} --config.seed=1', 'recipe.py:1: SyntaxError', {'recipe.py': 'def :'}),
+    Case('--config={here}/recipe.py --workdir={new} --config.seed=1', 'recipe.py:1: SyntaxError',
+         {'recipe.py': 'def :'}),
     Case('--config={here}/recipe.py --workdir={new} --config.seed=1', 'recipe.py', {'recipe.py': 'x = 1'}),
     Case('--config={here}/recipe.py --workdir={new} --config.seed=1', 'recipe.py',
          {'recipe.py': 'def get_config():\n    pass\n'}),
@@ -340,12 +348,9 @@ SLOW = [
     Case(LETTERS + '--config.data.file={here}/short', 'short', {'short': 'x'}),
     Case(LETTERS + '--config.data.file={here}/' + 'x' * 300, 'xxx'),
     Case(LETTERS + '--config.data.dir={data}', 'config.data'),
-    Case('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file= --config.data.dir={here}/data',
-         'train.txt', {'data/train.en': 'x'}),
-    Case('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file= --config.data.dir={here}/data',
-         'train', {'data/train': FOLDER}),
-    Case('--config={root}/configs/shakespeare_char.py --workdir={new} --config.data.file= --config.data.dir={here}/data',
-         'a.txt:1', {'data/train/a.txt': b'\xff'}),
+    Case(FOLDERS, 'train.txt', {'data/train.en': 'x'}),
+    Case(FOLDERS, 'train', {'data/train': FOLDER}),
+    Case(FOLDERS, 'a.txt:1', {'data/train/a.txt': b'\xff'}),
     # Arrays
     arrays({}, 'data'),
     arrays({'data/train.npz': 'text'}, 'train.npz'),
@@ -376,7 +381,8 @@ SLOW = [
     arrays({**LABELS, 'data/train-images-idx3-ubyte': b'\0\0\x08\x03'}, 'train-images-idx3-ubyte'),
     arrays({**LABELS, 'data/train-images-idx3-ubyte': b'\0\0\x08\x03' + b'\xff' * 12}, 'train-images-idx3-ubyte'),
     arrays({**LABELS, 'data/train-images-idx3-ubyte': b'\0\0\x08\x03' + bytes(12)}, 'train-'),
-    arrays({**LABELS, 'data/train-images-idx3-ubyte': GONE, 'data/train-images-idx3-ubyte.gz': b'\x1f\x8b'}, 'train-images-idx3-ubyte.gz'),
+    arrays({**LABELS, 'data/train-images-idx3-ubyte': GONE, 'data/train-images-idx3-ubyte.gz': b'\x1f\x8b'},
+           'train-images-idx3-ubyte.gz'),
     arrays({'data/train-images-idx3-ubyte': ''}, 'train-labels-idx1-ubyte'),
     arrays({**LABELS, 'data/train-labels-idx1-ubyte': bytes(8)}, 'train-'),
     # A run to go on with
@@ -411,7 +417,9 @@ SLOW = [
     Case(RUN, 'train', {'run/data/fingerprints.json': with_values(train__files=[3, [4]])}),
     Case(RUN, 'checkpoints', {'run/checkpoints/6/progress/metadata': ''}),
     Case(RUN, 'checkpoints', {'run/checkpoints/6/state/_METADATA': cut}),
-    *(Case(RUN, ('checkpoints/6 is damaged', f'{name} is a pipe'), {f'run/checkpoints/6/{name}': FIFO}) for name in PIPES),
+    *(Case(RUN, ('checkpoints/6 is damaged', f'{name} is a pipe'),
+           {f'run/checkpoints/6/{name}': FIFO})
+      for name in PIPES),
     *(Case(RUN, ('run/checkpoints holds no checkpoint', 'up to step 6'), {f'run/checkpoints{name}': what})
       for name, what in (('', GONE), ('', FOLDER), ('/6', GONE))),
     Case(RUN, 'lock', {'run/lock': FOLDER}),
@@ -433,7 +441,8 @@ QUICK += [
     arrays({'data/train.csv': 'series,x,target\na,1,1\nb,1,-1e300\n'}, 'train.csv:3', '1e300'),
     arrays({'data/train.csv': 'series,x,target\na,1_0,1\n'}, 'train.csv:2', '1_0'),
     arrays(npz(inputs=HUGE), 'train.npz: inputs'),
-    arrays({**npz(inputs=1e30 * np.arange(64.0).reshape(4, 4, 4, 1)), **npz('validation'), **npz('test')}, 'train.npz: inputs'),
+    arrays({**npz(inputs=1e30 * np.arange(64.0).reshape(4, 4, 4, 1)), **npz('validation'), **npz('test')},
+           'train.npz: inputs'),
     arrays({**npz(), **npz('validation', inputs=HUGE), **npz('test')}, 'validation.npz: inputs'),
     arrays({**npz(), **npz('validation', inputs=HUGE / 1e262), **npz('test')}, 'validation.npz: inputs'),
     arrays(npz(targets=HUGE[:, 0, 0, 0]), 'train.npz: targets'),

@@ -12,12 +12,14 @@ from benchmarks.workloads import WORKLOADS
 from errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-TINY = ['--config.model.num_layers=1', '--config.model.d_model=16', '--config.model.d_ff=32', '--config.model.num_heads=2',
+TINY = ['--config.model.num_layers=1', '--config.model.d_model=16', '--config.model.d_ff=32',
+        '--config.model.num_heads=2',
         '--config.batch.buckets=1', '--config.batch.tokens=512']
 
 
 def lines(name, *arguments):
-    done = subprocess.run([sys.executable, '-m', f'benchmarks.{name}', *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, '-m', f'benchmarks.{name}', *arguments], cwd=ROOT, capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -28,7 +28,8 @@ def attention(kind, queries, keys, titles, written, seed, layers=3, heads=2, cau
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(layers, heads, len(queries), len(keys)))
     weights = np.exp(np.where(np.tri(len(queries), len(keys)), logits, -np.inf) if causal else logits)
-    return Attention(kind, (weights / weights.sum(-1, keepdims=True)).astype(np.float32), queries, keys, titles, written)
+    return Attention(kind, (weights / weights.sum(-1, keepdims=True)).astype(np.float32), queries, keys, titles,
+                     written)
 
 
 def translation(number=1, source=SOURCE, target=TARGET, texts=None, **sizes):
@@ -41,7 +42,8 @@ def translation(number=1, source=SOURCE, target=TARGET, texts=None, **sizes):
          attention('encoder', source, source, ('source', 'source'), False, number + 1, **sizes),
          attention('decoder', target, ['<s>', *target[:-1]], ('translation', 'translation so far'), True, number + 2,
                    causal=True, **sizes)],
-        predictions, [('score', 'log-probability', 'translation'), ('-0.5', '-1.5', text[1]), ('-0.9', '-2.5', 'autre')])
+        predictions,
+        [('score', 'log-probability', 'translation'), ('-0.5', '-1.5', text[1]), ('-0.9', '-2.5', 'autre')])
 
 
 def long(number):
@@ -131,8 +133,10 @@ def test_every_layer_and_head_of_every_kind_is_shown_as_it_is(opened):
                 np.testing.assert_allclose(shown, weights, atol=1 / 255)
                 query, key = divmod(layer * 7 + len(str(head)) * 13, 8)
                 assert cell(page, query % 8, key) == pytest.approx(weights[query % 8, key], abs=PRECISION)
-                opacity = page.evaluate('''() => { const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
-                    return [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]; }''')[3::4]
+                opacity = page.evaluate('''() => {
+                    const canvas = document.querySelector('#heads [aria-pressed=true] canvas');
+                    const {width, height} = canvas;
+                    return [...canvas.getContext('2d').getImageData(0, 0, width, height).data]; }''')[3::4]
                 np.testing.assert_allclose(np.reshape(opacity, weights.shape) / 255, weights / weights.max(), atol=0.02)
 
 
@@ -151,7 +155,8 @@ def test_a_chosen_token_shows_where_it_looks_and_what_else_it_might_have_been(op
         np.testing.assert_allclose(shares, np.sort(cross[3])[:-6:-1], atol=PRECISION)
         assert 'had probability 69.0 %' in page.locator('#detail').inner_text()
         assert page.locator('#detail .doubt bdi').all_text_contents() == ['autre', HOSTILE.strip()]
-        widths = page.evaluate("[...document.querySelectorAll('#lines path')].map(path => +path.getAttribute('stroke-width'))")
+        widths = page.evaluate(
+            "[...document.querySelectorAll('#lines path')].map(path => +path.getAttribute('stroke-width'))")
         expected = [0.6 + 5.4 * weight for weight in np.sort(cross[3])[::-1] if weight >= 0.005]
         np.testing.assert_allclose(widths, expected, atol=5.4 / 255)
         picture(page, 'chosen')
@@ -221,7 +226,8 @@ FOUND_BEHIND = """() => {  // [tokens that a line runs behind, ends of lines tha
     const boxes = [...document.querySelectorAll('#queries .token, #keys .token')].map(token => token.getClientRects())
         .flatMap(rects => [...rects]);
     const origin = document.getElementById('lines').getBoundingClientRect();
-    const inside = ({x, y}, box, by) => x > box.left + by && x < box.right - by && y > box.top + by && y < box.bottom - by;
+    const inside = ({x, y}, box, by) =>
+        x > box.left + by && x < box.right - by && y > box.top + by && y < box.bottom - by;
     let behind = 0, loose = 0;
     for (const path of document.querySelectorAll('#lines path')) {
         const length = path.getTotalLength();
@@ -235,9 +241,16 @@ FOUND_BEHIND = """() => {  // [tokens that a line runs behind, ends of lines tha
     }
     return [behind, loose];
 }"""
-ENGLISH = ['▁On', '▁Friday', ',', '▁August', '▁25', ',', '▁1', '9', '2', '2', ',', '▁about', '▁three', '▁hundred', '▁old', '▁friends', '▁of', '▁the', '▁famous', '▁wood', 'cut', 'ter', '▁gathered', '▁around', '▁the', '▁large', '▁oak', '▁table', '.', '</s>']
-FRENCH = ['▁Le', '▁vendre', 'di', '▁25', '▁août', '▁1', '9', '2', '2', ',', '▁environ', '▁trois', '▁cents', '▁vieux', '▁amis', '▁du', '▁célèbre', '▁bû', 'cher', 'on', '▁se', '▁sont', '▁réunis', '▁autour', '▁de', '▁la', '▁grande', '▁table', '▁en', '▁chêne', '.', '</s>']
-HEBREW = [*['▁של', 'ום', '▁New', '▁York', '▁2', '6', '▁בוקר', '▁טוב', '▁לכולם', '▁אנחנו', '▁הולכים', '▁לשוק', '▁הגדול', '▁בעיר'], '</s>']
+ENGLISH = [
+    '▁On', '▁Friday', ',', '▁August', '▁25', ',', '▁1', '9', '2', '2', ',', '▁about', '▁three', '▁hundred', '▁old',
+    '▁friends', '▁of', '▁the', '▁famous', '▁wood', 'cut', 'ter', '▁gathered', '▁around', '▁the', '▁large', '▁oak',
+    '▁table', '.', '</s>']
+FRENCH = [
+    '▁Le', '▁vendre', 'di', '▁25', '▁août', '▁1', '9', '2', '2', ',', '▁environ', '▁trois', '▁cents', '▁vieux',
+    '▁amis', '▁du', '▁célèbre', '▁bû', 'cher', 'on', '▁se', '▁sont', '▁réunis', '▁autour', '▁de', '▁la', '▁grande',
+    '▁table', '▁en', '▁chêne', '.', '</s>']
+HEBREW = [*['▁של', 'ום', '▁New', '▁York', '▁2', '6', '▁בוקר', '▁טוב', '▁לכולם', '▁אנחנו', '▁הולכים', '▁לשוק', '▁הגדול',
+            '▁בעיר'], '</s>']
 
 
 @pytest.mark.parametrize('width', [320, 375, 768, 1280])
@@ -287,7 +300,8 @@ def test_arrows_go_where_they_point_in_columns(opened):
             page.keyboard.press(key)
             return page.evaluate('document.activeElement.textContent')
 
-        assert [after(key) for key in ('ArrowDown', 'ArrowDown', 'ArrowUp', 'ArrowLeft', 'ArrowDown', 'ArrowRight')] == [
+        keys = 'ArrowDown', 'ArrowDown', 'ArrowUp', 'ArrowLeft', 'ArrowDown', 'ArrowRight'
+        assert [after(key) for key in keys] == [
             'של', 'ום', 'של', 'On', 'Friday', 'ום']
         keys, queries = (page.locator(f'#{side} .token').nth(1).bounding_box() for side in ('keys', 'queries'))
         assert keys['x'] + keys['width'] < queries['x']
@@ -357,7 +371,8 @@ def test_text_that_is_a_program_does_nothing(opened):
         picture(page, 'hostile')
         assert page.locator('main b, main i, main script').count() == 0
         page.evaluate('''() => {  // nor would markup that got in: the page's policy runs and loads nothing
-            document.addEventListener('securitypolicyviolation', event => { window.blocked = event.effectiveDirective; });
+            document.addEventListener('securitypolicyviolation',
+                                      event => { window.blocked = event.effectiveDirective; });
             document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.harmed = 1'}));
         }''')
         page.wait_for_function("window.blocked === 'script-src-elem'")
@@ -373,8 +388,9 @@ def test_images_and_series(opened):
                       [('probability', 'class'), ('0.9', 'cat')],
                       picture_of(rng.integers(0, 255, (16, 32, 3)).astype(np.uint8)), (2, 4))
     windows = [f'window {1 + place}' for place in range(16)]
-    two = Explanation(2, [('value', '1.5')], [attention('encoder', windows, windows, ('patches', 'patches'), False, 6)], [],
-                      [('output', 'value'), ('1', '1.5')], picture_of(np.cumsum(rng.normal(size=(128, 1)), axis=0)), (1, 16))
+    two = Explanation(2, [('value', '1.5')], [attention('encoder', windows, windows, ('patches', 'patches'), False, 6)],
+                      [], [('output', 'value'), ('1', '1.5')],
+                      picture_of(np.cumsum(rng.normal(size=(128, 1)), axis=0)), (1, 16))
     weights = one.attention[0].weights[-1].mean(0)
 
     def relative(row):  # the class token does not outshine the patches

@@ -188,7 +188,8 @@ def test_what_a_task_needs_of_decoding_is_what_its_answerer_uses():
       for beyond in (option.allowed.least - 1, option.allowed.most + 1)),
     *((key, beyond) for key, value in leaves(base.get_config()) if isinstance(value, float)
       for beyond in (math.nan, math.inf, -math.inf)),
-    *((key, beyond) for key, option in BY_NAME.items() if isinstance(option.allowed, Fraction) for beyond in (-0.01, 1.0)),
+    *((key, beyond) for key, option in BY_NAME.items() if isinstance(option.allowed, Fraction)
+      for beyond in (-0.01, 1.0)),
     *((key, '?') for key, option in BY_NAME.items() if isinstance(option.allowed, OneOf))])
 def test_every_bound_holds(key, value):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: must '):

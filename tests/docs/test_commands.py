@@ -1,4 +1,4 @@
-"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it stands, in a copy of the tree; the commands that
+"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it is, in a copy of the tree; the commands that
 stand in their text and tables are accepted.
 
 The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its

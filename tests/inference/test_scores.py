@@ -51,7 +51,8 @@ WEIGHTS = {'encoder': np.full((2, 3, 4, 4), 0.25), 'cross': np.arange(2 * 3 * 5 
 
 
 @pytest.mark.parametrize('look, kind, panels', [
-    ('', 'cross', [WEIGHTS['cross'][1].mean(axis=0), *WEIGHTS['cross'][1]]), ('encoder', 'encoder', np.full((4, 4, 4), 0.25)),
+    ('', 'cross', [WEIGHTS['cross'][1].mean(axis=0), *WEIGHTS['cross'][1]]),
+    ('encoder', 'encoder', np.full((4, 4, 4), 0.25)),
     ('cross:1', 'cross', [WEIGHTS['cross'][0].mean(axis=0), *WEIGHTS['cross'][0]]),
     ('cross:1:2', 'cross', [WEIGHTS['cross'][0, 1]]), ('cross:last:mean', 'cross', [WEIGHTS['cross'][1].mean(axis=0)])])
 def test_a_layer_and_a_head_are_chosen(look, kind, panels):

@@ -9,6 +9,7 @@ from input_pipeline.batches import Part
 SPLITS = ('train', 'validation', 'test')
 INPUTS = np.random.default_rng(0).normal(3, 2, (10, 7, 2))
 CLASSES = np.arange(10) % 4
+SETTINGS = {'kind': 'bpe', 'vocab_size': 300, 'split_digits': False, 'normalization': 'identity', 'joint': True}
 
 
 def options(**changes):
@@ -30,3 +31,8 @@ def assert_filled_up(plan, step, shares, accumulate, processes):
     jax.tree.map(lambda one, other: np.testing.assert_array_equal(one, other[:rows]), whole, together)
     for array in jax.tree.leaves(together):
         assert not array[rows:].any()
+
+
+def stores(cache):
+    """The entries of the cache, whole or not."""
+    return sorted((cache / 'tokens').iterdir())

@@ -195,9 +195,8 @@ def test_an_archive_of_something_else_runs_nothing(tmp_path, name, content):
 
 
 def test_damaged_lzma(tmp_path):
-    with zipfile.ZipFile(tmp_path / 'x.npz', 'w', zipfile.ZIP_LZMA) as archive:
-        with archive.open('inputs.npy', 'w') as file:
-            np.save(file, INPUTS)
+    with zipfile.ZipFile(tmp_path / 'x.npz', 'w', zipfile.ZIP_LZMA) as archive, archive.open('inputs.npy', 'w') as file:
+        np.save(file, INPUTS)
     np.testing.assert_array_equal(read_inputs(str(tmp_path / 'x.npz'), (7, 2)), INPUTS)
     whole = (tmp_path / 'x.npz').read_bytes()
     (tmp_path / 'x.npz').write_bytes(whole[:200] + bytes(40) + whole[240:])

@@ -123,7 +123,8 @@ def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
 
 
 @pytest.mark.parametrize('pairs, share, message', [
-    (PAIRS[:2], 0.1, r'of 2 different source sentences of .*train\.tsv, 1 for each of validation and test leave nothing'),
+    (PAIRS[:2], 0.1,
+     r'of 2 different source sentences of .*train\.tsv, 1 for each of validation and test leave nothing'),
     (PAIRS[:1] * 99, 0.1, 'of 1 different source sentences of .* leave nothing to train on'),
     (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: of 300 different .*, 150 for each .* lower it'),
 ])

@@ -36,7 +36,8 @@ def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
     model, variables = language_model(position, norm)
     whole = model.apply(variables, TOKENS)
     begins = [4, 2]
-    prompt = jnp.stack([jnp.where(jnp.arange(5) < begin, row[:5], PAD) for begin, row in zip(begins, TOKENS, strict=True)])
+    prompt = jnp.stack([jnp.where(jnp.arange(5) < begin, row[:5], PAD)
+                        for begin, row in zip(begins, TOKENS, strict=True)])
     memory = model.apply(variables, prompt, method='encode')
     cache = model.apply(variables, memory, 2, 3, method='init_cache')
     for step in range(3):

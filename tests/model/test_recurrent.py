@@ -260,8 +260,8 @@ def test_searches_decode_with_it(method):
         step, options = functools.partial(model.apply, variables, method='decode_step'), {'vocabulary': vocabulary}
         if method == 'beam':
             return beam_search(step, cache, jnp.array([BOS, BOS]), jnp.array([5, 4]), max_length=5, beam=3, **options)
-        return sample(step, cache, jnp.array([BOS, BOS]), jnp.array([5, 4]), max_length=5, num_samples=3, temperature=1.0,
-                      keys=jax.random.split(jax.random.key(0), 2), **options)
+        return sample(step, cache, jnp.array([BOS, BOS]), jnp.array([5, 4]), max_length=5, num_samples=3,
+                      temperature=1.0, keys=jax.random.split(jax.random.key(0), 2), **options)
 
     found = search()
     for sentence, tokens in enumerate(np.asarray(found.tokens)[:, 0]):

@@ -26,7 +26,8 @@ print(worst)
 
 def worst(imported, flags=''):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(('XLA_', 'JAX_'))}
-    done = subprocess.run([sys.executable, '-c', PROBE.format(imported=imported)], cwd=ROOT, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, '-c', PROBE.format(imported=imported)], cwd=ROOT, capture_output=True,
+                          text=True,
                           env=environment | {'JAX_PLATFORMS': 'cpu', **({'XLA_FLAGS': flags} if flags else {})})
     assert done.returncode == 0, done.stderr
     return float(done.stdout)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.blocks import NORMS, SelfAttentionStack
+from model.blocks import NORMS, BlockConfig, SelfAttentionStack
 from model.embedding import SHARING
 from model.positional import ADDED, SCHEMES, sinusoids
 from model.relation import Relation
-from model.transformer import Decoder
+from model.transformer import Decoder, Transformer
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
 from tests.model.reference import PAD
