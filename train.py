@@ -63,7 +63,7 @@ from training.compiled import Compiled
 from training.loss import Sums
 from training.metrics import MetricsWriter, NoMetrics
 from training.objective import make_objective
-from training.optimizer import make_optimizer, make_schedule
+from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
 from training.processes import connect, greatest, is_leader, leader_first
 from training.profiling import ProfilerWindow
@@ -321,7 +321,7 @@ def measure(setup: Setup, state: TrainState) -> Evaluation:
     compiled, model, validation = setup.compiled, setup.model, setup.validation
     batches = prefetch(validation, 0, len(validation), compiled.part)
     try:
-        model.params = compiled.gather(state.params)
+        model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
         sums = evaluate(compiled.eval, model.params, batches)
         found = model.validate(setup.data, sums, setup.config)
     finally:
