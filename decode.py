@@ -73,7 +73,7 @@ from inference.generate import Generator
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import table_line
-from inference.text import Output, SearchOptions, search_options
+from inference.text import Output, SearchOptions, TextModel, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.sources import read_lines
