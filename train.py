@@ -39,7 +39,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,7 +54,7 @@ from inference.run import Answerer, make_answerer
 from inference.scores import Evaluation
 from inference.text import TextModel
 from input_pipeline.batches import Batch, Plan, prefetch
-from input_pipeline.data import Data, open_data
+from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.token_store import cache_folder
 from model.build import build_model, check_fits
@@ -83,7 +83,7 @@ class Setup(NamedTuple):
     Attributes:
       config: resolved.
       workdir: the run directory.
-      data: what the config names.
+      data: what the config names, of the class that the answers of its task need.
       plan: the batches to train on.
       validation: those of the validation split.
       model: what answers; it has parameters only while it is evaluated.
@@ -92,7 +92,7 @@ class Setup(NamedTuple):
     """
     config: ConfigDict
     workdir: Path
-    data: Data
+    data: Any
     plan: Plan
     validation: Plan
     model: Answerer

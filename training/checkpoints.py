@@ -26,9 +26,9 @@ from jaxtyping import Array, UInt32
 from configs.tasks import goodness
 from errors import UserError, full_disk_explained
 from files import check_name
+from model import Params
 from training.optimizer import parameters_to_use
 from training.records import METRICS_FILE, evaluations
-from training.step import Params
 
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
 SEEDS = (0x9e3779b9, 0x7f4a7c15)

@@ -94,7 +94,7 @@ def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch,
     assert len(in_steps) == 1 and state_bytes == [size]
     assert at_checksums[0] < 1.05 * size and at_checksums[1] < 1.05 * size  # of steps 4 and 3, just read
     assert max(in_steps) < 1.05 * size
-    assert len(models) == 2 and [model.params for model in models] == [None, None]
+    assert len(models) == 2 and [model.params for model in models] == [{}, {}]
 
 
 def altered(checkpoint):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import cross_entropy, squared_error
@@ -19,7 +20,7 @@ MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0),
                      source_vocab_size=20, target_vocab_size=20)
 
 
-def ragged_batch(rows=8, length=6, seed=0):
+def ragged_batch(rows=8, length=6, seed=0) -> Batch:
     """Rows of very different lengths, so that a mean of means would be far off."""
     rng = np.random.default_rng(seed)
     lengths = np.array([1, 6, 2, 1, 6, 1, 3, 5])[:rows]
