@@ -101,6 +101,7 @@ class Setup(NamedTuple):
 
 
 def main() -> None:
+    """Trains, or prints the config, as the flags ask for."""
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)

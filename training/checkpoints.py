@@ -187,9 +187,9 @@ class Checkpoints:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
-            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up to '
-                            f'step {max(self.values)}, and each is of a step that was saved: take the checkpoints from '
-                            'a copy, or begin again in another --workdir')
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up '
+                            f'to step {max(self.values)}, and each is of a step that was saved: take the checkpoints '
+                            'from a copy, or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:

@@ -103,8 +103,8 @@ OTHERS = {
                                              '5 not known here: opt_state/1/0/count']),
     'one part more': (ADAM, optax.chain(*[ADAM, optax.trace(0.9)]), PARAMS, ['7 missing there: opt_state/0/0/count']),
     'a larger shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((5, 3))}, [
-        r'arrays \(8\) than this training has \(8\):\n  3 of another shape or type: opt_state/0/mu/w: float32\[4,3\] there, '
-        r'float32\[5,3\] here; .*; params/w: float32\[4,3\] there, float32\[5,3\] here\n']),
+        r'arrays \(8\) than this training has \(8\):\n  3 of another shape or type: opt_state/0/mu/w: float32\[4,3\] '
+        r'there, float32\[5,3\] here; .*; params/w: float32\[4,3\] there, float32\[5,3\] here\n']),
     'a smaller shape': (ADAM, ADAM, PARAMS | {'b': jnp.ones(2)}, [
         r'params/b: float32\[3\] there, float32\[2\] here']),
     'the same numbers in another shape': (ADAM, ADAM, PARAMS | {'w': jnp.ones((3, 4))}, [r'float32\[3,4\] here']),
