@@ -94,8 +94,8 @@ def test_no_runs_are_an_error(tmp_path):
 
 
 def test_what_runs_left_is_read_without_libraries_that_compute_or_draw():
-    code = ('import sys, analysis.compare\n'
-            'print(*sorted({"jax", "flax", "optax", "orbax", "grain", "tensorboardX", "matplotlib"} & sys.modules.keys()))')
+    heavy = {'jax', 'flax', 'optax', 'orbax', 'grain', 'tensorboardX', 'matplotlib'}
+    code = f'import sys, analysis.compare; print(*sorted({heavy} & sys.modules.keys()))'
     done = subprocess.run([sys.executable, '-c', code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, ''), done.stderr
 
