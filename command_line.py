@@ -238,7 +238,8 @@ def _help(module: str, *, full: bool) -> None:
         return
     print('\nOptions of the config, with their defaults, what they mean and what they may be:\n')
     for option in OPTIONS:
-        print(f'  --config.{option.name}={option.default!r}:  {option.meaning} ({str(option.allowed).replace("`", "")})')
+        allowed = str(option.allowed).replace('`', '')
+        print(f'  --config.{option.name}={option.default!r}:  {option.meaning} ({allowed})')
     print('\nFlags of the libraries:\n')
     own = flags.FLAGS.find_module_defining_flag('config')
     print('\n'.join(flags.FLAGS.module_help(module) for module in sorted(flags.FLAGS.flags_by_module_dict())

@@ -39,7 +39,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,7 +54,7 @@ from inference.run import Answerer, make_answerer
 from inference.scores import Evaluation
 from inference.text import TextModel
 from input_pipeline.batches import Batch, Plan, prefetch
-from input_pipeline.data import Data, open_data
+from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.token_store import cache_folder
 from model.build import build_model, check_fits
@@ -63,7 +63,7 @@ from training.compiled import Compiled
 from training.loss import Sums
 from training.metrics import MetricsWriter, NoMetrics
 from training.objective import make_objective
-from training.optimizer import make_optimizer, make_schedule
+from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
 from training.processes import connect, greatest, is_leader, leader_first
 from training.profiling import ProfilerWindow
@@ -83,7 +83,7 @@ class Setup(NamedTuple):
     Attributes:
       config: resolved.
       workdir: the run directory.
-      data: what the config names.
+      data: what the config names, of the class that the answers of its task need.
       plan: the batches to train on.
       validation: those of the validation split.
       model: what answers; it has parameters only while it is evaluated.
@@ -92,7 +92,7 @@ class Setup(NamedTuple):
     """
     config: ConfigDict
     workdir: Path
-    data: Data
+    data: Any
     plan: Plan
     validation: Plan
     model: Answerer
@@ -101,6 +101,7 @@ class Setup(NamedTuple):
 
 
 def main() -> None:
+    """Trains, or prints the config, as the flags ask for."""
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)
@@ -321,7 +322,7 @@ def measure(setup: Setup, state: TrainState) -> Evaluation:
     compiled, model, validation = setup.compiled, setup.model, setup.validation
     batches = prefetch(validation, 0, len(validation), compiled.part)
     try:
-        model.params = compiled.gather(state.params)
+        model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
         sums = evaluate(compiled.eval, model.params, batches)
         found = model.validate(setup.data, sums, setup.config)
     finally:

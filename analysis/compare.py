@@ -162,7 +162,8 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
             return _runs_of_sweep(where)
         where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
         if not where:
-            raise UserError(f'{folder}: no runs there: give the directory of a sweep, or one that holds run directories')
+            raise UserError(f'{folder}: no runs there: give the directory of a sweep, or one that holds run '
+                            'directories')
     folders = [Path(folder) for folder in where]
     configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]

@@ -25,6 +25,7 @@ from training.step import TrainState
 STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32
 
 CROSS_ENTROPY = supervised(functools.partial(cross_entropy, label_smoothing=0.1))
+ADAM = optax.adam(1e-3, b2=0.98)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +70,12 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
             'targets': target.astype(np.int32), 'weights': (target != 0).astype(np.float32)}
 
 
-def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY) -> Compiled:
+def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
+             optimizer: optax.GradientTransformation = ADAM) -> Compiled:
     """The model, compiled for the first so many devices."""
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
                          attention_dropout=mode.dropout, dtype=dtype)
-    return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optax.adam(1e-3, b2=0.98), ragged_batch(0),
+    return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optimizer, ragged_batch(0),
                     parallel=dataclasses.asdict(mode), objective=objective,
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
 

@@ -26,6 +26,8 @@ from jaxtyping import Array, UInt32
 from configs.tasks import goodness
 from errors import UserError, full_disk_explained
 from files import check_name
+from model import Params
+from training.optimizer import parameters_to_use
 from training.records import METRICS_FILE, evaluations
 
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
@@ -185,9 +187,9 @@ class Checkpoints:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
-            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up to '
-                            f'step {max(self.values)}, and each is of a step that was saved: take the checkpoints from '
-                            'a copy, or begin again in another --workdir')
+            raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up '
+                            f'to step {max(self.values)}, and each is of a step that was saved: take the checkpoints '
+                            'from a copy, or begin again in another --workdir')
         return None
 
     def resolve(self, choice: str) -> list[int]:
@@ -213,9 +215,10 @@ class Checkpoints:
             return [int(choice)]
         raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps {_listed(steps)}')
 
-    def parameters(self, choice: str) -> tuple[Any, list[int]]:
+    def parameters(self, choice: str) -> tuple[Params, list[int]]:
         """The parameters of a checkpoint, or the mean of several, on the default device; and their steps.
 
+        Where the optimizer kept an average of the parameters (config.optimizer.ema), it stands for those of its step.
         'latest' is the newest readable one; those passed over are named in the log.
 
         Raises:
@@ -282,8 +285,9 @@ class Checkpoints:
             raise Damaged(f'{folder} is damaged: {reason}') from error
         return state, content['progress']
 
-    def _read_parameters(self, step: int) -> Any:
-        return self._read(step, None)[0]['params']
+    def _read_parameters(self, step: int) -> Params:
+        state = self._read(step, None)[0]
+        return parameters_to_use(state['params'], state.get('opt_state'))
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """Orbax would neither replace a step nor save one below the newest, so damaged ones go out of its way."""
@@ -338,7 +342,7 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
     checkpoints.close()
 
 
-def _on_device(params: Any) -> Any:
+def _on_device(params: Params) -> Params:
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(np.float32), device), params)
 

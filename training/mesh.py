@@ -54,7 +54,7 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
         asked = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
         raise UserError(f'config.parallel: {asked} do not multiply to the {len(devices)} devices that there are '
                         f'({devices[0].device_kind} x {len(devices)}): -1 fills up what the others leave')
-    # The trap here: Explicit axes, jax's default, are nothing that nn.Embed accepts.
+    # jax.make_mesh makes Explicit axes by default, and nn.Embed fails on those.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 

@@ -65,6 +65,7 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
+        """Writes what is left. Raises UserError if the disk is full."""
         with full_disk_explained(self._no_room):
             self._events.close()
 
@@ -77,10 +78,10 @@ class NoMetrics:
     """What all processes but one have in place of a MetricsWriter."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
+        """Does nothing."""
 
     def show(self, step: int, samples: str, figure: 'matplotlib.figure.Figure | None') -> None:
-        pass
+        """Does nothing."""
 
     def close(self) -> None:
-        pass
+        """Does nothing."""

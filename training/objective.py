@@ -20,12 +20,13 @@ from jaxtyping import Array, Float, Key
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
+from input_pipeline.batches import Batch
+from model import Params
 from training.loss import Sums, cross_entropy, squared_error
 
-Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
 Measure = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> sums
-Apply = Callable[[Any, Mapping[str, Array], Key[Array, ''] | None], tuple[Array, Any]]
-Objective = Callable[[Apply, Any, Batch, Key[Array, ''] | None], Sums]
+Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Array, Any]]
+Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 
 SOWN = 'losses'  # the collection that modules sow losses of their own into, such as a balance of experts
 

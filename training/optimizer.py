@@ -1,11 +1,13 @@
-"""Learning-rate schedules and the optimizer, from optax."""
+"""Learning-rate schedules, the optimizer and an average of the parameters, from optax."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -38,11 +40,59 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
     """Adam (section 5.3: beta 0.9, 0.98, eps 1e-9), after clipping the gradient's norm where config.clip > 0.
 
     With config.weight_decay, AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices shrink by learning
-    rate * weight_decay a step; biases and layer norms, which are vectors, do not.
+    rate * weight_decay a step; biases and layer norms, which are vectors, do not. With config.ema, the state holds an
+    average of the parameters too (`average_parameters`).
     """
-    adam = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
-                       weight_decay=config['weight_decay'],
-                       mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
+    optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
+                            weight_decay=config['weight_decay'],
+                            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
     if not config['weight_decay']:
-        adam = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
-    return optax.chain(optax.clip_by_global_norm(config['clip']), adam) if config['clip'] else adam
+        optimizer = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
+    if config['clip']:
+        optimizer = optax.chain(optax.clip_by_global_norm(config['clip']), optimizer)
+    return optax.chain(optimizer, average_parameters(config['ema'])) if config['ema'] else optimizer
+
+
+class AverageState(NamedTuple):
+    """What `average_parameters` keeps. The leaves may also be shapes or shardings."""
+    updates: Any     # int [], the number of updates made
+    average: PyTree  # like the parameters; before the first update, these
+
+
+def average_parameters(decay: float) -> optax.GradientTransformation:
+    """Keeps an exponential moving average of the parameters, and leaves the updates as they are. It comes last.
+
+    After update t, which gives the parameters p_t, the average is
+
+        a_t = (1 - decay) / (1 - decay^t) * sum_{s=1..t} decay^(t-s) p_s,
+
+    with the correction of Adam's moments (Kingma and Ba 2015, arXiv:1412.6980, section 3), so that the parameters from
+    before the first update have no part in it. The equal form
+
+        a_t = a_{t-1} + (1 - decay) / (1 - decay^t) * (p_t - a_{t-1})
+
+    needs no correction when the average is read.
+    """
+    def init(params):
+        return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
+
+    def update(updates, state, params=None):
+        assert params is not None, 'the average is one of parameters'
+        count = state.updates + 1
+        weight = (1 - decay) / -jnp.expm1(count * math.log(decay))
+        average = jax.tree.map(lambda mean, new: mean + weight * (new - mean), state.average,
+                               optax.apply_updates(params, updates))
+        return updates, AverageState(count, average)
+
+    return optax.GradientTransformation(init, update)
+
+
+def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
+    """What to evaluate and decode with: the average that the optimizer's state holds, or else `params`.
+
+    The state is one of `make_optimizer`, or what a checkpoint holds of one: lists and dictionaries.
+    """
+    last = opt_state[-1] if isinstance(opt_state, tuple | list) and opt_state else None
+    if isinstance(last, AverageState):
+        return last.average
+    return last['average'] if isinstance(last, Mapping) and 'average' in last else params

@@ -20,8 +20,8 @@ log = logging.getLogger('allyouneed.train')
 class StopSignals:
     """While this is open, the first signal stops the run as soon as nothing is lost; the second, at once.
 
-    At first, and inside `nothing_to_lose`, "as soon as" is now: SystemExit(75) is raised in the main thread. Within
-    `at_a_step` the signal is only noted, and the loop looks at `requested` after each step.
+    Before the loop, and inside `nothing_to_lose`, that is immediately: SystemExit(75) is raised in the main thread.
+    Within `at_a_step` the signal is only noted, and the loop looks at `requested` after each step.
     """
 
     def __init__(self):
@@ -45,7 +45,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """A signal is noted, no more."""
+        """Within this, a signal is only noted."""
         self._later = True
         try:
             yield
@@ -54,9 +54,10 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[None]:
-        """Within `at_a_step`: what is interrupted here is done again by the next start. `done` says what is saved.
+        """Within this, inside `at_a_step`, a signal stops the run: the next start repeats what it interrupts.
 
-        One of several processes does not leave alone: the others would wait for it. It goes on to the next step.
+        `done` says what is saved. Of several processes, none leaves alone, since the others would wait for it: they
+        go on to the next step.
         """
         if jax.process_count() > 1:
             yield

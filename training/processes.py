@@ -127,8 +127,10 @@ def is_leader() -> bool:
 
 
 def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool]:
-    """Each of `values` where it is greatest in any process. Several processes compare them after every tenth step;
-    after the others, all have zeros."""
+    """Each of `values` where it is greatest in any process.
+
+    Several processes compare theirs after every tenth step; after other steps, all of them get zeros.
+    """
     if jax.process_count() == 1:
         return values
     if step % 10:

@@ -48,6 +48,7 @@ class ProfilerWindow:
             self.close()
 
     def close(self) -> None:
+        """Ends the trace, if one has begun, and logs how to look at it."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

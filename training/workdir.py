@@ -125,7 +125,7 @@ class RunDirectory:
             return
         path = self.path / LOCK
         with naming(path):
-            self._lock = open(path, 'a+', encoding='utf-8', errors='replace')
+            self._lock = open(path, 'a+', encoding='utf-8', errors='replace')  # noqa: SIM115 (until `close`)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

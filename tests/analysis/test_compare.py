@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +91,13 @@ def test_no_runs_are_an_error(tmp_path):
         load_runs(tmp_path)
     with pytest.raises(UserError, match='not a run directory'):
         load_runs([tmp_path])
+
+
+def test_what_runs_left_is_read_without_libraries_that_compute_or_draw():
+    heavy = {'jax', 'flax', 'optax', 'orbax', 'grain', 'tensorboardX', 'matplotlib'}
+    code = f'import sys, analysis.compare; print(*sorted({heavy} & sys.modules.keys()))'
+    done = subprocess.run([sys.executable, '-c', code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ''), done.stderr
 
 
 def test_a_run_is_at_its_end_when_patience_is(tmp_path):

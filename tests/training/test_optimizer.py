@@ -6,8 +6,7 @@ import pytest
 from training.optimizer import make_optimizer, make_schedule
 
 SETTINGS = {'factor': 1.0, 'peak': 3e-3, 'warmup': 4000, 'beta1': 0.9, 'beta2': 0.98, 'eps': 1e-9, 'clip': 0.0,
-            'final': 0.0,
-            'weight_decay': 0.0}
+            'final': 0.0, 'weight_decay': 0.0, 'ema': 0.0}
 
 
 def schedule(name, **changes):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import cross_entropy, squared_error
@@ -19,7 +20,7 @@ MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0),
                      source_vocab_size=20, target_vocab_size=20)
 
 
-def ragged_batch(rows=8, length=6, seed=0):
+def ragged_batch(rows=8, length=6, seed=0) -> Batch:
     """Rows of very different lengths, so that a mean of means would be far off."""
     rng = np.random.default_rng(seed)
     lengths = np.array([1, 6, 2, 1, 6, 1, 3, 5])[:rows]
@@ -109,7 +110,7 @@ def test_left_out_steps_count_for_the_learning_rate_and_not_for_adam(weight_deca
 
     rng, steps, warmup, peak, final, beta1, beta2, eps = np.random.default_rng(0), 10, 3, 0.1, 0.1, 0.8, 0.9, 1e-3
     config = {'schedule': 'cosine', 'peak': peak, 'warmup': warmup, 'final': final, 'beta1': beta1, 'beta2': beta2,
-              'eps': eps, 'clip': 0.0, 'weight_decay': weight_decay}
+              'eps': eps, 'clip': 0.0, 'weight_decay': weight_decay, 'ema': 0.0}
     optimizer = make_optimizer(config, make_schedule(config, d_model=1, steps=steps))
     batches = [{'inputs': {'inputs': rng.normal(size=(4, 2)).astype(np.float32)},
                 'targets': rng.normal(size=(4, 1)).astype(np.float32), 'weights': np.ones(4, np.float32)}
