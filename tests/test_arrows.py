@@ -1,4 +1,4 @@
-"""Imports run downward only: the contracts of pyproject.toml, and the modules of one file, into which they do not see."""
+"""Imports run downward only: the contracts of pyproject.toml, and modules of one file, into which they do not see."""
 
 import ast
 import subprocess
