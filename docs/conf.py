@@ -31,7 +31,8 @@ myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
 smartquotes = False  # 'post' is a value
 
-autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype'}
+autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype',
+                           'ignore-module-all': True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = 'bysource'
 autodoc_preserve_defaults = True

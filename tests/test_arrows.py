@@ -14,9 +14,10 @@ MAY_IMPORT = {
     'errors': set(),
     'files': {'errors'},
     'command_line': {'errors', 'files', 'configs'},
+    'executors': {'errors'},
     'train': {'errors', 'files', 'command_line', *PACKAGES},
     'decode': {'errors', 'files', 'command_line', *PACKAGES},
-    'sweep': {'errors', 'files', 'command_line', *PACKAGES},
+    'sweep': {'errors', 'files', 'command_line', 'executors', *PACKAGES},
 }
 
 

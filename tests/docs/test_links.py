@@ -17,7 +17,7 @@ def test_no_link_of_a_page_is_broken(capsys):
 def test_broken_links_are_found(tmp_path):
     (tmp_path / 'there.md').write_text('# A `b`, and c_d\n\n```\n# not a heading: [not](a link)\n```\n')
     (tmp_path / 'page.md').write_text(
-        '[file](there.md) [heading](there.md#a-b-and-c_d) [site](https://example.org/x) `[code](nowhere)`\n[own](#title)'
+        '[file](there.md) [heading](there.md#a-b-and-c_d) [site](https://example.org) `[code](nowhere)`\n[own](#title)'
         '[`gone`](gone.md) [no heading](there.md#not-a-heading) [outside](../outside.md)\n# Title\n')
     (tmp_path.parent / 'outside.md').touch()
     found = [*links.broken_links(tmp_path, sorted(tmp_path.glob('*.md')))]
@@ -25,7 +25,7 @@ def test_broken_links_are_found(tmp_path):
 
 
 def test_broken_links_of_built_pages_are_found(tmp_path):
-    (tmp_path / 'a.html').write_text('<a href="b.html#x"></a> <a href="b.html#y"></a> <a href="#z"></a> <img src="i.png">')
+    (tmp_path / 'a.html').write_text('<a href="b.html#x"> <a href="b.html#y"> <a href="#z"> <img src="i.png">')
     (tmp_path / 'b.html').write_text('<p id="x">x</p>')
     assert links.main([str(tmp_path)]) == 1
     found = [*links.broken_links(tmp_path, sorted(tmp_path.glob('*.html')))]
