@@ -1,5 +1,6 @@
 """How `make docs` builds the pages: Sphinx, with the root of the repository as the source, so that links between .md
-files are the same on disk and in the pages."""
+files are the same on disk and in the pages.
+"""
 
 import re
 import sys
@@ -30,7 +31,8 @@ myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
 smartquotes = False  # 'post' is a value
 
-autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype'}
+autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype',
+                           'ignore-module-all': True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = 'bysource'
 autodoc_preserve_defaults = True
@@ -67,14 +69,15 @@ def link_to_modules(app, docname, source):
 
 def plain_docstring(app, what, name, obj, options, lines):
     """Docstrings are plain text with Google's sections: what reStructuredText would take for markup is escaped. An
-    indented paragraph, an equation or a command, becomes a preformatted block; hanging paragraphs become a list."""
+    indented paragraph, an equation or a command, becomes a preformatted block; hanging paragraphs become a list.
+    """
     paragraphs, in_block, plain = re.split(r'\n\s*\n', '\n'.join(lines).rstrip()), False, []
     for paragraph in (paragraph.split('\n') for paragraph in paragraphs):
         indented = [line.startswith(' ') for line in paragraph]
         if all(indented):
             plain += paragraph if in_block else ['::', '', *paragraph]
         elif any(indented) and not SECTION.fullmatch(paragraph[0]):
-            plain += [('  ' if hangs else '* ') + escape(line.strip()) for hangs, line in zip(indented, paragraph, strict=True)]
+            plain += [('  ' if line.startswith(' ') else '* ') + escape(line.strip()) for line in paragraph]
         else:
             plain += map(escape, paragraph)
         in_block = all(indented)
@@ -100,6 +103,7 @@ def short_signature(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
+    """Sphinx calls this."""
     app.connect('source-read', add_contents)
     app.connect('source-read', link_to_modules)
     app.connect('autodoc-process-signature', short_signature)

@@ -23,6 +23,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding='utf-8'))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes what an element's attributes say."""
         for name, value in attrs:
             if name == 'id' or (tag, name) == ('a', 'name'):
                 self.anchors.add(value)

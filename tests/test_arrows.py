@@ -14,9 +14,9 @@ MAY_IMPORT = {
     'errors': set(),
     'files': {'errors'},
     'command_line': {'errors', 'files', 'configs'},
+    'executors': {'errors'},
     'train': {'errors', 'files', 'command_line', *PACKAGES},
     'decode': {'errors', 'files', 'command_line', *PACKAGES},
-    'executors': {'errors'},
     'sweep': {'errors', 'files', 'command_line', 'executors', *PACKAGES},
 }
 

@@ -1,5 +1,6 @@
-"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it is, in a copy of the tree; the commands that
-stand in their text and tables are accepted.
+"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it stands, in a copy of the tree.
+
+Trainings that stand in a text or a table are not run, but their options are looked at.
 
 The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
 targets are run on their own). DIR and FILE, which stand for the reader's, are there under these names.

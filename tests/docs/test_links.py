@@ -1,7 +1,8 @@
-"""The links of every .md file of the repository, and the checker itself."""
+"""What the pages name is there: links, tests, lines of the code; and the checker of links itself."""
 
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,3 +42,13 @@ def test_the_tests_that_show_what_can_go_wrong_are_there():
     assert len(named) > 10
     assert [name for name in named if f'def {name}' not in tests] == []
     assert [path for path in re.findall(r'`(tests/[\w/.]+)`', page) if not (ROOT / path).exists()] == []
+
+
+def test_the_snippets_of_contributing_are_lines_of_the_code():
+    # Of the tree itself: no folder of tests, and no environment.
+    files = [path for pattern in ('*.py', '[a-z]*/*.py') for path in ROOT.glob(pattern) if 'tests' not in path.parts]
+    code = '\n'.join(path.read_text() for path in files)
+    snippets = re.findall(r'^ *```py\n(.*?)^ *```', (ROOT / 'CONTRIBUTING.md').read_text(), re.DOTALL | re.MULTILINE)
+    assert len(snippets) >= 4
+    for snippet in map(textwrap.dedent, snippets):
+        assert any(textwrap.indent(snippet, ' ' * margin) in code for margin in (0, 4)), snippet
