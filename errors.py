@@ -57,8 +57,8 @@ def little_memory_explained() -> Iterator[None]:
             raise
         reason = str(error).partition('\n')[0] or 'no more can be had'
         raise UserError(f'there is not enough memory ({reason}). Lower the sizes: of the batch (batch.tokens, '
-                        'batch.rows, --batch_size), of the model (model.d_model, model.num_layers) or of the search (--beam, '
-                        '--extra_length)') from error
+                        'batch.rows, --batch_size), of the model (model.d_model, model.num_layers) or of the search '
+                        '(--beam, --extra_length)') from error
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ class PairData:
         return pairs
 
     def plan(self, split: str) -> BatchPlan:
+        """Batches of pairs of like lengths."""
         store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
         model = self._config.model
         return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
@@ -107,6 +108,7 @@ class PairData:
                          longest=model.max_length if model.position == 'learned' else None)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, of the corpus."""
         return self._corpus.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -116,6 +118,7 @@ class PairData:
                             for side, tokens in (('source', source), ('target', target)))
 
     def keep(self, folder: Path) -> None:
+        """Writes the tokenizers and the sizes."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -132,6 +135,7 @@ class DocumentData:
         self.sizes = {'vocab_size': len(self.tokenizers['text'])}
 
     def store(self, split: str) -> TokenStore:
+        """The split's tokens."""
         return open_document_store(self._documents, split, self.tokenizers, self._cache)
 
     def characters(self, split: str) -> int:
@@ -139,10 +143,12 @@ class DocumentData:
         return self.store(split).stats['characters']
 
     def plan(self, split: str) -> WindowPlan:
+        """Batches of windows of `config.data.context` tokens."""
         return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
                           packing=self._config.data.packing, seed=_seed(self._config, split))
 
     def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, of the documents."""
         return self._documents.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -151,6 +157,7 @@ class DocumentData:
             yield _pieces(self.tokenizers['text'], tokens)
 
     def keep(self, folder: Path) -> None:
+        """Writes the tokenizers and the sizes."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -168,11 +175,13 @@ class ExampleData:
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
+        """Batches of examples, those of 'train' shifted and mirrored as `config.data` asks."""
         data = self._config.data
         training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split), **training)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
+        """What the split's content depends on, of the arrays."""
         return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -183,6 +192,7 @@ class ExampleData:
                 yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
     def keep(self, folder: Path) -> None:
+        """Writes the sizes."""
         _keep_sizes(folder, self.sizes)
 
 

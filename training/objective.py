@@ -4,9 +4,9 @@
 
 `apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that
 is None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are
-divided once. An objective that holds arrays, the parameters of a teacher, say, is a `jax.tree_util.Partial` with them as
-arguments, so that they are placed and passed like the state. The train step knows nothing else of an objective: a new
-one is a function here and a line in `OBJECTIVES` or, as R-Drop, in the function that makes its task's.
+divided once. An objective that holds arrays, such as a teacher's parameters, is a `jax.tree_util.Partial` with them as
+arguments: then they are placed and passed as the state is. The train step knows nothing else of an objective. A new one
+is a function here and a line in `OBJECTIVES` or, as R-Drop, in the function that makes the objective of a task.
 """
 
 import functools
