@@ -5,13 +5,13 @@
 Learning rates: a third of the recipe's highest, its own, and three times it. Warmup: its own, and a single step.
 """
 
+from configs.options import choices
 from configs.sweeps import over, product
-from model.blocks import NORMS
 
 
 def get_sweep(config):
     rate = 'optimizer.factor' if config.optimizer.schedule == 'paper' else 'optimizer.peak'
     usual = config.optimizer[rate.partition('.')[2]]
-    return product(over('model.norm', NORMS),
+    return product(over('model.norm', choices('model.norm')),
                    over(rate, [float(f'{usual * times:.3g}') for times in (1 / 3, 1, 3)]),
                    over('optimizer.warmup', sorted({1, config.optimizer.warmup})))
