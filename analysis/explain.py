@@ -1,7 +1,7 @@
 """What a model did with each sentence or image, as plain data and as one web page that needs nothing else.
 
 An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
-wrote, and its hypotheses. `Page` writes many of them into explain.html, whose script shows them.
+wrote, and its hypotheses. `Page` writes many of them into the page of explorer/, whose script shows them.
 """
 
 import base64
@@ -33,7 +33,7 @@ from inference.translate import Translator
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
 
-TEMPLATE = Path(__file__).with_name('explain.html')
+PARTS = Path(__file__).with_name('explorer')  # of the page: its text, its style, and its script in two files
 STEPS = 2000  # attention is written in multiples of 1 / STEPS, so at most 1 / 4000 from the array
 MOST_TOKENS = 256  # tokens of a row that are shown
 MOST_BYTES = 64_000_000  # a page of this size takes no more explanations, so that browsers stay quick
@@ -263,7 +263,9 @@ def _json(value: Any) -> str:
 
 def _html(data: str) -> str:
     """The template with the data. Its policy allows only its own script and style to run and load."""
-    template = TEMPLATE.read_text(encoding='utf-8')
+    page, style, *script = ((PARTS / name).read_text('utf-8') for name in (
+        'page.html', 'style.css', 'state.js', 'drawing.js'))
+    template = page.replace('STYLE\n', style).replace('SCRIPT\n', '\n'.join(script))
 
     def policy(tag):
         content = template.partition(f'<{tag}>')[2].partition(f'</{tag}>')[0]

@@ -1,0 +1,177 @@
+'use strict';
+// Text of the data reaches the page as text nodes only, never as markup.
+const MEAN = -1;       // in the place of a head: the mean over all of them
+const FAINT = 0.08;    // weights below draw no line while no token is chosen
+const MOST_LINES = 500;
+const MOST_LISTED = 64;  // tokens of a side in a column; longer texts are paragraphs, without lines
+const BLANK = '␣';
+
+const $ = id => document.getElementById(id);
+const data = JSON.parse($('data').textContent);
+const state = {item: 0, kind: null, layer: null, head: MEAN, merged: false, pinned: null, pointed: null};
+let wanted = 0;        // the item that is shown or about to be
+let view = null;       // what is on the screen: {attention, queries, keys, weights, columns, lined}; see draw()
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const percent = share => share > 0 && share < .0005 ? '< 0.1 %' : `${(100 * share).toFixed(1)} %`;
+const isolated = text => element('bdi', {}, text);
+const spelled = piece => piece.replaceAll('▁', ' ').trim() || BLANK;
+
+/* ---- numbers ---- */
+
+// The weights are multiples of 1 / data.steps: all low bytes, all high bytes, deflated, in base 64. Unpacked when needed.
+async function unpack(attention) {
+  if (attention.values) return;
+  const bytes = Uint8Array.from(atob(attention.weights), character => character.charCodeAt(0));
+  const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const halves = new Uint8Array(await new Response(inflated).arrayBuffer());
+  const count = halves.length / 2;
+  attention.values = Uint16Array.from({length: count}, (_, place) => halves[place] | halves[place + count] << 8);
+}
+
+// [text, first piece, one after the last] of each token or word.
+const groups = (row, merged) => merged ? row.words : row.pieces.map((piece, place) => [spelled(piece), place, place + 1]);
+
+// [query][key]: of a word the mean of its pieces' rows, to a word the sum of its pieces' columns.
+function table({shape, values}, layer, head, queries, keys) {
+  const [, heads, rows, columns] = shape;
+  const [from, to] = head === MEAN ? [0, heads] : [head, head + 1];
+  return queries.map(([, top, bottom]) => {
+    const sums = new Float64Array(keys.length);
+    for (let h = from; h < to; h++) for (let t = top; t < bottom; t++) {
+      const begin = ((layer * heads + h) * rows + t) * columns;
+      keys.forEach(([, left, right], key) => {
+        for (let s = left; s < right; s++) sums[key] += values[begin + s];
+      });
+    }
+    return sums.map(sum => sum / ((to - from) * (bottom - top) * data.steps));
+  });
+}
+
+// What a token looks at, or who looks at it; with none chosen, the mean of all that look.
+function weightsOf(token) {
+  if (!token) return view.keys.map((_, key) => view.weights.reduce((sum, row) => sum + row[key], 0) / view.weights.length);
+  return token.side === 'queries' ? [...view.weights[token.index]] : view.weights.map(row => row[token.index]);
+}
+
+const pictured = ({picture}) => `data:image/png;base64,${picture}`;
+const item = () => data.items[state.item];
+const opposite = side => side === 'queries' ? 'keys' : 'queries';
+const clamp = (value, most) => Math.max(0, Math.min(value, most));
+
+/* ---- the list of sentences ---- */
+
+function fillList() {
+  $('list').append(...data.items.map((each, index) => {
+    const lines = each.texts.slice(0, 2).map(([name, text]) =>
+      element('span', {dir: 'auto'}, each.picture ? `${name} ${text}` : text || '–'));
+    const images = each.picture ? [element('img', {src: pictured(each), alt: '', loading: 'lazy'})] : [];
+    const button = element('button', {type: 'button'}, ...images, ...lines);
+    button.onclick = () => show(index);
+    return element('li', {}, button);
+  }));
+  filterList();
+}
+
+const listed = () => [...$('list').children].flatMap((line, index) => line.hidden ? [] : [index]);
+
+function filterList() {
+  const wanted = $('filter').value.toLowerCase();
+  [...$('list').children].forEach((line, index) => {
+    line.hidden = !data.items[index].texts.some(([, text]) => text.toLowerCase().includes(wanted));
+  });
+  const count = listed().length;
+  $('found').textContent = count === data.items.length ? `${count} in all` : `${count} of ${data.items.length}`;
+}
+
+function step(by) {
+  const indices = listed();
+  if (indices.length) show(indices[clamp(indices.indexOf(wanted) + by, indices.length - 1)]);
+}
+
+/* ---- choosing ---- */
+
+async function show(index) {
+  wanted = index;
+  await Promise.all(data.items[index].attention.map(unpack));
+  if (wanted !== index) return;  // another one was chosen meanwhile
+  state.item = index;
+  for (const [place, line] of [...$('list').children].entries()) {
+    line.firstChild.setAttribute('aria-current', place === index);
+  }
+  $('list').children[index].scrollIntoView({block: 'nearest'});
+  $('texts').replaceChildren(...item().texts.flatMap(([name, text]) =>
+    [element('dt', {}, name), element('dd', {dir: 'auto'}, text || '–')]));
+  fillAnswers();
+  fillKinds();
+  choose({kind: item().attention.some(each => each.kind === state.kind) ? state.kind : item().attention[0].kind});
+}
+
+// The only way to change what is looked at.
+function choose(changes) {
+  Object.assign(state, {pinned: null, pointed: null}, changes);
+  const attention = item().attention.find(each => each.kind === state.kind);
+  const [layers, heads] = attention.shape;
+  state.layer = state.layer === null ? layers - 1 : (state.layer + layers) % layers;
+  if (state.head >= heads || heads === 1) state.head = MEAN;
+  const [queries, keys] = [groups(attention.queries, state.merged), groups(attention.keys, state.merged)];
+  view = {attention, queries, keys, weights: table(attention, state.layer, state.head, queries, keys)};
+  draw();
+}
+
+function draw() {
+  const focused = document.activeElement.classList.contains('token');
+  const [layers, heads] = view.attention.shape;
+  for (const input of $('kinds').querySelectorAll('input')) input.checked = input.value === state.kind;
+  $('merged').checked = state.merged;
+  const chosen = heads === 1 ? '' : state.head === MEAN ? ', mean of the heads' : `, head ${state.head + 1}`;
+  $('shown').textContent = layers * heads > 1 ? `layer ${state.layer + 1}${chosen}` : '';
+  drawTokens();
+  drawHeads();
+  drawMatrix();
+  highlight();
+  if (focused && state.pinned) tokens(state.pinned.side)[state.pinned.index]?.focus({preventScroll: true});
+}
+
+function fillKinds() {
+  $('kinds').replaceChildren(...item().attention.map(({kind}) => {
+    const input = element('input', {type: 'radio', name: 'kind', value: kind});
+    input.onchange = () => choose({kind});
+    return element('label', {}, input, kind);
+  }));
+  $('kinds').hidden = item().attention.length === 1;
+  $('merging').hidden = Boolean(item().picture);
+}
+
+function fillAnswers() {
+  const [header, ...rows] = item().answers;
+  $('answered').hidden = !header;
+  if (!header) return;
+  $('answers').replaceChildren(
+    element('tr', {}, ...header.map(name => element('th', {scope: 'col'}, name))),
+    ...rows.map(row => element('tr', {}, ...row.map(cell => element('td', {dir: 'auto'}, cell)))));
+}
+
+/* ---- tokens: two rows of text, or the patches of a picture ---- */
+
+const prediction = place => view.attention.written ? item().predictions[place] : null;
+const doubt = ([, begin, end]) => 1 - pieceNumbers(begin, end).reduce((all, place) => all * (prediction(place)?.[1] ?? 1), 1);
+const pieceNumbers = (begin, end) => Array.from({length: end - begin}, (_, offset) => begin + offset);
+
+function tokenElement(side, group, index) {
+  const made = element('span', {class: 'token', role: 'option', tabindex: index || side === 'keys' ? -1 : 0});
+  made.onclick = () => { pin({side, index}); made.focus(); };
+  made.onpointerenter = event => { if (event.pointerType === 'mouse') point({side, index}); };
+  made.onpointerleave = () => point(null);
+  const name = group[0] || BLANK;
+  const doubtful = side === 'queries' ? doubt(group) : 0;
+  made.style.setProperty('--doubt-share', doubtful.toFixed(3));
+  made.setAttribute('aria-label', doubtful ? `${name}, probability ${percent(1 - doubtful)}` : name);
+  return made;
+}
