@@ -13,10 +13,11 @@ from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
 from input_pipeline.batches import Batch, Part
+from model import Params
 from training.loss import Sums
 from training.mesh import ROWS, Devices, check_memory, make_mesh, shardings_of
 from training.objective import Objective, forward
-from training.step import Params, TrainState, boxed_state, eval_step, train_step
+from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
 
 MODES = ('jit', 'pmap')

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Key
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
+from input_pipeline.batches import Batch
 from training.loss import Sums, cross_entropy, squared_error
 
-Batch = dict[str, Any]  # {'inputs': keyword arguments of the module, 'targets', 'weights'}
 Measure = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> sums
 Apply = Callable[[Any, Mapping[str, Array], Key[Array, ''] | None], tuple[Array, Any]]
 Objective = Callable[[Apply, Any, Batch, Key[Array, ''] | None], Sums]

@@ -128,7 +128,8 @@ def is_leader() -> bool:
 
 def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool]:
     """Each of `values` where it is greatest in any process. Several processes compare them after every tenth step;
-    after the others, all have zeros."""
+    after the others, all have zeros.
+    """
     if jax.process_count() == 1:
         return values
     if step % 10:

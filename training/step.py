@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int, Key, PyTree
 
+from input_pipeline.batches import Batch
+from model import Params
 from training.loss import Sums
-from training.objective import Apply, Batch, Objective
-
-Params = Mapping[str, Any]  # of a module: {'encoder': {'layers_0': {..., 'kernel': array}}}
+from training.objective import Apply, Objective
 
 
 class TrainState(flax.struct.PyTreeNode):
