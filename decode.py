@@ -111,13 +111,13 @@ def main() -> None:
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
         save_figure(positions_figure(), Path(PICTURES.value) / 'positions.png')
-    page = open_page(run)
+    page, path = open_page(run), INPUT.value or ''
     if SPLIT.value:
         score_split(run, SPLIT.value, options, page)
-    elif INPUT.value and isinstance(run.model, Predictor):
-        predict_file(run.model, INPUT.value, options, page)
-    elif INPUT.value:
-        answer_file(run.model, INPUT.value, options, page)
+    elif isinstance(run.model, Predictor):
+        predict_file(run.model, path, options, page)
+    else:
+        answer_file(run.model, path, options, page)
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)

@@ -62,7 +62,7 @@ class Predictor:
             for the model to compute with; or if there is no such `batch_size`.
         """
         bounds = SEARCH_NUMBERS['batch_size']
-        if not isinstance(batch_size, (int, np.integer)) or bounds.problem(batch_size):
+        if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
         inputs = as_inputs(inputs, self.shape, where)
         self.preprocessing.check_inputs(inputs, where)

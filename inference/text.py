@@ -114,7 +114,7 @@ class SearchOptions:
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
             require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
                     f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
-            wanted = bounds.problem(value)
+            wanted = bounds.problem(getattr(self, name))
             require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')

@@ -1,11 +1,19 @@
-"""decode.py beside a model that takes as long as it is told."""
+"""decode.py: lines in and lines out, scores, mistakes, and the time that it tells of."""
 
+import json
+import os
 import re
+import stat
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import numpy as np
+import pytest
+import sacrebleu
+
+from inference.scores import read_table
+from tests.scripts import ROOT, cache, data, explained, parameters, run, script  # noqa: F401 (fixtures)
+
 ANSWERING = '''
 import logging, time
 import jax
@@ -36,3 +44,129 @@ def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
                      re.MULTILINE)
     seconds, compiling, rate = map(float, said.groups())
     assert 0.6 <= compiling < seconds - 0.3 and 10 < rate <= 25  # 0.4 s, and more on a busy machine
+
+
+def test_lines_in_are_lines_out(run):
+    text = ('\ufeffone two\n\nthree\r\n   \nfour \u2581 \x00 \u202e \U0001f600 five\n'
+            'one\rtwo\x0b\x0c\x1c\x85\u2028\u2029three\n'
+            '\u05e2\u05d1\u05e8 \u6f22\u5b57 \x1b[31m\n' + 'ten ' * 250_000 + '\n' + 'x' * 1_000_000)
+    result = script('decode.py', f'--workdir={run[0]}', '--input=-', '--format=jsonl', stdin=text.encode())
+    assert result.returncode == 0, result.stderr.decode()
+    lines = result.stdout.decode().split('\n')
+    assert len(lines) == 10 and lines.pop() == ''  # nine lines, each ended
+    answers = [json.loads(line) for line in lines]
+    assert [answer['source'] for answer in answers] == [
+        line.removesuffix('\r').removeprefix('\ufeff') for line in text.split('\n')]
+    assert not answers[1]['text'] and not answers[3]['text']
+    assert result.stdout.decode().splitlines() == lines  # none ends early for those who end one at U+2028
+    said = result.stderr.decode()
+    assert 'line 8 has ' in said and 'line 9 has ' in said and said.count('only the first 23 are translated') == 2
+
+
+def test_jsonl_tells_all_and_pictures_are_drawn(run, tmp_path):
+    (tmp_path / 'in.txt').write_text('one two\n\n')
+    result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/in.txt', f'--output={tmp_path}/out.jsonl',
+                    '--format=jsonl', '--n_best=2', '--attention', f'--pictures={tmp_path}/pictures',
+                    '--checkpoint=average:2', f'--explain={tmp_path}/page.html')
+    assert result.returncode == 0, result.stderr.decode()
+    page, = explained(tmp_path / 'page.html')  # of the empty line there is nothing to tell
+    assert page['texts'][0] == ['source', 'one two'] and len(page['answers']) > 3  # header, and the whole beam
+    first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
+    assert first['source'] == 'one two' and len(first['n_best']) == 2
+    assert first['n_best'][0]['score'] >= first['n_best'][1]['score']
+    assert np.shape(first['attention']) == (1, 2, len(first['tokens']) + 1, len(first['source_tokens']) + 1)
+    np.testing.assert_allclose(np.sum(first['attention'], -1), 1, rtol=1e-4)
+    assert second['text'] == '' and second['tokens'] == []
+    assert (tmp_path / 'pictures' / '000001.png').read_bytes().startswith(b'\x89PNG')
+    assert not (tmp_path / 'pictures' / '000002.png').exists()
+
+
+def test_a_split_is_scored(run, tmp_path):
+    result = script('decode.py', f'--workdir={run[0]}', '--split=test', f'--explain={tmp_path}/page.html',
+                    '--explain_count=3')
+    assert result.returncode == 0, result.stderr.decode()
+    pages = explained(tmp_path / 'page.html')
+    assert [each['texts'][0][1] for each in pages] == [
+        source for source, *_ in read_table(run[0] / 'results' / 'test.tsv')[:3]]
+    assert pages[0]['texts'][2][0] == 'reference'
+    printed, written = json.loads(result.stdout), json.loads((run[0] / 'results' / 'test.json').read_text())
+    assert printed == written
+    assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',
+            'parameters', 'tokens_per_second', 'checkpoint', 'decoding', 'bleu_lowercased_tokenised'} <= written.keys()
+    assert written['n'] == 20
+
+
+def test_the_sources_of_a_table_decoded_again_give_its_score(run, data, tmp_path):
+    done = script('decode.py', f'--workdir={run[0]}', '--split=test')
+    assert done.returncode == 0, done.stderr.decode()
+    sources, references, translations = zip(*read_table(run[0] / 'results' / 'test.tsv'), strict=True)
+    assert list(sources) == (data / 'test.en').read_bytes().decode().split('\n')[:-1]
+    assert list(references) == (data / 'test.xx').read_bytes().decode().split('\n')[:-1]
+    (tmp_path / 'again.txt').write_bytes('\n'.join([*sources, '']).encode())
+    again = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/again.txt', '--format=jsonl')
+    outputs = [json.loads(line)['text'] for line in again.stdout.decode().split('\n')[:-1]]
+    assert outputs == list(translations)
+    results = json.loads((run[0] / 'results' / 'test.json').read_text())
+    assert sacrebleu.corpus_bleu(outputs, [references]).score == results['bleu']
+    assert sacrebleu.corpus_chrf(outputs, [references]).score == results['chrf']
+    assert sum(map(str.__eq__, outputs, references)) / 20 == results['exact_match']
+
+
+def test_decoding_and_training_agree_on_the_perplexity(run):
+    result = script('decode.py', f'--workdir={run[0]}', '--split=validation', '--checkpoint=latest', '--method=greedy')
+    measured = json.loads((run[0] / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert json.loads(result.stdout)['perplexity'] == pytest.approx(measured['validation_perplexity'], rel=1e-4)
+    assert json.loads(result.stdout)['bleu'] == pytest.approx(measured['validation_bleu'], rel=1e-6)
+
+
+@pytest.mark.parametrize('arguments, expected', [
+    (['--workdir={empty}', '--input=-'], 'not a run directory'),
+    (['--workdir={started}', '--input=-'], 'no checkpoint'),
+    (['--workdir={run}', '--input={empty}/none.txt'], 'none.txt'),
+    (['--workdir={run}'], '--split=test'),
+    (['--workdir={run}', '--input=-', '--checkpoint=average:99'], 'checkpoints are kept'),
+    pytest.param(['--workdir={run}', '--input=-', '--n_best=9', '--format=jsonl'], 'n_best=9', marks=pytest.mark.slow),
+    pytest.param(['--workdir={run}', '--input=-', '--top_p=1.5'], 'top_p=1.5', marks=pytest.mark.slow),
+])
+def test_mistakes_in_decoding_are_explained(run, tmp_path, arguments, expected):
+    empty, started = tmp_path / 'empty', tmp_path / 'started'
+    empty.mkdir()
+    started.mkdir()
+    (started / 'config.json').write_bytes((run[0] / 'config.json').read_bytes())
+    result = script('decode.py', *(argument.format(run=run[0], empty=empty, started=started) for argument in arguments),
+                    stdin=b'one\n')
+    assert result.returncode == 2
+    assert expected in result.stderr.decode() and b'Traceback' not in result.stderr
+
+
+def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
+    (tmp_path / 'bad.txt').write_bytes(b'one\n\xff\n')
+    (tmp_path / 'out.txt').write_text('precious')
+    result = script('decode.py', f'--workdir={run[0]}', f'--input={tmp_path}/bad.txt', f'--output={tmp_path}/out.txt')
+    assert result.returncode == 2 and b'bad.txt:2' in result.stderr
+    assert (tmp_path / 'out.txt').read_text() == 'precious'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('output, message', [
+    ('{tmp_path}', 'Is a directory'), ('{tmp_path}/none/out.txt', 'No such file'), ('/dev/full', 'No space left'),
+    (None, 'stdout cannot be written: No space left on device')])
+def test_an_output_that_cannot_be_written_is_explained(run, tmp_path, output, message):
+    with open('/dev/full', 'w') as full:
+        result = subprocess.run(
+            [sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy',
+             *([f'--output={output.format(tmp_path=tmp_path)}'] if output else [])],
+            cwd=ROOT, input=b'one\n', stdout=full, stderr=subprocess.PIPE, timeout=300)
+    said = result.stderr.decode()
+    assert result.returncode == 2 and message in said and 'Traceback' not in said and 'Exception' not in said
+    assert list(tmp_path.iterdir()) == [] and stat.S_ISCHR(os.stat('/dev/full').st_mode)
+
+
+def test_a_reader_that_leaves_ends_decoding(run):
+    process = subprocess.Popen([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-', '--method=greedy'],
+                               cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.write(b'one\n')
+    process.stdin.close()
+    said = process.stderr.read().decode()
+    assert process.wait(300) == 141 and 'Traceback' not in said and 'Exception' not in said

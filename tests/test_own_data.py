@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from inference.scores import read_table
-from tests.test_scripts import STEPS, WORDS, script, train_arguments
+from tests.scripts import STEPS, WORDS, script, train_arguments
 
 
 @pytest.fixture(scope='module')

@@ -1,8 +1,10 @@
 """A run in this process: a tiny vision Transformer on the built-in digits, seconds from start to end."""
 
 import json
+import shutil
 
 import jax
+import pytest
 
 import inference
 import train
@@ -42,3 +44,31 @@ def outcome(workdir):
 def steps(workdir):
     """Those of its checkpoints."""
     return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory, cache):
+    """A run that was left alone."""
+    workdir = tmp_path_factory.mktemp('runs') / 'whole'
+    start(workdir, tiny_config(cache))
+    return workdir
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of that run, as if it had been killed after step 9."""
+    shutil.copytree(whole, tmp_path / 'copy')
+    shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
+    return tmp_path / 'copy'
+
+
+@pytest.fixture
+def said(caplog):
+    """What the project's loggers said."""
+    caplog.set_level('INFO', logger='allyouneed')
+    return caplog

@@ -16,7 +16,7 @@ from tests.bad_inputs.cases import (
     without,
     zipped,
 )
-from tests.bad_inputs.train import HEADERS, npy, npz
+from tests.bad_inputs.train_data import HEADERS, npy, npz
 
 RUN = '--workdir={run} --input=- '
 

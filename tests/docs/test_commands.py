@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from input_pipeline.builtin import make_corpus
-from tests.test_scripts import ROOT
+from tests.scripts import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.test_scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
 
 # What Slurm's srun does for two tasks on one node: start the command twice, and tell each which one it is.
 SRUN = '''#!/bin/bash

@@ -1,10 +1,10 @@
 """Every module of tokens takes for padding the token that it is told."""
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
@@ -25,10 +25,10 @@ CONFIG = BlockConfig(d_model=8, d_ff=12, num_heads=2, dropout=0.0)
     (lambda **pad: LanguageModel(CONFIG, 1, VOCAB, **pad), (SOURCE,))])
 def test_a_vocabulary_may_number_its_padding_otherwise(make, tokens):
     params = random_params(make(), *tokens)
-    table = next(path for path in flax.traverse_util.flatten_dict(params) if path[-1] == 'embedding')
-    renumbered = flax.traverse_util.flatten_dict(params)
+    table = next(path for path in flatten_dict(params) if path[-1] == 'embedding')
+    renumbered = flatten_dict(params)
     renumbered[table] = renumbered[table][RENAMED]
-    renumbered = flax.traverse_util.unflatten_dict(renumbered)
+    renumbered = unflatten_dict(renumbered)
 
     logits = jax.jit(make().apply)({'params': params}, *tokens)
     renamed = [RENAMED[each] for each in tokens]

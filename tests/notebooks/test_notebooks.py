@@ -9,7 +9,7 @@ import pytest
 
 import inference
 from input_pipeline.builtin import make_corpus
-from tests.test_scripts import script
+from tests.scripts import script
 
 for module in 'jupytext', 'nbclient', 'ipykernel':
     pytest.importorskip(module, reason="the notebooks need more: pip install -e '.[notebooks]'")

@@ -1,0 +1,94 @@
+"""A run directory that another run uses, or that was begun with another config or other data."""
+
+import fcntl
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import inference
+from errors import UserError
+from input_pipeline.data import open_data
+from tests.tiny_run import cache, copy, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from training import workdir as run_directory
+from training.records import read_config
+from training.workdir import RunDirectory
+
+
+def test_a_second_run_on_one_directory_is_refused(copy, cache):
+    with open(copy / 'lock') as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=rf'in use by another training \(process {os.getpid()} on .*started 20'):
+            start(copy, tiny_config(cache))
+    start(copy, tiny_config(cache))  # and afterwards it is free
+
+
+def test_where_files_cannot_be_locked_the_run_says_so(copy, cache, monkeypatch, said):
+    def flock(*_):
+        raise OSError(95, 'Operation not supported')
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        assert directory.resumed
+    assert 'cannot be locked (Operation not supported)' in said.text
+
+
+def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
+    config = tiny_config(cache, eval__every=5, train__steps=10, checkpoint__keep_last=2)
+    start(copy, config)
+    for line in ('eval.every 4 -> 5', 'train.steps 12 -> 10', 'checkpoint.keep_last 3 -> 2'):
+        assert f'changed since the run began: {line}' in said.text
+    assert read_config(copy).to_dict() == config.to_dict()
+    [change] = map(json.loads, (copy / 'changes.jsonl').read_text().splitlines())
+    assert change['changed']['eval.every'] == [4, 5]
+    start(copy, config)
+    assert len((copy / 'changes.jsonl').read_text().splitlines()) == 1
+
+
+def test_other_changes_are_refused_and_listed(copy, cache):
+    before = (copy / 'config.json').read_text()
+    with pytest.raises(UserError) as error:
+        start(copy, tiny_config(cache, model__d_ff=64, eval__metric='loss', eval__every=5))
+    assert 'model.d_ff: 32 there, 64 asked for' in str(error.value) and 'eval.metric' in str(error.value)
+    assert 'eval.every' not in str(error.value) and (copy / 'config.json').read_text() == before
+
+
+def test_a_longer_cosine_is_said(copy, cache, said):
+    config = tiny_config(cache, optimizer__schedule='cosine')
+    (copy / 'config.json').write_text(config.to_json())
+    config.train.steps = 14
+    with RunDirectory(str(copy), config) as directory:
+        directory.claim(config, open_data(config))
+    assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
+
+
+def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):
+    workdir = tmp_path / 'run'
+    (workdir / 'data').mkdir(parents=True)
+    (workdir / 'config.json.tmp').write_text('{"half')
+    (workdir / 'lock').write_text('process 1 on elsewhere')
+    start(workdir, tiny_config(cache, train__steps=1))
+    assert steps(workdir) == [1]
+
+
+def test_changed_data_is_refused_with_the_name_of_the_file(tmp_path, cache):
+    folder = tmp_path / 'data'
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for split in ('train', 'validation', 'test'):
+        np.savez(folder / f'{split}.npz', inputs=rng.integers(0, 255, (24, 8, 8, 1)).astype(np.uint8),
+                 targets=np.arange(24) % 10)
+    config = tiny_config(cache, data__source='files', data__name='', data__dir=str(folder), train__steps=2)
+    start(tmp_path / 'run', config)
+    shutil.move(folder, tmp_path / 'moved')  # the same data elsewhere
+    config.data.dir = str(tmp_path / 'moved')
+    config.train.steps = 3
+    start(tmp_path / 'run', config)
+    np.savez(tmp_path / 'moved' / 'validation.npz', inputs=np.zeros((24, 8, 8, 1), np.uint8),
+             targets=np.arange(24) % 10)
+    with pytest.raises(UserError, match='the data has changed since .*run began: validation: validation.npz'):
+        start(tmp_path / 'run', config)
+    data = inference.load(tmp_path / 'run').data()
+    changed = run_directory.changed_data(tmp_path / 'run', data, ['validation', 'test'])
+    assert changed == ['validation: validation.npz']
