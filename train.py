@@ -215,7 +215,7 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
                 if due.evaluate:
                     progress = judge(progress, evaluate_saved(setup, step, state, checkpoints, metrics, stop), config)
                 if due.save:
-                    began = time.perf_counter()  # neither belongs to the seconds of a step
+                    began = time.perf_counter()  # saving and evaluating are not timed
                 if progress.stopped:
                     log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
                              step, config.eval.metric, config.eval.patience)
