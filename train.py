@@ -47,6 +47,7 @@ import optax
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from analysis.pictures import answer_figure
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
 from errors import UserError
@@ -215,7 +216,7 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
                 if due.evaluate:
                     progress = judge(progress, evaluate_saved(setup, step, state, checkpoints, metrics, stop), config)
                 if due.save:
-                    began = time.perf_counter()  # neither belongs to the seconds of a step
+                    began = time.perf_counter()  # saving and evaluating are not timed
                 if progress.stopped:
                     log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
                              step, config.eval.metric, config.eval.patience)
@@ -297,7 +298,6 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
 
     Because of the checkpoint, a signal may end this at once: the next start evaluates the step again.
     """
-    from analysis.pictures import answer_figure  # matplotlib: the first step does not wait for it
     try:
         with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
             found = measure(setup, state)

@@ -19,10 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 from jaxtyping import Float, Num
-from matplotlib.figure import Figure
 
 from analysis.pictures import chosen_kind
 from errors import UserError
@@ -277,6 +275,8 @@ def _html(data: str) -> str:
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
     """A PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
+    import matplotlib.image
+    from matplotlib.figure import Figure
     file = io.BytesIO()
     if example.ndim == 3:
         pixels = example.astype(np.float32)

@@ -4,19 +4,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from jaxtyping import Float, Num
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from errors import UserError
 from inference.predict import Prediction, Predictor
 from inference.text import Output, TextModel
 from model.patches import patch_grid
 from model.positional import sinusoids
+
+if TYPE_CHECKING:  # otherwise when something is drawn: it takes time, and most commands draw nothing
+    from matplotlib.figure import Figure
 
 MOST_TOKENS = 128  # on an axis, with their names readable
 
@@ -62,7 +63,7 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
 
 
 def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, look: str = '',
-                  weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> Figure:
+                  weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> 'Figure':
     """The attention that `look` chooses, as `attention_figure` shows it of text, and `example_figure` of an example.
 
     `weights` are what `model.attention` gives for the answer, which is called if they are not given.
@@ -79,7 +80,7 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
 
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
-                     titles: Sequence[str]) -> Figure:
+                     titles: Sequence[str]) -> 'Figure':
     """One matrix a panel, with a row for each query and a column for each key; dark is 1, white 0."""
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
@@ -99,12 +100,13 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
-                   grid: tuple[int, ...], titles: Sequence[str], title: str) -> Figure:
+                   grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
     """Attention of a model of patches, over the image or the series itself.
 
     The weights are those of the class token; without one, the mean over all patches as queries. Patches of large
     weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its largest weight.
     """
+    from matplotlib.ticker import MaxNLocator
     patches = math.prod(grid)
     looked_at = weights[:, 0, -patches:] if weights.shape[-1] > patches else weights.mean(axis=1)
     image = example.ndim == 3
@@ -124,7 +126,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
     return figure
 
 
-def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> Figure:
+def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
     """A panel for each kind of attention, with a number for each head; the highest of all is dark, the lowest white."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
@@ -142,7 +144,7 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
     return figure
 
 
-def positions_figure(length: int = 100, d_model: int = 100) -> Figure:
+def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     """The sinusoidal encoding as an image: a row for each position, a column for each dimension (section 3.5)."""
     figure, (axes,) = _panels(1, (6, 5))
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
@@ -152,12 +154,13 @@ def positions_figure(length: int = 100, d_model: int = 100) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: 'Figure', path: Path) -> None:
     """Writes a PNG.
 
     Raises:
       UserError: if it cannot be written.
     """
+    import matplotlib
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context({'text.usetex': False, 'text.parse_math': False}):
@@ -168,6 +171,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
     """A figure of `count` panels, each of `size`, with `beside` more width for what stands beside them; in inches."""
+    from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * size[0] + beside, rows * size[1]), layout='constrained')
