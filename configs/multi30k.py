@@ -4,7 +4,7 @@
 
 DIR holds train, val and test_2016_flickr in .en and .de, plain or .gz, as in the folder data/task1/raw of the
 public repository multi30k/dataset. 51 minutes on 2 cores; test 2016, beam 5: 39.6 BLEU (sacreBLEU, cased,
-detokenised, 13a), 40.0 lowercased. Our own runs, seed 0, and what each part brings: see the README.
+detokenised, 13a), 40.0 lowercased. Our own runs, seed 0, and what each part brings: see docs/results.md.
 """
 
 from ml_collections import ConfigDict
