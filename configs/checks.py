@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
 from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem
@@ -28,7 +28,7 @@ def config_from(flag: flags.FlagHolder,
     Raises:
       UserError: if it is missing, names no recipe, or with all that is wrong with its values.
     """
-    path = flags.FLAGS['config'].config_filename if flag.present else ''
+    path = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
     if not path:
         raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
     if not os.path.isfile(path):

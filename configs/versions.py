@@ -41,8 +41,8 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
             raise UserError(f'{name}={written(value)}: {problem}, such as {DEFAULTS[name]!r}')
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
     # A whole number does for another number, in JSON and on the command line.
-    options = DEFAULTS | before | {name: type(DEFAULTS[name])(value) for name, value in options.items()}
-    return options | ({name: DEFAULTS[name] for name in unused(options)} if version < VERSION else {})
+    options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
+    return {**options, **{name: DEFAULTS[name] for name in unused(options)}} if version < VERSION else options
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:

@@ -59,7 +59,11 @@ ALL = Part()
 @runtime_checkable
 class Plan(Protocol):
     """The batches of a split, each a pure function of its number; `len` is the number of batches in an epoch."""
-    rows: Sequence[int] | Int[np.ndarray, ' buckets']  # the row counts that its batches have
+
+    @property
+    def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
+        """The row counts that its batches have."""
+        ...
 
     def __len__(self) -> int: ...
 

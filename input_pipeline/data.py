@@ -41,15 +41,19 @@ class Data(Protocol):
 
     def plan(self, split: str) -> Plan:
         """Batches of 'train', shuffled by config.seed; of 'validation' or 'test', each example once, in order."""
+        ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """What the split's content depends on, as JSON; 'files' are [name, digest] where it comes from files."""
+        ...
 
     def show(self, batch: Batch) -> Iterator[str]:
         """A batch as text, a line for each row."""
+        ...
 
     def keep(self, folder: Path) -> None:
         """Writes what decoding needs, so that a run directory needs nothing else."""
+        ...
 
 
 def open_data(config: ConfigDict, run: Path | None = None) -> Data:
@@ -80,7 +84,7 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
 class PairData:
     """Sentence pairs: translation."""
 
-    needed = frozenset({'source_vocab_size', 'target_vocab_size'})
+    needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
@@ -126,7 +130,7 @@ class PairData:
 class DocumentData:
     """Documents: language models."""
 
-    needed = frozenset({'vocab_size'})
+    needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
@@ -165,7 +169,7 @@ class DocumentData:
 class ExampleData:
     """Images and time series, to be sorted into classes (`labelled`) or measured."""
 
-    needed = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
+    needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
     labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None):
