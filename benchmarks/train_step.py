@@ -20,6 +20,7 @@ from absl import flags
 from benchmarks.measure import report, times
 from benchmarks.workloads import WORKLOADS, Workload
 from errors import UserError
+from input_pipeline.batches import Batch
 from training.loss import cross_entropy
 from training.objective import forward, supervised
 from training.step import init_state, train_step
@@ -37,7 +38,8 @@ def main() -> None:
         report(torch_times(workload, RUNS.value), workload.batch * workload.length, what | {'system': 'torch eager'})
     module = workload.module(DTYPE.value)
     tokens = jax.random.randint(jax.random.key(0), (workload.batch, workload.length), 4, workload.vocab_size)
-    batch = {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens, 'weights': jnp.ones(tokens.shape)}
+    batch: Batch = {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens,
+                    'weights': jnp.ones(tokens.shape)}
     optimizer = optax.adam(1e-3, b2=0.98, eps=1e-9)
     state = init_state(module, optimizer, batch, seed=0)
     objective = supervised(functools.partial(cross_entropy, label_smoothing=0.1))

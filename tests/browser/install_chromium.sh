@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sees to it that there is a Chromium for `make test-browser`: the system's own, by its package manager.
 set -eu
-for name in chromium chromium-browser google-chrome google-chrome-stable; do  # the same names as in test_explorer.py
+for name in chromium chromium-browser google-chrome google-chrome-stable; do  # the same names as in explanations.py
     if command -v "$name" > /dev/null; then exit 0; fi
 done
 if ! command -v apt-get > /dev/null; then

@@ -167,7 +167,8 @@ def test_a_newer_checkpoint_that_is_damaged_does_not_hide_that_an_older_one_is_o
 def test_a_checksum_follows_every_bit_and_place_but_not_the_layout(dtype):
     values = (jnp.arange(48) % 5).reshape(6, 8).astype(dtype)
     words = {tuple(checksum(array).tolist()) for array in (
-        values, values.at[3, 4].set(0), values.T.reshape(6, 8), values[::-1], jnp.zeros_like(values), values[:5])}
+        values, values.at[3, 4].set(jnp.zeros((), dtype)), values.T.reshape(6, 8), values[::-1],
+        jnp.zeros_like(values), values[:5])}
     assert len(words) == 6
     host = checksum(np.asarray(values))
     assert host.tolist() == checksum(values).tolist() != checksum(values.reshape(-1)[:47]).tolist()
