@@ -58,6 +58,7 @@ from input_pipeline.batches import Batch, Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.token_store import cache_folder
+from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
 from training.checkpoints import Checkpoints, open_checkpoints
 from training.compiled import Compiled
@@ -147,7 +148,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
         check_fits(config.model, data.sizes)
     except ValueError as error:
         raise UserError(f'config.{error}') from None
-    module = build_model(config.model, **data.sizes)
+    module = build_model(config.model, **data.sizes, pad=PAD)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
                         objective=make_objective(config), dropout_key=key_for('dropout', config.seed),

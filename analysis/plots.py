@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.compare import RunRecord, Spread, by_setting, label, spread
+from configs.options import is_used
 from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS
 from training.records import EVALUATED
@@ -121,7 +122,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
                 default=math.inf)
 
     def how(run):
-        smoothing = run.config['train.label_smoothing'] if run.config['task'] != 'regression' else 0
+        smoothing = run.config['train.label_smoothing'] if is_used('train.label_smoothing', run.config) else 0
         return _how(run, metric, run.config['eval.method'], run.config['decode.beam'],
                     f'label smoothing {smoothing:g}' if smoothing else '')
 
@@ -130,7 +131,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
             count = run.config['eval.bleu_sentences']
             return f'{count:,} sentences of validation' if 0 < count < there else 'all of validation'
         # Of pairs, those that are not too long to be trained on.
-        return 'validation' if run.config['task'] == 'translation' else 'all of validation'
+        return 'validation' if is_used('data.max_length', run.config) else 'all of validation'
 
     return f'{_named(metric)} in training: ' + _said(map(how, runs), map(part, runs))
 
@@ -151,7 +152,7 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
         return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
     if metric == 'loss':
         return smoothing
-    return 'teacher forcing' if run.config['task'] == 'translation' else ''
+    return 'teacher forcing' if is_used('eval.method', run.config) else ''  # beside measures of what it decodes
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:

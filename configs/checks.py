@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
-from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem
+from configs.options import BY_NAME, DEFAULTS, decisive, flatten, is_used, kind_problem
 from configs.tasks import SUBWORDS, TASKS, Task
 from errors import UserError, did_you_mean, faults_in, option_like
 
@@ -89,12 +89,10 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     """Of values that are possible each for itself, those that do not go together."""
     model, data, here = config.model, config.data, flatten(config)
 
-    def uses(key: str) -> bool:
-        return decisive(key, here) is None
-
     d_k = model.d_k or model.d_model // model.num_heads
-    require(not uses('model.num_heads') or model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v),
-            'model.num_heads', f'must divide d_model={model.d_model}, or give d_k and d_v')
+    divides = model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v)
+    require(not is_used('model.num_heads', here) or divides, 'model.num_heads',
+            f'must divide d_model={model.d_model}, or give d_k and d_v')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
     require(model.position != 'learned' or not task.longest or here[task.longest] <= model.max_length, task.longest,
@@ -116,9 +114,9 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     require(data.source != 'builtin' or not task.builtin or data.name in task.builtin, 'data.name',
             f'must be one of {", ".join(task.builtin)}')
 
-    require(not uses('data.context') or config.batch.rows * data.context <= MOST_TOKENS, 'batch.rows',
+    require(not is_used('data.context', here) or config.batch.rows * data.context <= MOST_TOKENS, 'batch.rows',
             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens')
-    require(not uses('batch.rows') or config.train.accumulate <= config.batch.rows, 'train.accumulate',
+    require(not is_used('batch.rows', here) or config.train.accumulate <= config.batch.rows, 'train.accumulate',
             f'must not exceed batch.rows={config.batch.rows}: a part has at least one row')
     require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',
             f'must be below train.steps={config.train.steps} for the cosine to have a place')

@@ -346,6 +346,11 @@ def decisive(name: str, here: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_used(name: str, here: Mapping[str, Any]) -> bool:
+    """Whether the option `name` is used beside the values of all options in `here`."""
+    return decisive(name, here) is None
+
+
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
     """{'model.d_model': 512, ...}"""
     flat = {}

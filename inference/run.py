@@ -18,7 +18,7 @@ from inference.text import Output, SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, open_data, read_sizes
-from input_pipeline.tokenizer import Tokenizer
+from input_pipeline.tokenizer import PAD, Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
 from training.processes import check_devices
@@ -62,7 +62,7 @@ class Run:
         params, self.checkpoint = checkpoints.parameters(checkpoint)
         tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, self.config.task)
         try:
-            module = build_model(self.config.model, **sizes)
+            module = build_model(self.config.model, **sizes, pad=PAD)
             self.model = make_answerer(self.config, module, params, tokenizers, sizes)
             check_parameters(self.model, params)
         except (AttributeError, LookupError, TypeError, ValueError) as error:

@@ -39,6 +39,7 @@ class Compiled:
         in common only where a 'tensor' axis joins them.
     """
 
+    # Many keywords: a training is put together here, and each is a part of it.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, devices: Devices | None = None):

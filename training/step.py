@@ -46,6 +46,7 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
+# Many keywords: what changes from step to step is given by position, what is fixed when it is compiled by keyword.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
                axis_name: str | None = None,
