@@ -40,17 +40,23 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
     """Adam (section 5.3: beta 0.9, 0.98, eps 1e-9), after clipping the gradient's norm where config.clip > 0.
 
     With config.weight_decay, AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices shrink by learning
-    rate * weight_decay a step; biases and layer norms, which are vectors, do not. With config.ema, the state holds an
-    average of the parameters too (`average_parameters`).
+    rate * weight_decay a step; vectors, such as layer norms, do not, nor do biases of any shape. With config.ema, the
+    state holds an average of the parameters too (`average_parameters`).
     """
     optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
                             weight_decay=config['weight_decay'],
-                            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))
+                            mask=lambda params: jax.tree_util.tree_map_with_path(_decays, params))
     if not config['weight_decay']:
         optimizer = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
     if config['clip']:
         optimizer = optax.chain(optax.clip_by_global_norm(config['clip']), optimizer)
     return optax.chain(optimizer, average_parameters(config['ema'])) if config['ema'] else optimizer
+
+
+def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
+    """Whether a parameter is a matrix. Biases of many layers or experts may be one array of two axes."""
+    name = next((str(part.key) for part in reversed(path) if isinstance(part, jax.tree_util.DictKey)), '')
+    return parameter.ndim > 1 and not name.endswith('bias')
 
 
 class AverageState(NamedTuple):

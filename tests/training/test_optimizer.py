@@ -1,3 +1,5 @@
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -53,3 +55,15 @@ def test_weight_decay_shrinks_matrices_and_not_vectors():
     updates, _ = optimizer.update(still, optimizer.init(params), params)
     np.testing.assert_allclose(updates['matrix'], -0.05, rtol=1e-6)
     np.testing.assert_array_equal(updates['vector'], 0)
+
+
+def test_weight_decay_leaves_biases_that_are_one_array():
+    # In the boxes of a fresh state, and out of them.
+    boxed = {'experts': {name: nn.Partitioned(jnp.ones((3, 2)), names=('expert', 'embed'))
+                         for name in ('inner_bias', 'bias', 'kernel')}}
+    optimizer = make_optimizer(SETTINGS | {'weight_decay': 0.1}, optax.constant_schedule(0.5))
+    state, params = nn.unbox(optimizer.init(boxed)), nn.unbox(boxed)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), state, params)
+    np.testing.assert_array_equal(updates['experts']['inner_bias'], 0)
+    np.testing.assert_array_equal(updates['experts']['bias'], 0)
+    np.testing.assert_allclose(updates['experts']['kernel'], -0.05, rtol=1e-6)
