@@ -69,7 +69,6 @@ from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
 from files import check_file, check_folder, expanded, naming, write_text, written_whole
-from inference.generate import Generator
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import table_line
@@ -176,7 +175,7 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
     with open_output(OUTPUT.value) as output:
         for answers in model.respond_all(read_lines(path), search):
             for number, answer in enumerate(answers, count + 1):
-                if number > 1 and FORMAT.value == 'text' and isinstance(model, Generator):
+                if number > 1 and FORMAT.value == 'text' and model.multiline:
                     output.write(BETWEEN + '\n')
                 output.write(output_line(model, answer, number, options.n_best, page) + '\n')
             output.flush()
@@ -204,7 +203,7 @@ def output_line(model: TextModel, answer: Output, number: int, n_best: int, page
     if pictured and weights is not None:
         save_figure(answer_figure(model, answer, LOOK.value, weights), picture_path(number))
     if FORMAT.value == 'text':
-        return answer.text if isinstance(model, Generator) else answer.line
+        return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()

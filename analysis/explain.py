@@ -27,7 +27,6 @@ from errors import UserError
 from files import write_text
 from inference.predict import Predictor
 from inference.text import Output, TextModel, TokenProbability
-from inference.translate import Translator
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
 
@@ -86,7 +85,7 @@ class Explanation:
 
 def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
                  number: int = 1, reference: str = '') -> Explanation:
-    """Explains a translation or a continuation.
+    """Explains what a model made of a text: a translation, a continuation.
 
     Args:
       model: that wrote it.
@@ -99,24 +98,17 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
       UserError: if the model has no attention.
     """
     first = chosen_kind(weights, '')
-    translates = isinstance(model, Translator)
-    titles = {'cross': ('translation', 'source'), 'encoder': ('source', 'source'),
-              'decoder': ('translation', 'translation so far')} if translates else {first: ('text', 'text')}
+    titles, (read, written) = model.titles, model.text_names(output)
     attention = [
         Attention(kind, weights[kind][:, :, :MOST_TOKENS, :MOST_TOKENS], queries[:MOST_TOKENS], keys[:MOST_TOKENS],
                   titles[kind], written=titles[kind][0] != 'source')
         for kind, (queries, keys) in model.axes(output).items() if kind in weights]
     attention.sort(key=lambda each: each.kind != first)
-    predictions: list[TokenProbability | None] = [*model.token_probabilities(output, ALTERNATIVES)]
-    if translates:
-        read, written = 'source', 'translation'
-    else:
-        read, written = ('prompt', 'continuation') if output.text else ('text', '')
-        predictions = [None, *predictions]
+    predictions = [*[None] * model.unpredicted, *model.token_probabilities(output, ALTERNATIVES)]
     texts = [(read, output.source), (written, output.text), ('reference', reference)]
     answers = [(f'{each.score:.3f}', f'{each.log_prob:.3f}', each.text) for each in output.hypotheses if each.text]
     return Explanation(
-        number, [(name, text) for name, text in texts if text or name == written == 'translation'],
+        number, [(name, text) for name, text in texts if text or name and name == written],
         attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if answers else [])
 
 

@@ -53,7 +53,9 @@ class Generator(TextModel):
         start token. Otherwise a prompt is a piece from the middle of a text.
     """
 
-    cut = True
+    cut, multiline = True, True
+    unpredicted = 1
+    titles = {'encoder': ('text', 'text')}
 
     def __init__(self, module: nn.Module, params: Params, tokenizer: Tokenizer, context: int, whole_documents: bool):
         super().__init__(module, params, {'source': tokenizer, 'target': tokenizer})
@@ -159,6 +161,10 @@ class Generator(TextModel):
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         pieces = self.tokenizers['target'].pieces(self._shown(output))
         return {'encoder': (pieces, pieces)}
+
+    @override
+    def text_names(self, output: Output) -> tuple[str, str]:
+        return ('prompt', 'continuation') if output.text else ('text', '')
 
     @override
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:

@@ -6,7 +6,7 @@ import dataclasses
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -171,10 +171,15 @@ class TextModel(abc.ABC):
       params: its parameters.
       tokenizers: {'source': of what is read, 'target': of what is written}.
       cut: whether an output that reaches its greatest length stays without an end token; otherwise it gets one.
+      multiline: whether what it writes may have line ends; otherwise an output is one line.
+      unpredicted: tokens at the beginning of a text that nothing predicts; `token_probabilities` begins behind them.
+      titles: {kind of `attention`: (what its queries are, what its keys are)}, in a word or two.
       distribute: puts the arrays of a search on the devices that the parameters are on.
     """
 
-    cut = False
+    cut, multiline = False, False
+    unpredicted: ClassVar[int]
+    titles: ClassVar[Mapping[str, tuple[str, str]]]
 
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
@@ -207,6 +212,10 @@ class TextModel(abc.ABC):
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
         """{kind of `attention`: (the pieces that are queries, those that are keys)}."""
+
+    @abc.abstractmethod
+    def text_names(self, output: Output) -> tuple[str, str]:
+        """What is read and what is written, in a word each: 'source' and 'translation'; '' if nothing is written."""
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:

@@ -45,6 +45,10 @@ class Translator(TextModel):
       max_length: tokens of the longest source, its end token included; a longer one is cut, with a warning.
     """
 
+    unpredicted = 0
+    titles = {'cross': ('translation', 'source'), 'encoder': ('source', 'source'),
+              'decoder': ('translation', 'translation so far')}
+
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer], max_length: int):
         super().__init__(module, params, tokenizers)
         self.max_length = max_length
@@ -189,6 +193,10 @@ class Translator(TextModel):
         # Row t of the decoder's self-attention reads token t - 1 and predicts token t, which names the row.
         target = [*self.tokenizers['target'].pieces(output.hypotheses[0].tokens), END]
         return {'encoder': (source, source), 'decoder': (target, ['<s>', *target[:-1]]), 'cross': (target, source)}
+
+    @override
+    def text_names(self, output: Output) -> tuple[str, str]:
+        return 'source', 'translation'
 
     def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
         """The log-probability of each target token, and of the end token, given the source and the tokens before."""

@@ -188,6 +188,32 @@ def test_a_continuation_is_explained_as_far_as_a_window_reaches(generator):
         float(jax.nn.softmax(logits)[0, 3, TOKENIZER.encode('e')[0]]), rel=1e-4)
 
 
+def test_what_is_not_written_is_named_only_where_it_is_missed(translator, generator):
+    empty = output('ab', '')
+    assert explain_text(translator, empty, translator.attention(empty)).texts == [('source', 'ab'), ('translation', '')]
+    explanation = explain_text(generator, empty, generator.attention(empty))
+    assert explanation.texts == [('text', 'ab')] and explanation.answers == []
+
+
+def test_a_model_of_another_kind_is_explained_in_its_own_words(generator):
+    class Repairer(Generator):
+        unpredicted = 0
+        titles = {'encoder': ('repaired', 'broken')}
+
+        def text_names(self, output):
+            return 'broken', 'repaired'
+
+        def _read_and_written(self, output):
+            return {'tokens': output.source_tokens}, output.hypotheses[0].tokens
+
+    repairer = Repairer(generator.module, generator.params, TOKENIZER, 16, False)
+    answer = output('ab', 'cd')
+    explanation = explain_text(repairer, answer, repairer.attention(answer))
+    assert explanation.texts == [('broken', 'ab'), ('repaired', 'cd')]
+    assert explanation.attention[0].titles == ('repaired', 'broken')
+    assert [each.piece for each in explanation.predictions] == ['c', 'd']
+
+
 def test_a_recurrent_models_alignment_is_one_head(translator):
     alignment = np.full((1, 1, 3, 4), 0.25, np.float32)  # such a model has 'cross' alone
     attention, = explain_text(translator, output('abc', 'de'), {'cross': alignment}).attention
