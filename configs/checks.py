@@ -15,6 +15,7 @@ from errors import UserError, did_you_mean, faults_in, option_like
 MOST_TOKENS = 100_000_000  # of a batch
 LONGEST = 200  # characters of a value in a message
 AXES = ('data', 'fsdp', 'tensor')  # of the mesh
+ELSEWHERE = ('builtin', 'tfds')  # sources that read no files of the user's
 
 
 def config_from(flag: flags.FlagHolder,
@@ -109,7 +110,7 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
             f'must be {" or ".join(task.tokenizers)} for task={config.task}')
     require(data.tokenizer.kind not in SUBWORDS or data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
             'must be above 260, the special pieces and the bytes')
-    require(data.source != 'files' or bool(data.dir or data.file), 'data.dir', 'must name the folder of the files')
+    require(data.source in ELSEWHERE or bool(data.dir or data.file), 'data.dir', 'must name the folder of the files')
     require(data.source != 'tfds' or bool(data.name), 'data.name', 'must name a TFDS dataset')
     require(data.source != 'builtin' or not task.builtin or data.name in task.builtin, 'data.name',
             f'must be one of {", ".join(task.builtin)}')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.checks import data_can_be_looked_for
+from configs.checks import ELSEWHERE, data_can_be_looked_for
 from configs.tasks import SUBWORDS, TASKS
 from errors import UserError, told
 from files import expanded
@@ -18,7 +18,6 @@ from input_pipeline.token_store import cache_folder, document_tokenizers, tokeni
 
 SMALL = 10_000_000  # bytes of files that are read to their end; in larger ones the first lines are looked at
 FIRST_LINES = 1000
-ELSEWHERE = ('builtin', 'tfds')  # sources that read no files of the user's
 SPLITS = ('train', 'validation', 'test')
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.compare import RunRecord, load_runs
 from configs import recipes
-from configs.options import flatten
+from configs.options import flatten, is_used
 from configs.tasks import METRICS
 from errors import UserError
 from files import expanded
@@ -74,10 +74,10 @@ def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def described_data(config: dict[str, Any]) -> str:
     """The source of the data, in a few words."""
-    source = {'builtin': 'the built-in data', 'files': config['data.file'] or config['data.dir'],
-              'tfds': config['data.name']}[config['data.source']]
+    source = {'builtin': 'the built-in data', 'tfds': config['data.name']}.get(
+        config['data.source'], config['data.file'] or config['data.dir'])
     languages = f'{config["data.source_lang"]} -> {config["data.target_lang"]}, '
-    return (languages if config['task'] == 'translation' else '') + str(source)
+    return (languages if is_used('data.source_lang', config) else '') + source
 
 
 def described_model(config: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from configs import base, demo
 from configs.options import flatten
 from configs.sweeps import product, run_names, seeds
 from errors import UserError
-from tools.show_run import describe, nearest_recipe
+from tools.show_run import describe, described_data, nearest_recipe
 
 SHORT = {'train.steps': 100, 'optimizer.warmup': 30}
 CONFIG = flatten(demo.get_config()) | SHORT
@@ -200,6 +200,8 @@ def test_show_run_says_it_in_one_screen(tmp_path):
                                 'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
     assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
     assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']
+    # A source that it does not know by name has its files in a folder.
+    assert described_data(CONFIG | {'data.source': 'tables', 'data.dir': 'corpus'}) == 'en -> fr, corpus'
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
 
 

@@ -1,5 +1,6 @@
 """Recipes are possible; what is impossible is refused with its key."""
 
+import dataclasses
 import importlib
 import math
 import pathlib
@@ -168,6 +169,13 @@ def test_unusual_value_is_possible(values):
 def test_an_option_without_a_meaning_is_refused(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
         checks.check_config(changed(values))
+
+
+def test_a_source_of_files_needs_a_folder_whatever_its_name(monkeypatch):
+    sources = dataclasses.replace(BY_NAME['data.source'], allowed=OneOf((*choices('data.source'), 'tables')))
+    monkeypatch.setitem(checks.BY_NAME, 'data.source', sources)
+    with pytest.raises(UserError, match='^config.data.dir=\'\': must name the folder of the files$'):
+        checks.check_config(changed({'data.source': 'tables'}))
 
 
 def test_what_decides_over_an_option_is_an_option_or_a_part_of_a_task_with_such_values():
