@@ -6,7 +6,7 @@ import re
 import pytest
 
 from configs import base
-from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, decisive, flatten
+from configs.options import BY_NAME, DEFAULTS, OPTIONS, SECTIONS, choices, flatten
 from configs.tasks import METRICS, TASKS
 from inference.run import ANSWERERS
 from inference.text import SearchOptions, search_options
@@ -67,9 +67,8 @@ def test_every_part_that_a_task_names_is_there_and_is_named():
 
 @pytest.mark.parametrize('kind', MODELS)
 def test_an_option_is_used_by_a_model_that_has_it_as_an_attribute(kind):
-    task = next(name for name, task in TASKS.items() if kind in task.models)
-    used = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.') and name != 'model.kind'
-            and decisive(name, DEFAULTS | {'model.kind': kind, 'task': task}) is None}
+    used = {name.rpartition('.')[2] for name, option in BY_NAME.items() if name.startswith('model.')
+            and name != 'model.kind' and kind in option.only.get('model.kind', MODELS)}  # whatever else decides
     attributes = set(inspect.signature(MODELS[kind].module).parameters)
     options = {name.rpartition('.')[2] for name in BY_NAME if name.startswith('model.')}
     assert used == (attributes | (BLOCK if 'config' in attributes else set())) & options
