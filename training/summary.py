@@ -66,6 +66,8 @@ def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
 def _flops(jaxpr: core.Jaxpr) -> int:
     total, equations = 0, list[Any](jaxpr.eqns)
     for equation in equations:
+        if equation.primitive.name == 'ragged_dot_general':  # rows [m, k], each with one of several matrices [k, n]
+            total += 2 * math.prod(equation.invars[0].aval.shape) * equation.outvars[0].aval.shape[-1]
         if equation.primitive.name == 'dot_general':
             (contracted, _), _ = equation.params['dimension_numbers']
             left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape

@@ -17,6 +17,12 @@ def test_flops_of_products_loops_and_gradients():
     batched = jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))
     assert matmul_flops(lambda a, b: jnp.einsum('bij,bjk->bik', a, b), *batched) == 4 * one
 
+    # Rows sorted by which of the matrices each meets; its gradient is twice as much, in products of other shapes.
+    ragged, counts = jnp.ones((4, 5, 7)), jnp.array([1, 0, 2, 0])
+    assert matmul_flops(lambda a, b: jax.lax.ragged_dot(a, b, counts), a, ragged) == one
+    gradient = jax.grad(lambda a, b: jax.lax.ragged_dot(a, b, counts).sum(), argnums=(0, 1))
+    assert matmul_flops(gradient, a, ragged) == 3 * one
+
     def loop(a, b):
         return jax.lax.scan(lambda total, _: (total + a @ b, None), jnp.zeros((3, 7)), length=6)[0]
     assert matmul_flops(loop, a, b) == 6 * one
