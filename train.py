@@ -151,7 +151,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
     module = build_model(config.model, **data.sizes, pad=PAD)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
-                        objective=make_objective(config), dropout_key=key_for('dropout', config.seed),
+                        objective=make_objective(config, data), dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, TextModel):

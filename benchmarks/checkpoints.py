@@ -47,7 +47,7 @@ def main() -> None:
     optimizer = make_optimizer(config.optimizer, make_schedule(
         config.optimizer, d_model=config.model.d_model, steps=config.train.steps))
     compiled = Compiled(module, optimizer, plan.batch(0), parallel=config.parallel,
-                        objective=make_objective(config), dropout_key=jax.random.key(1),
+                        objective=make_objective(config, data), dropout_key=jax.random.key(1),
                         accumulate=config.train.accumulate)
     state = compiled.init(seed=0)
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
 from input_pipeline.batches import Batch
+from input_pipeline.data import Data
 from model import Params
 from training.loss import Sums, cross_entropy, squared_error
 
@@ -40,24 +41,25 @@ def forward(module: nn.Module) -> Apply:
     return apply
 
 
-def make_objective(config: ConfigDict) -> Objective:
-    """What a config trains for: its task's objective, with the options of config.train."""
-    return OBJECTIVES[TASKS[config.task].objective](config.train)
+def make_objective(config: ConfigDict, data: Data) -> Objective:
+    """What a config trains for on its data: its task's objective, with the options of config.train."""
+    return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
-def make_cross_entropy(train: ConfigDict) -> Objective:
+def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
     """Cross-entropy of one pass, or of two by R-Drop."""
+    train = config.train
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
     return r_drop(measure, train.r_drop) if train.r_drop else supervised(measure)
 
 
-def make_squared_error(train: ConfigDict) -> Objective:
+def make_squared_error(config: ConfigDict, data: Data) -> Objective:
     """Squared error, which has no options."""
     return supervised(squared_error)
 
 
-# The name of a task's objective (configs/tasks.py) -> what makes it of config.train.
-OBJECTIVES: Mapping[str, Callable[[ConfigDict], Objective]] = {
+# The name of a task's objective (configs/tasks.py) -> what makes it of a config and its data.
+OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data], Objective]] = {
     'cross_entropy': make_cross_entropy, 'squared_error': make_squared_error}
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.modes import Mode, compiled, train
 from configs import base, digits_vit, pendulum
+from input_pipeline.data import open_data
 from training.loss import cross_entropy
-from training.objective import forward, make_objective, r_drop, supervised, symmetric_divergence
+from training.objective import OBJECTIVES, forward, make_objective, r_drop, supervised, symmetric_divergence
 from training.step import init_state, train_step
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
@@ -141,4 +142,15 @@ def test_a_config_chooses_its_objective(recipe, r_drop, measures):
         batch['targets'] = jnp.zeros((12, 5))
     module = Noisy()
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
-    assert make_objective(config)(forward(module), params, batch, jax.random.key(0)).others.keys() == measures
+    objective = make_objective(config, open_data(digits_vit.get_config()))  # on which these do not depend
+    assert objective(forward(module), params, batch, jax.random.key(0)).others.keys() == measures
+
+
+def test_an_objective_may_depend_on_the_data(monkeypatch):
+    config = digits_vit.get_config()
+    monkeypatch.setitem(OBJECTIVES, 'cross_entropy', lambda config, data: supervised(functools.partial(
+        cross_entropy, label_smoothing=1 / data.sizes['outputs'])))
+    logits, batch = jnp.zeros((12, 10)).at[:, 0].set(1.0), batch_of()
+    found = make_objective(config, open_data(config))(lambda *_: (logits, {}), {}, batch, None)
+    expected = supervised(SMOOTHED)(lambda *_: (logits, {}), {}, batch, None)  # 0.1, as there are 10 digits
+    assert float(found.loss) == float(expected.loss) > 1
