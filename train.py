@@ -53,7 +53,7 @@ from configs.options import DEFAULTS, flatten
 from errors import UserError
 from inference.run import Answerer, make_answerer
 from inference.scores import Evaluation
-from inference.text import TextModel
+from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
@@ -154,7 +154,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
                         objective=make_objective(config, data), dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
-    if isinstance(model, TextModel):
+    if isinstance(model, SearchModel):
         model.distribute = compiled.distribute  # its searches use all devices too
     return Setup(config, directory.path, data, plan, validation, model, schedule, compiled)
 

@@ -24,8 +24,8 @@ from inference.text import (
     Hypothesis,
     Output,
     SearchInput,
+    SearchModel,
     SearchOptions,
-    TextModel,
     attention_weights,
     checked_texts,
     search_options,
@@ -43,7 +43,7 @@ log = logging.getLogger('allyouneed.decode')
 SAMPLES = 3
 
 
-class Generator(TextModel):
+class Generator(SearchModel):
     """A decoder-only language model.
 
     Attributes:

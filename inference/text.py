@@ -167,24 +167,20 @@ class TextModel(abc.ABC):
     """A model that writes text, with its parameters and tokenizers.
 
     Attributes:
-      module: any module with encode, init_cache, decode_step and length_limit.
+      module: any module that reads tokens and has a length_limit.
       params: its parameters.
       tokenizers: {'source': of what is read, 'target': of what is written}.
-      cut: whether an output that reaches its greatest length stays without an end token; otherwise it gets one.
       multiline: whether what it writes may have line ends; otherwise an output is one line.
       unpredicted: tokens at the beginning of a text that nothing predicts; `token_probabilities` begins behind them.
       titles: {kind of `attention`: (what its queries are, what its keys are)}, in a word or two.
-      distribute: puts the arrays of a search on the devices that the parameters are on.
     """
 
-    cut, multiline = False, False
+    multiline = False
     unpredicted: ClassVar[int]
     titles: ClassVar[Mapping[str, tuple[str, str]]]
 
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         self.module, self.params, self.tokenizers = module, params, dict(tokenizers)
-        self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
-        self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
         self._log_probs = jax.jit(self._teacher_forced)
         self._ranked = jax.jit(self._teacher_forced_ranks, static_argnames=('top',))
         self._attention = jax.jit(
@@ -221,14 +217,6 @@ class TextModel(abc.ABC):
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
         """For the best hypothesis, the module's arguments by name, and the tokens that its outputs predict."""
 
-    @abc.abstractmethod
-    def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
-        """What is searched for a tokenised source."""
-
-    @abc.abstractmethod
-    def _max_length(self, width: int, options: SearchOptions) -> int:
-        """The greatest `SearchInput.limit` of sources that are padded to `width`."""
-
     def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
         """The probability of each token of the best hypothesis, given those before it (teacher forcing).
 
@@ -248,6 +236,60 @@ class TextModel(abc.ABC):
             alternatives = [(name, probability) for other, name, probability in ranked if other != token]
             found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
         return found
+
+    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+        """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
+        length, first, last = 0, [], collections.deque(maxlen=count)
+        for part in self.tokenizers['source'].encode_parts(text):
+            length += len(part)
+            first += part[:count - len(first)].tolist()
+            last.extend(part[-count:].tolist())
+        return length, first, list(last)
+
+    def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
+        return self.module.apply({'params': params}, *args, **options)
+
+    def _teacher_forced(self, params, inputs, targets):
+        logits = self._apply(params, **inputs)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+    def _teacher_forced_ranks(self, params, inputs, targets, *, top):
+        probabilities = jax.nn.softmax(self._apply(params, **inputs))
+        of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
+        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
+
+    def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
+        """The rows as an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads so many."""
+        longest = max(1, *map(len, rows))
+        length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
+        padded = np.full((max(count, len(rows)), length), PAD, np.int32)
+        for row, tokens in enumerate(rows):
+            padded[row, :len(tokens)] = tokens
+        return padded
+
+
+class SearchModel(TextModel):
+    """A model whose text is searched for, token by token. Its module has encode, init_cache and decode_step, too.
+
+    Attributes:
+      cut: whether an output that reaches its greatest length stays without an end token; otherwise it gets one.
+      distribute: puts the arrays of a search on the devices that the parameters are on.
+    """
+
+    cut = False
+
+    def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
+        super().__init__(module, params, tokenizers)
+        self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
+        self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
+
+    @abc.abstractmethod
+    def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
+        """What is searched for a tokenised source."""
+
+    @abc.abstractmethod
+    def _max_length(self, width: int, options: SearchOptions) -> int:
+        """The greatest `SearchInput.limit` of sources that are padded to `width`."""
 
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None) -> list[list[Hypothesis]]:
@@ -285,15 +327,6 @@ class TextModel(abc.ABC):
                              max_length=self._max_length(batch.shape[1], options))
         return process_allgather(found, tiled=True)
 
-    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
-        """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
-        length, first, last = 0, [], collections.deque(maxlen=count)
-        for part in self.tokenizers['source'].encode_parts(text):
-            length += len(part)
-            first += part[:count - len(first)].tolist()
-            last.extend(part[-count:].tolist())
-        return length, first, list(last)
-
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
         tokens = tokens[tokens != PAD].tolist()
@@ -301,9 +334,6 @@ class TextModel(abc.ABC):
         tokens = tokens[:-1] if ended else tokens
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
                           float(found.scores[row, rank]), ended)
-
-    def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
-        return self.module.apply({'params': params}, *args, **options)
 
     # What is traced once, for `find`: arrays by position, what is static by keyword.
     def _encode_and_search(self, params, source, start, limits, numbers, seed, draw, *, max_length, options):
@@ -322,24 +352,6 @@ class TextModel(abc.ABC):
                              num_samples=width, alpha=options.alpha, cut=self.cut, keys=keys,
                              temperature=options.temperature if options.method == 'sample' else 0.0,
                              top_k=options.top_k, top_p=options.top_p)
-
-    def _teacher_forced(self, params, inputs, targets):
-        logits = self._apply(params, **inputs)
-        return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
-
-    def _teacher_forced_ranks(self, params, inputs, targets, *, top):
-        probabilities = jax.nn.softmax(self._apply(params, **inputs))
-        of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
-        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
-
-    def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-        """The rows as an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads so many."""
-        longest = max(1, *map(len, rows))
-        length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
-        padded = np.full((max(count, len(rows)), length), PAD, np.int32)
-        for row, tokens in enumerate(rows):
-            padded[row, :len(tokens)] = tokens
-        return padded
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:

@@ -19,8 +19,8 @@ from inference.text import (
     Hypothesis,
     Output,
     SearchInput,
+    SearchModel,
     SearchOptions,
-    TextModel,
     attention_weights,
     checked_texts,
     search_options,
@@ -38,7 +38,7 @@ SAMPLES = 3  # translations that an evaluation shows
 TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
 
 
-class Translator(TextModel):
+class Translator(SearchModel):
     """Any encoder-decoder.
 
     Attributes:

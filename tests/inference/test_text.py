@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from errors import UserError
 from inference import text as text_module
 from inference.generate import Generator
-from inference.text import Hypothesis, Output, SearchOptions
+from inference.text import Hypothesis, Output, SearchOptions, TextModel
 from inference.translate import Translator
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer
@@ -53,8 +53,21 @@ class Parrot(Generator):
         super().__init__(nn.Dense(1), {}, ByteTokenizer(), context, whole_documents)
 
 
+class Shout(TextModel):
+    """Answers without a search, hence without what a search needs."""
+    examples = attention = axes = text_names = _read_and_written = None
+
+    def respond(self, lines, options, *, first=0):
+        return [Output(line, [], [Hypothesis(line.upper(), [], 0.0, 0.0)]) for line in lines]
+
+
 def answers(model, lines, options=OPTIONS):
     return list(itertools.chain.from_iterable(model.respond_all(lines, options)))
+
+
+def test_a_model_of_text_needs_no_search():
+    shout = Shout(nn.Dense(1), {}, dict.fromkeys(('source', 'target'), ByteTokenizer()))
+    assert [answer.text for answer in answers(shout, ['a', '', 'bc', 'd'])] == ['A', '', 'BC', 'D']
 
 
 @pytest.fixture
