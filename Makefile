@@ -37,9 +37,9 @@ test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pict
 
 lint: $(VENV)/installed  ## Check style, types and the arrows of imports
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright
-	$(VENV)/bin/lint-imports --no-logo
+	@# All three, also where the first finds something.
+	@status=0; for check in 'ruff check .' pyright 'lint-imports --no-logo'; do \
+		echo "$$check"; $(VENV)/bin/$$check || status=1; done; exit $$status
 
 docs: $(VENV)/installed  ## Build the documentation into build/docs, and check its links
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,docs]'

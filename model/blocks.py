@@ -33,8 +33,8 @@ class BlockConfig(flax.struct.PyTreeNode):
       d_v: width of a head's values; 0 means d_model / num_heads.
       norm: 'post', LN(x + Sublayer(x)), the paper's; or 'pre', x + Sublayer(LN(x)), with one LN after the stack.
       score: attention's score function: 'scaled_dot' (the paper's), 'dot', 'general' or 'additive'.
-      position: how a position is told from another; see model/positional.py. 'sinusoidal' and 'learned' are added to
-        the embeddings, 'rotary', 'relative' (T5's) and 'alibi' act inside self-attention, 'none' is nowhere.
+      position: how a position is told from another, one of the SCHEMES of model/positional.py. Those in ADDED are added
+        to the embeddings, those in RELATIVE act inside self-attention, 'none' is nowhere.
       attention_kernel: 'auto', 'plain', 'chunked' or 'fused'; see MultiHeadAttention.
       activation: 'relu' (the paper's), 'gelu' or 'silu'.
       dropout: on each sublayer's output and on the embeddings (section 5.4).

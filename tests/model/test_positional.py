@@ -8,6 +8,7 @@ import pytest
 
 from model.positional import (
     RELATIVE,
+    SCHEMES,
     PositionalEncoding,
     alibi_bias,
     alibi_slopes,
@@ -101,8 +102,7 @@ def test_learned_positions_that_are_too_short_are_an_error():
 
 
 def test_unknown_scheme_is_an_error():
-    with pytest.raises(ValueError,
-                       match="position='rotation' is not one of sinusoidal, learned, rotary, relative, alibi, none"):
+    with pytest.raises(ValueError, match=f"position='rotation' is not one of {', '.join(SCHEMES)}"):
         PositionalEncoding('rotation', 6, max_length=4).init(jax.random.key(0), jnp.arange(3), 3)
 
 

@@ -16,7 +16,7 @@ from model.attention import (
     fused_attention,
     general_scores,
 )
-from model.positional import AlibiBias, BucketedBias, alibi_slopes
+from model.positional import RELATIVE, RelativeBias
 from model.relation import Relation, look_ahead_mask
 from tests.model.helpers import close, normal, random_params
 
@@ -26,9 +26,11 @@ RELATIONS = {
     'padded': Relation(visible=jnp.array([[1, 1, 1, 0, 0, 1, 1], [0] * 7], bool)),
     'packed': Relation.within(jnp.arange(7)[None], segments=jnp.array([[1, 1, 2, 2, 2, 3, 0], [1] * 7]), causal=True),
     'mask': Relation(mask=jnp.asarray(np.random.default_rng(0).random((2, 3, 7, 7)) < 0.6)),
-    'alibi': Relation.within(jnp.arange(7)[None], causal=True).replace(bias=AlibiBias(jnp.asarray(alibi_slopes(3)))),
-    'relative': Relation.within(jnp.arange(7)[None]).replace(bias=BucketedBias(normal(5, 32, 3))),
 }
+for scheme in RELATIVE:  # those that are a bias
+    module = RelativeBias(scheme, 3)
+    if bias := module.apply({'params': random_params(module)}):
+        RELATIONS[scheme] = Relation.within(jnp.arange(7)[None], causal=scheme == 'alibi').replace(bias=bias)
 
 
 def query_key_value(dtype=jnp.float32):
@@ -67,6 +69,20 @@ def test_the_chunked_kernel_is_the_plain_one(relation, chunk):
     of_plain, of_chunked = (jax.jit(jax.grad(functools.partial(total, kernel), argnums=(0, 1, 2)))(*inputs)
                             for kernel in (plain, chunked))
     jax.tree.map(close, of_chunked, of_plain)
+
+
+@pytest.mark.parametrize('name', [name for name, relation in RELATIONS.items() if relation.bias])
+def test_a_learned_bias_learns_the_same_through_the_chunked_kernel(name):
+    inputs, relation = query_key_value(), RELATIONS[name]
+
+    def total(bias, kernel):
+        return jnp.sum(jnp.sin(kernel(*inputs, relation.replace(bias=bias))))
+
+    of_plain, of_chunked = (jax.jit(jax.grad(functools.partial(total, kernel=kernel)))(relation.bias) for kernel in (
+        lambda *args: attention(*args)[0], lambda *args: chunked_attention(*args, chunk=3)))
+    for chunked, plain in zip(jax.tree.leaves(of_chunked), jax.tree.leaves(of_plain), strict=True):
+        assert np.any(plain)
+        close(chunked, plain)
 
 
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)

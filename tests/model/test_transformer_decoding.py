@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model.positional import SCHEMES
 from tests.model.helpers import close
 from tests.model.small_transformer import SOURCE, TARGET, transformer
 
@@ -38,10 +39,14 @@ def in_order(beam):
     return jnp.tile(jnp.arange(beam), (TARGET.shape[1], 1))
 
 
-@pytest.mark.parametrize('norm, position, score, beam', [
+CASES = [
     ('post', 'sinusoidal', 'scaled_dot', 3), ('pre', 'learned', 'dot', 3), ('post', 'learned', 'general', 1),
     ('pre', 'sinusoidal', 'additive', 1), ('post', 'rotary', 'scaled_dot', 3), ('pre', 'relative', 'additive', 3),
-    ('post', 'alibi', 'scaled_dot', 3), ('pre', 'none', 'general', 1)])
+    ('post', 'alibi', 'scaled_dot', 3), ('pre', 'none', 'general', 1)]
+CASES += [('pre', scheme, 'scaled_dot', 2) for scheme in SCHEMES if scheme not in {case[1] for case in CASES}]
+
+
+@pytest.mark.parametrize('norm, position, score, beam', CASES)
 def test_decoding_step_by_step_is_teacher_forcing(norm, position, score, beam):
     model, variables = transformer(norm=norm, position=position, score=score)
     logits = decode(model, variables, SOURCE, HYPOTHESES[:, :beam], in_order(beam))
