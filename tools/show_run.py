@@ -17,11 +17,11 @@ from typing import Any
 from analysis.compare import RunRecord, load_runs
 from configs import recipes
 from configs.options import flatten, is_used
-from configs.tasks import METRICS
+from configs.tasks import METRICS, goodness
 from errors import UserError
 from files import expanded
 from training.checkpoints import Checkpoints, described, refuse_pipes
-from training.records import CONFIG, tensorboard
+from training.records import CONFIG, EVALUATED, tensorboard
 
 
 def main(folder: str) -> None:
@@ -121,8 +121,8 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
            + speed)
-    measured = {name.removeprefix('validation_'): points for name, points in run.curves.items()
-                if name.startswith('validation_')}
+    measured = {name.removeprefix(EVALUATED): points for name, points in run.curves.items()
+                if name.startswith(EVALUATED)}
     if not measured:
         return
     last = max(points[-1][0] for points in measured.values())
@@ -130,7 +130,7 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
     yield f'validation at step {last:,}: {values}'
     metric = run.config['eval.metric']
     if metric in measured:
-        step, value = METRICS[metric](measured[metric], key=lambda point: point[1])
+        step, value = max(measured[metric], key=lambda point: goodness(metric, point[1]))
         yield f'best {metric}: {value:.4g} at step {step:,}'
 
 

@@ -1,0 +1,31 @@
+"""The Python of the pages about notebooks: what it calls is there."""
+
+import pathlib
+import re
+from unittest import mock
+
+import analysis.pictures
+import inference
+from inference.run import Run
+from inference.text import Output
+from inference.translate import Translator
+
+PAGES = 'README.md', 'docs/notebooks.md'
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_python_of_the_pages_calls_what_there_is(monkeypatch, capsys):
+    run = mock.create_autospec(Run, instance=True)
+    run.model = mock.create_autospec(Translator, instance=True)
+    run.model.token_probabilities.return_value = []
+    run.model.attention.return_value = {'cross': 'weights'}
+    output = mock.create_autospec(Output, instance=True, text='vendredi 25 août 1922')
+    run.translate.return_value, run.workdir = [output], pathlib.Path('RUN')
+    monkeypatch.setattr(inference, 'load', mock.create_autospec(inference.load, return_value=run))
+    for name in 'answer_figure', 'save_figure':
+        monkeypatch.setattr(analysis.pictures, name, mock.create_autospec(getattr(analysis.pictures, name)))
+    for page in PAGES:
+        [snippet] = re.findall('```python\n(.*?)```', (ROOT / page).read_text(encoding='utf-8'), re.DOTALL)
+        exec(compile(snippet, page, 'exec'), {})
+    assert analysis.pictures.save_figure.called
+    assert capsys.readouterr().out == 'vendredi 25 août 1922\n'

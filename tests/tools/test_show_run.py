@@ -1,0 +1,16 @@
+"""python -m tools.show_run: what it says of a run's curves."""
+
+import math
+import pathlib
+
+from analysis.compare import RunRecord
+from configs import base
+from configs.options import flatten
+from tools.show_run import progress_lines
+
+
+def test_an_evaluation_that_found_no_number_is_not_the_best():
+    config = flatten(base.get_config()) | {'eval.metric': 'loss'}
+    curves = {'validation_loss': [(2, math.nan), (4, 3.5), (6, 3.0), (8, 3.0)]}
+    lines = list(progress_lines(RunRecord('run', pathlib.Path('run'), {}, config, curves, {})))
+    assert lines[-2:] == ['validation at step 8: loss 3', 'best loss: 3 at step 6']
