@@ -28,8 +28,8 @@ RELATIONS = {
     'mask': Relation(mask=jnp.asarray(np.random.default_rng(0).random((2, 3, 7, 7)) < 0.6)),
 }
 for scheme in RELATIVE:  # those that are a bias
-    module = RelativeBias(scheme, 3)
-    if bias := module.apply({'params': random_params(module)}):
+    bias, _ = RelativeBias(scheme, 3).init_with_output(jax.random.key(5))
+    if bias:
         RELATIONS[scheme] = Relation.within(jnp.arange(7)[None], causal=scheme == 'alibi').replace(bias=bias)
 
 
