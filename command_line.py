@@ -104,6 +104,19 @@ def _quietly_ended() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def flag_files_explained() -> Iterator[None]:
+    """Within this, a file that --flagfile names and that cannot be read ends the script with a message and status 2.
+
+    ml_collections reads such files already where a script defines --config.
+    """
+    with _explained():
+        try:
+            yield
+        except (flags.Error, UnicodeDecodeError) as error:
+            raise UserError(_no_flag_file(error) or str(error)) from error
+
+
+@contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Within this, a UserError, or a file that the system refuses, ends the script with a message and status 2."""
     try:
@@ -134,7 +147,10 @@ def _parse(argv: list[str]) -> list[str]:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
     except flags.Error as error:  # a flag that does not exist, or a value of another type
-        raise UserError(_no_config(recipe, error) or str(error).removeprefix('flag ')) from error
+        raise UserError(_no_flag_file(error) or _no_config(recipe, error) or str(error).removeprefix('flag ')
+                        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(_no_flag_file(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_unknown_option(argv) or _no_config(recipe, error)
                         or f'--config or an override of it is wrong: {error.args[0]}') from error
@@ -215,6 +231,14 @@ def _no_config(recipe: str, error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return f'{recipe}: {error}'
+
+
+def _no_flag_file(error: BaseException) -> str:
+    """What to say where absl could not read a file that --flagfile names; '' of another error."""
+    if isinstance(error, UnicodeDecodeError):
+        return f'a file that --flagfile names is no text: {error}'
+    reason = error.__context__  # absl's words around it are no sentence
+    return f'--flagfile={reason.filename}: {reason.strerror}' if isinstance(reason, OSError) else ''
 
 
 def _unknown_option(argv: list[str]) -> str:

@@ -13,9 +13,10 @@ report.csv, curves.png, varied.png.
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from command_line import read_command_line, run_script
+from command_line import flag_files_explained, read_command_line, run_script
 
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+with flag_files_explained():
+    CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: created, or gone on with.')
 SPLIT = flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Score every run on this split.')

@@ -10,7 +10,7 @@ stopped by SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped a
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import read_command_line, run_script, use_huge_pages
+from command_line import flag_files_explained, read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -18,7 +18,8 @@ if __name__ == '__main__':
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+with flag_files_explained():
+    CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
 COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: HOST:PORT of process 0. Slurm, TPU '
                                   'pods and GKE tell it without these three flags.')

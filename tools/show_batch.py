@@ -12,9 +12,10 @@ import logging
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import read_command_line, run_script
+from command_line import flag_files_explained, read_command_line, run_script
 
-CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
+with flag_files_explained():
+    CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
 STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
 
