@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from absl import app, flags
 from absl import logging as absl_logging
 
-from configs.checks import no_recipe
+from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
 from errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from files import naming
@@ -147,8 +147,8 @@ def _parse(argv: list[str]) -> list[str]:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
     except flags.Error as error:  # a flag that does not exist, or a value of another type
-        raise UserError(_no_flag_file(error) or _no_config(recipe, error) or str(error).removeprefix('flag ')
-                        ) from error
+        raise UserError(_no_flag_file(error) or _without_recipe(error) or _no_config(recipe, error)
+                        or str(error).removeprefix('flag ')) from error
     except UnicodeDecodeError as error:
         raise UserError(_no_flag_file(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -158,7 +158,7 @@ def _parse(argv: list[str]) -> list[str]:
         raise
     except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
         if not recipe and 'empty string' in str(error):
-            raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py') from error
+            raise UserError(NO_CONFIG) from error
         raise UserError('--config or another file of flags cannot be read: '
                         f'{str(error).splitlines()[-1].strip()}') from error
 
@@ -239,6 +239,14 @@ def _no_flag_file(error: BaseException) -> str:
         return f'a file that --flagfile names is no text: {error}'
     reason = error.__context__  # absl's words around it are no sentence
     return f'--flagfile={reason.filename}: {reason.strerror}' if isinstance(reason, OSError) else ''
+
+
+def _without_recipe(error: flags.Error) -> str:
+    """What to say of an option of the config where there is no --config, which makes each a flag; '' of others."""
+    name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
+    if 'config' not in flags.FLAGS or not name.startswith('config.'):
+        return ''
+    return f'--{name} needs a recipe: give one, for example --config=configs/demo.py'
 
 
 def _unknown_option(argv: list[str]) -> str:

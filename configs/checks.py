@@ -13,6 +13,7 @@ from configs.tasks import SUBWORDS, TASKS, Task
 from errors import UserError, did_you_mean, faults_in, option_like
 
 MOST_TOKENS = 100_000_000  # of a batch
+NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # characters of a value in a message
 AXES = ('data', 'fsdp', 'tensor')  # of the mesh
 ELSEWHERE = ('builtin', 'tfds')  # sources that read no files of the user's
@@ -31,7 +32,7 @@ def config_from(flag: flags.FlagHolder,
     """
     path = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
     if not path:
-        raise UserError('--config is missing: give a recipe, for example --config=configs/demo.py')
+        raise UserError(NO_CONFIG)
     if not os.path.isfile(path):
         raise UserError(no_recipe(path))
     with faults_in(path):

@@ -1,4 +1,4 @@
-"""--flagfile of the scripts: a file that cannot be read is told in a line."""
+"""--flagfile of the scripts, and options of the config without a recipe: mistakes are told in a line."""
 
 import pathlib
 import subprocess
@@ -30,3 +30,13 @@ def test_options_may_stand_in_a_flag_file(tmp_path):
     done = subprocess.run([sys.executable, 'train.py', f'--flagfile={path}', '--print_config'], cwd=ROOT,
                           capture_output=True, text=True, check=True)
     assert '--config.model.d_model=48' in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize('script', ['train.py', 'sweep.py', 'tools/show_batch.py'])
+@pytest.mark.parametrize('flag', ['--config.model.num_layers=2', '--noconfig.model.remat'])
+def test_an_option_without_a_recipe_asks_for_one(script, flag):
+    module = script.removesuffix('.py').replace('/', '.')
+    done = subprocess.run([sys.executable, '-m', module, flag], cwd=ROOT, capture_output=True, text=True)
+    name = flag.removeprefix('--').removeprefix('no').partition('=')[0]
+    assert done.returncode == 2
+    assert done.stderr == f'error: --{name} needs a recipe: give one, for example --config=configs/demo.py\n'
