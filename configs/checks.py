@@ -8,11 +8,10 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
-from configs.options import BY_NAME, DEFAULTS, decisive, flatten, is_used, kind_problem
+from configs.options import BY_NAME, DEFAULTS, MOST_TOKENS, decisive, flatten, is_used, kind_problem
 from configs.tasks import SUBWORDS, TASKS, Task
 from errors import UserError, did_you_mean, faults_in, option_like
 
-MOST_TOKENS = 100_000_000  # of a batch
 NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # characters of a value in a message
 AXES = ('data', 'fsdp', 'tensor')  # of the mesh

@@ -131,6 +131,7 @@ SECTIONS = {  # headings of docs/options.md
     'eval': 'Evaluation', 'checkpoint': 'Checkpoints', 'decode': 'Decoding, by decode.py and the evaluation',
 }
 MOST_STEPS = 10 ** 9
+MOST_TOKENS = 100_000_000  # of a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
 FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
 METHODS = OneOf(('beam', 'greedy', 'sample'))
@@ -236,7 +237,7 @@ OPTIONS = (
     Option('data.tokenizer.normalization', 'identity', "'identity' loses nothing", OneOf(('identity', 'nfkc')),
            LEARNED),
 
-    Option('batch.tokens', 4096, 'target positions of a batch at most, padding included', Between(1, 100_000_000),
+    Option('batch.tokens', 4096, 'target positions of a batch at most, padding included', Between(1, MOST_TOKENS),
            PAIRS),
     Option('batch.buckets', 6, 'padded lengths, hence compilations', Between(1, 1000), PAIRS),
     Option('batch.rows', 64, 'windows, images or series of a batch', Between(1, 1_000_000),

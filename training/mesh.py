@@ -19,9 +19,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from configs.checks import AXES
 from errors import UserError
 
-AXES = ('data', 'fsdp', 'tensor')
 ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch
 RULES = (  # the names that modules give to the axes of their matrices -> the axis of the mesh; earlier ones first
     ('vocab', 'tensor'),     # pieces of a vocabulary, classes
