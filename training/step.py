@@ -89,7 +89,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
     gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
     updates, opt_state = optimizer.update(gradients, schedule_at(state.opt_state, state.step), state.params)
     params = optax.apply_updates(state.params, updates)
-    finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.global_norm(gradients))
+    finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.tree.norm(gradients))
     params, opt_state, sums = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old),
         (params, opt_state, sums), (state.params, state.opt_state, jax.tree.map(jnp.zeros_like, sums)))
