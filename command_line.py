@@ -244,8 +244,8 @@ def _no_flag_file(error: BaseException) -> str:
 def _without_recipe(error: flags.Error) -> str:
     """What to say of an option of the config where there is no --config, which makes each a flag; '' of others."""
     name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
-    if 'config' not in flags.FLAGS or not name.startswith('config.'):
-        return ''
+    if 'config' not in flags.FLAGS or not name.startswith('config.') or 'config.seed' in flags.FLAGS:
+        return ''  # the last: there is a recipe, in a file of flags perhaps
     return f'--{name} needs a recipe: give one, for example --config=configs/demo.py'
 
 

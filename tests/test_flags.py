@@ -40,3 +40,12 @@ def test_an_option_without_a_recipe_asks_for_one(script, flag):
     name = flag.removeprefix('--').removeprefix('no').partition('=')[0]
     assert done.returncode == 2
     assert done.stderr == f'error: --{name} needs a recipe: give one, for example --config=configs/demo.py\n'
+
+
+def test_a_recipe_in_a_flag_file_is_one(tmp_path):
+    path = tmp_path / 'flags'
+    path.write_text('--config=configs/demo.py\n')
+    for recipe in f'--flagfile={path}', '--config=configs/demo.py':
+        done = subprocess.run([sys.executable, 'train.py', recipe, '--noconfig.seed'], cwd=ROOT, capture_output=True,
+                              text=True)
+        assert (done.returncode, 'needs a recipe' in done.stderr) == (2, False)
