@@ -17,7 +17,7 @@ if __name__ == '__main__':
 
 from absl import flags
 
-from configs.options import BY_NAME, OPTIONS, OneOf
+from configs.options import BY_NAME, OPTIONS, OneOf, flatten, is_used
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
@@ -105,6 +105,7 @@ def main() -> None:
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
     # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
     use_compilation_cache(cache_folder(''))
+    check_flags_are_used(run)
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
@@ -120,6 +121,15 @@ def main() -> None:
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
+
+
+def check_flags_are_used(run: Run) -> None:
+    """Raises UserError for a flag of a search that the run's model does not make."""
+    here = flatten(run.config)
+    for name in SEARCH:
+        if flags.FLAGS[name].value is not None and not is_used(f'decode.{name}', here):
+            raise UserError(f'--{name}={flags.FLAGS[name].value} means nothing to a run of task={run.config.task}: '
+                            'leave it out')
 
 
 def check_writable(workdir: Path) -> None:

@@ -223,7 +223,7 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
                     log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
                              step, config.eval.metric, config.eval.patience)
                     break
-    log.info('%d compilations of the train step; %.1f s of compiling in all; peak memory %.2f GB', len(shapes),
+    log.info('compilations of the train step: %d; %.1f s of compiling in all; peak memory %.2f GB', len(shapes),
              compile_time.seconds, peak_resident() / 2 ** 30)
 
 

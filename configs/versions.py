@@ -16,7 +16,7 @@ from configs.checks import unused, written
 from configs.options import DEFAULTS, kind_problem
 from errors import UserError, option_like
 
-VERSION = 2
+VERSION = 3  # since 3, names of splits mean nothing to the built-in data
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {the option's name before it: its name since}
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {an option, by its name of today: what it was before it}
     2: {'data.plain_spaces': 0.0},

@@ -20,8 +20,6 @@ from training.objective import Objective, forward
 from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
 
-MODES = ('jit', 'pmap')
-
 
 class Compiled:
     """Fresh state, train step and eval step for a mesh, compiled in one of two ways.

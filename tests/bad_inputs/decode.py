@@ -230,6 +230,7 @@ SLOW = [
       for name in ('gpu', 'cuda', 'nonsense')),
     # Arrays
     Case('--workdir={digits} --input={here}/none.npz', 'none.npz'),
+    Case('--workdir={digits} --split=test --beam=3', '--beam=3'),
     Case('--workdir={digits} --input=-', '-'),
     Case('--workdir={digits} --input={here}', '{here}'),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': ''}),

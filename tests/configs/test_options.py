@@ -15,7 +15,7 @@ from input_pipeline.data import DATA
 from model import attention, blocks, embedding, patches, positional, recurrent
 from model.build import BLOCK, MODELS
 from tools import options_page
-from training import compiled, mesh, optimizer
+from training import mesh, optimizer
 from training.objective import OBJECTIVES
 
 
@@ -45,7 +45,7 @@ def test_the_page_says_all_of_an_option():
     ('model.norm', blocks.NORMS), ('model.activation', blocks.ACTIVATIONS), ('model.position', positional.SCHEMES),
     ('model.share_embeddings', embedding.SHARING), ('model.recurrent.readout', recurrent.READOUTS),
     ('model.patches.pooling', patches.POOLINGS), ('optimizer.schedule', optimizer.SCHEDULES),
-    ('parallel.mode', compiled.MODES), ('task', TASKS)])
+    ('task', TASKS)])
 def test_what_may_be_chosen_is_what_is_there(name, there):
     assert choices(name) == tuple(there)
 
