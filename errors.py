@@ -93,7 +93,7 @@ def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
 
     each = error
     while each is not None:
-        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: the file is not text
+        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: not text
             return f'{path}:{each.lineno}' if each.lineno else path, each
         lines = [line for frame, line in traceback.walk_tb(each.__traceback__) if is_it(frame.f_code.co_filename)]
         if lines:
