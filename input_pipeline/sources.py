@@ -284,7 +284,7 @@ def tfds_text(value: Any) -> str:
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, plain or .gz, without line ends (a line feed, or carriage return and line feed).
+    """Yields the lines of a UTF-8 file, plain or .gz, without line ends (line feed, or carriage return and line feed).
 
     A byte order mark at the beginning, as Windows writes, is removed. The path - is stdin.
 
