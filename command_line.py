@@ -1,10 +1,10 @@
-"""The way that every script starts and ends: flags, help, what it says to a mistaken command line, exit status.
+"""The start and the end of every script: flags, help, errors of the command line, exit status.
 
 A script defines its flags after its light imports, calls `read_command_line`, and then imports what takes seconds:
-nobody waits for JAX to read --help, or that a flag is mistyped. Flags that libraries define are not accepted.
+nobody waits for JAX to read --help or to learn that a flag is mistyped. Flags that libraries define are not accepted.
 
-Scripts exit with 0 when they did what was asked and with 2, after one message on stderr, when they were
-asked for something that cannot be done. Any other exception is our own fault and keeps its traceback.
+Scripts exit with 0 on success. If the request cannot be fulfilled, they print one message on stderr and exit with 2.
+Any other exception is a bug of ours and keeps its traceback.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from configs.options import DEFAULTS, OPTIONS
 from errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from files import naming
 
-# Every script imports this file before it imports matplotlib, which looks at its backend then, and refuses one that it
-# does not know. Pictures are drawn into files, which needs none: whatever it says, it means nothing to a script.
+# matplotlib reads MPLBACKEND when it is imported and refuses a backend that it does not know. Scripts draw into files,
+# which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
 os.environ.pop('MPLBACKEND', None)
 
 
-_arguments: list[str] | None = None  # that are no flags, with the script's name first; None before they are read
+_arguments: list[str] | None = None  # those that are not flags, after the script's name; None before they are read
 
 
 def read_command_line(*, takes: str | None = None, module: str = '__main__') -> None:
-    """Parses the flags of a script, and ends it where --help is asked for or the command line is wrong.
+    """Parses the flags of a script. Exits if --help is given or the command line is wrong.
 
-    A script calls this between its flags and its imports of libraries that take seconds. What the project logs (the
-    logger 'allyouneed') goes to stderr from here on; stdout carries results only.
+    A script calls this between its flags and its imports of libraries that take seconds. From here on the project's
+    log (the logger 'allyouneed') goes to stderr; stdout carries results only.
 
     Args:
-      takes: the one argument that is no flag, where a script has one.
-      module: whose docstring --help prints.
+      takes: the name of the one argument that is not a flag, if the script has one.
+      module: the module whose docstring --help prints.
     """
     global _arguments
     use_utf8()
@@ -50,8 +50,8 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     log = logging.getLogger('allyouneed')
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    log.propagate = False  # not once more through absl's handler, which libraries log to
-    if isinstance(sys.stdout, io.TextIOWrapper):  # not None, as where it is closed
+    log.propagate = False  # absl's handler, which libraries log to, would print it again
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it is None where stdout is closed
         sys.stdout = _Stdout(sys.stdout)
     app.define_help_flags()
     with _quietly_ended(), _explained():
@@ -68,17 +68,17 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
-    """Calls `main` with what the command line has besides flags; a UserError becomes a message and exit status 2.
+    """Calls `main` with the arguments that are not flags; a UserError becomes a message and exit status 2.
 
-    Where the script has not called `read_command_line`, this does, with the same `takes`.
+    Calls `read_command_line` with the same `takes` if the script has not.
     """
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
 
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
-            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells much
-            # And asyncio, with a traceback, of each task of Orbax's that failed beside the one that we report.
+            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax logs much
+            # asyncio logs a traceback for each of Orbax's tasks that failed besides the one that we report.
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
@@ -92,13 +92,13 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _quietly_ended() -> Iterator[None]:
-    """Within this, Ctrl-C and a reader that leaves end the script without a traceback."""
+    """Ends the script without a traceback on Ctrl-C, or when the reader of its output is gone."""
     try:
         yield
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
@@ -118,19 +118,19 @@ def flag_files_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Within this, a UserError, or a file that the system refuses, ends the script with a message and status 2."""
+    """Ends the script with a message and status 2 on a UserError, or if the system refuses a file."""
     try:
         yield
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.filename is None:  # it may be our own fault
+        if error.filename is None:  # it may be a bug of ours
             raise
         _fail(f'{error.filename}: {error.strerror}')
 
 
 def _asked_for_help() -> set[str]:
-    """The flags for help that the command line has."""
+    """Returns the help flags on the command line."""
     return {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(sys.argv)
 
 
@@ -138,7 +138,7 @@ def _parse(argv: list[str]) -> list[str]:
     """Sets the flags, and returns the other arguments.
 
     Raises:
-      UserError: if there is no such flag, or its value is wrong, or the recipe of --config.
+      UserError: if a flag does not exist, a value is wrong, or the recipe of --config is.
     """
     recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
     if recipe and not os.path.isfile(recipe):
@@ -156,7 +156,7 @@ def _parse(argv: list[str]) -> list[str]:
                         or f'--config or an override of it is wrong: {error.args[0]}') from error
     except BrokenPipeError:
         raise
-    except OSError as error:  # ml_collections: 'Failed loading config file ...' and below it the reason
+    except OSError as error:  # ml_collections: 'Failed loading config file ...', with the reason on the last line
         if not recipe and 'empty string' in str(error):
             raise UserError(NO_CONFIG) from error
         raise UserError('--config or another file of flags cannot be read: '
@@ -164,9 +164,9 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 class _Stdout(io.TextIOWrapper):
-    """stdout in UTF-8, whatever the locale says; names of files, which may be no text, are written as they are.
+    """stdout in UTF-8, whatever the locale; file names that are not UTF-8 are written as their bytes.
 
-    That it can take no more is a UserError, which names it: the system's error would not.
+    A failed write is a UserError that names stdout; the system's error would not name it.
     """
 
     def __init__(self, stdout: io.TextIOWrapper):
@@ -188,17 +188,17 @@ class _Stdout(io.TextIOWrapper):
             with naming('stdout'):
                 yield
         except UserError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # or Python tries once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # or Python tries again at exit
             raise
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Reports what a thread or a callback raised, unless one of Orbax's came too late to report its task."""
+    """Calls `hook` for an exception of a thread or a callback, except for Orbax's tasks that outlive their loop."""
     return lambda told: None if str(told.exc_value) == 'Event loop is closed' else hook(told)
 
 
 def _flush() -> None:
-    """Writes what is left for stdout, while a failure can still be told."""
+    """Flushes stdout while a failure can still be reported."""
     if sys.stdout is not None:  # it may be closed
         sys.stdout.flush()
 
@@ -214,7 +214,7 @@ def _fail(message: str):
 
 
 def _recipe(argv: list[str]) -> str:
-    """The last --config=RECIPE or --config RECIPE."""
+    """Returns the value of the last --config=RECIPE or --config RECIPE."""
     found = ''
     for argument, following in zip(argv, [*argv[1:], ''], strict=True):
         if named := re.fullmatch('--?config(?:=(.*))?', argument, re.DOTALL):
@@ -223,10 +223,10 @@ def _recipe(argv: list[str]) -> str:
 
 
 def _no_config(recipe: str, error: BaseException) -> str:
-    """What to say where ml_collections could not call the recipe's get_config()."""
+    """Returns the message for a recipe whose get_config() ml_collections could not call."""
     if "no attribute 'get_config'" in str(error):
         return f'{recipe} has no function get_config()'
-    if 'Error whilst parsing config file' not in str(error):  # its words around what it met, with the traceback
+    if 'Error whilst parsing config file' not in str(error):  # the text that it puts around the exception
         return ''
     while error.__context__ is not None:
         error = error.__context__
@@ -250,7 +250,7 @@ def _without_recipe(error: flags.Error) -> str:
 
 
 def _unknown_option(argv: list[str]) -> str:
-    """What to say about the first --config.X=... for an option X that there is not."""
+    """Returns the message for the first --config.X=... whose option X does not exist; '' if there is none."""
     for argument in argv:
         named = re.match(r'--?(?:no)?config\.([^=]+)', argument)
         if named and named[1] not in DEFAULTS:
@@ -260,7 +260,7 @@ def _unknown_option(argv: list[str]) -> str:
 
 
 def _help(module: str, *, full: bool) -> None:
-    """Prints what the script does and its own flags; with `full` the config's options too, and the libraries' flags."""
+    """Prints what the script does, and its flags; with `full` also the config's options and the libraries' flags."""
     print(inspect.cleandoc(sys.modules[module].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
     if 'config' not in flags.FLAGS:
         return
@@ -279,9 +279,9 @@ def _help(module: str, *, full: bool) -> None:
 
 
 def use_utf8() -> None:
-    """Starts the script anew in Python's UTF-8 mode where the locale has another encoding for files and their names.
+    """Restarts the script in Python's UTF-8 mode if the locale has another encoding for files and their names.
 
-    Else texts would be read as what they are not, and TensorStore could not open a checkpoint whose path is not ASCII.
+    Otherwise texts would be decoded wrongly, and TensorStore could not open a checkpoint whose path is not ASCII.
     """
     if sys.getfilesystemencoding() != 'utf-8' and os.environ.get('PYTHONUTF8') != '1':
         os.environ['PYTHONUTF8'] = '1'
@@ -289,14 +289,16 @@ def use_utf8() -> None:
 
 
 def use_huge_pages() -> None:
-    """Starts the script anew with glibc's malloc asking for huge pages and keeping them, unless the user set tunables.
+    """Restarts the script with a glibc malloc that asks for huge pages and keeps them, unless the user set tunables.
 
     XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
     this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
-    XLA allocates in threads. A thread has an arena of its own, and what is larger than that (64 MB) comes from Linux
-    and goes back to it whatever mmap_max and trim_threshold say; hence one arena for all, where this process may use
-    two cores at most. There it was measured (0.46 -> 0.39 s a step). One arena has one lock, which the threads of many
-    cores would wait for at each allocation: they keep glibc's 8 arenas a core.
+
+    XLA allocates in threads, and each thread has its own arena. Buffers larger than an arena (64 MB) come from Linux
+    and return to it, whatever mmap_max and trim_threshold are. So a process that may use at most two cores gets one
+    arena for all threads; there we measured 0.46 -> 0.39 s a step. One arena has one lock, and the threads of many
+    cores would wait for it at each allocation: they keep glibc's 8 arenas a core.
+
     glibc reads the setting only when a process starts, so call this before the heavy imports.
     """
     if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ and not _asked_for_help():

@@ -1,4 +1,4 @@
-"""What a user did wrong, said so that they can mend it."""
+"""Errors that the user can correct, and the messages that say how."""
 
 import contextlib
 import difflib
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(Exception):
-    """Something in the input: the message says what is wrong, where, and what to do."""
+    """An error in the user's input. The message says what is wrong, where, and what to do."""
 
 
 def told(check: Callable[[], object]) -> list[str]:
-    """What `check` raises UserError with, if it does: for telling several mistakes at once."""
+    """Returns the message of the UserError that `check` raises, or nothing: to report several mistakes at once."""
     try:
         check()
     except UserError as error:
@@ -22,9 +22,9 @@ def told(check: Callable[[], object]) -> list[str]:
 
 
 def full_disk(error: BaseException | None) -> str | None:
-    """The system's words, if `error` or what led to it is that a disk, a quota or a file can take no more.
+    """Returns the system's message if a full disk, quota or file caused `error`, directly or indirectly; else None.
 
-    Libraries wrap the system's error in one of their own (TensorStore in text alone), so its words are looked for too.
+    Libraries wrap the system's error in their own (TensorStore only as text), so the message is searched too.
     """
     while error is not None:
         for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -36,11 +36,11 @@ def full_disk(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterator[None]:
-    """Within this, a full disk is a UserError. `explain` makes its message from the error and the system's words."""
+    """Turns a full disk into a UserError. `explain` makes its message from the error and the system's message."""
     try:
         yield
     except UserError:
-        raise  # it may come of a full disk, and says so better than we could
+        raise  # a full disk may have caused it, and then its message is better than ours
     except Exception as error:
         if not (reason := full_disk(error)):
             raise
@@ -49,10 +49,10 @@ def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterato
 
 @contextlib.contextmanager
 def little_memory_explained() -> Iterator[None]:
-    """Within this, that memory does not suffice, the machine's or a device's, is a UserError."""
+    """Turns a lack of memory, on the host or on a device, into a UserError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # the second is JAX's
+    except (MemoryError, RuntimeError) as error:  # JAX raises the second
         if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
             raise
         reason = str(error).partition('\n')[0] or 'no more can be had'
@@ -63,13 +63,13 @@ def little_memory_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
-    """Within this, what the user's own Python file at `path` raises is a UserError: 'PATH:LINE: NameError: ...'.
+    """Turns exceptions of the user's Python file at `path` into a UserError: 'PATH:LINE: NameError: ...'.
 
-    With `only`, what does not come from a line of that file is not touched.
+    With `only`, exceptions that do not come from a line of that file pass unchanged.
     """
     try:
         yield
-    except KeyboardInterrupt:  # the user's own, too, but from the keyboard
+    except KeyboardInterrupt:  # from the keyboard, not from the file
         raise
     except BaseException as error:
         place, cause = _place_in(path, error)
@@ -79,7 +79,7 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """What an exception of the user's says, whatever its class makes of that."""
+    """The message of an exception that the user's code raised; its class may fail to produce one."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:
@@ -87,13 +87,13 @@ def _words(error: BaseException) -> str:
 
 
 def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
-    """'PATH:LINE' that `error`, or what led to it, came from, and that exception; or '' and the error."""
+    """Returns 'PATH:LINE' where `error` or one of its causes was raised, and that exception; or '' and the error."""
     def is_it(name: str | None) -> bool:
         return name is not None and os.path.abspath(name) == os.path.abspath(path)
 
     each = error
     while each is not None:
-        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: it is no text
+        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: not text
             return f'{path}:{each.lineno}' if each.lineno else path, each
         lines = [line for frame, line in traceback.walk_tb(each.__traceback__) if is_it(frame.f_code.co_filename)]
         if lines:
@@ -103,13 +103,13 @@ def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """': did you mean X?' for the choice that is written most alike, or '' if none is near."""
+    """Returns ': did you mean X?' with the choice most similar to `word`, or '' if none is similar."""
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f': did you mean {near[0]}?' if near else ''
 
 
 def option_like(option: str, options: Iterable[str]) -> str:
-    """The same for an option of the config, 'modle.num_layers': its last part tells more than its section."""
+    """Like `did_you_mean`, for an option such as 'modle.num_layers': compares the last part before the section."""
     ends = {}
     for each in options:
         ends.setdefault(each.rpartition('.')[2], []).append(each)

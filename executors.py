@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run: in processes of this machine, or in jobs of a Slurm cluster."""
+"""Executors of a sweep's runs: processes of this machine, or jobs of a Slurm cluster."""
 
 import dataclasses
 import logging
@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from errors import UserError
 
-CUT_OFF = 75  # exit status of train.py when it was told to stop, and saved: EX_TEMPFAIL
+CUT_OFF = 75  # exit status of train.py after a stop request, once it has saved: EX_TEMPFAIL
 STOPPED = {CUT_OFF, *(sign for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for sign in (-each, 128 + each))}
 
 log = logging.getLogger('allyouneed.sweep')
@@ -32,14 +32,14 @@ log = logging.getLogger('allyouneed.sweep')
 class Job:
     """The commands of a run. Calling the job runs them one after the other, until one fails.
 
-    A job is sent to other machines, so it holds all that it needs.
+    A job is sent to other machines, so it contains all that it needs.
 
     Attributes:
-      name: of the run.
-      commands: with their arguments.
-      log: the file that the output of the commands is added to.
-      stopping: whether `stop` was called; no further command is begun.
-      process: of the command that runs.
+      name: the name of the run.
+      commands: the commands with their arguments.
+      log: the file to which the commands' output is appended.
+      stopping: whether `stop` was called; then no further command starts.
+      process: the process of the current command.
     """
     name: str
     commands: list[list[str]]
@@ -53,7 +53,7 @@ class Job:
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
-        """Runs the commands; the exit status is 0 or that of the command that failed."""
+        """Runs the commands. Returns 0, or the exit status of the command that failed."""
         self.failure.unlink(missing_ok=True)
         for command in self.commands:
             with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
@@ -61,8 +61,8 @@ class Job:
                 output.flush()
                 if self.stopping:
                     return CUT_OFF
-                # It has a session of its own: a terminal's Ctrl-C reaches it only through `stop`.
-                # close_fds=False: it inherits the lock of the sweep's directory, and holds it until it ends.
+                # The process has its own session: a terminal's Ctrl-C reaches it only through `stop`.
+                # close_fds=False: the process inherits the lock of the sweep's directory, and keeps it until it ends.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 env=environment, start_new_session=True, close_fds=False)
                 status = self.process.wait()
@@ -73,13 +73,13 @@ class Job:
         return 0
 
     def stop(self) -> None:
-        """Asks the process to save and end."""
+        """Asks the process to save and exit."""
         self.stopping = True
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Ends the process at once; the run goes on from its last checkpoint."""
+        """Kills the process at once; the run can resume from its last checkpoint."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
@@ -87,7 +87,7 @@ class Job:
         """Stops the run and queues it again, to resume; submitit calls this before a time limit or a preemption."""
         self.stop()
         if self.process is not None:
-            # Not process.wait(), which the signal that led here has interrupted.
+            # Not process.wait(): the signal whose handler calls this has interrupted that call.
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
 
@@ -100,7 +100,7 @@ class Executor(Protocol):
         ...
 
     def stop(self) -> None:
-        """Leaves every run so that it can be resumed; the sweep has been interrupted."""
+        """Leaves every run in a state from which it can resume, after an interruption of the sweep."""
 
 
 class Local(Executor):
@@ -118,7 +118,7 @@ class Local(Executor):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         self._jobs = jobs
         running = {self._pool.submit(self._run_on_share, job): job for job in jobs}
-        while running:  # a short timeout: a signal that another thread receives does not wake this one
+        while running:  # a short timeout: a signal to another thread does not wake this one
             for future in futures.wait(running, timeout=1, return_when=futures.FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
 
@@ -129,7 +129,7 @@ class Local(Executor):
             job.stop()
         try:
             self._pool.shutdown()
-        except KeyboardInterrupt:  # the second: there is no time to save
+        except KeyboardInterrupt:  # the second Ctrl-C: no time to save
             for job in self._jobs:
                 job.kill()
             raise
@@ -143,7 +143,7 @@ class Local(Executor):
 
 
 class Slurm(Executor):
-    """Runs jobs on a Slurm cluster, through submitit. They outlive the sweep, which finds them again by their ids.
+    """Runs jobs on a Slurm cluster through submitit. Jobs outlive the sweep; a later sweep finds them by their ids.
 
     Raises:
       UserError: if there is no Slurm.
@@ -154,9 +154,9 @@ class Slurm(Executor):
 
         Args:
           folder: DIR/logs/slurm, for submitit's files and the jobs' ids.
-          parameters: submitit's, of every job.
+          parameters: submitit's parameters for every job.
         """
-        # A node need not find this module: the job's class is sent with it.
+        # The job's class is sent with the job, so a node need not find this module.
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
             self._executor = submitit.AutoExecutor(folder, cluster='slurm')
@@ -169,7 +169,7 @@ class Slurm(Executor):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         waiting = {job: queued for job in jobs if (queued := self._queued(job)) is not None}
         new = [job for job in jobs if job not in waiting]
-        # Slurm signals a time limit to all processes; only submitit handles it, by a call of Job.checkpoint.
+        # Slurm signals a time limit to all processes; only submitit handles the signal, and calls Job.checkpoint.
         sent = [dataclasses.replace(job, commands=[['env', '--ignore-signal=USR2', *each] for each in job.commands])
                 for job in new]
         with self._executor.batch():
@@ -190,7 +190,7 @@ class Slurm(Executor):
         return self._folder / f'{job.name}.id'
 
     def _queued(self, job: Job) -> submitit.Job[int] | None:
-        """What an earlier sweep.py has submitted for a job, if it has not ended."""
+        """Returns the job that an earlier sweep.py submitted, if it has not ended."""
         ticket = self._ticket(job)
         if not ticket.exists():
             return None

@@ -1,4 +1,4 @@
-"""Files of the user's: written whole or not at all, found to be unwritable before the work, read as JSON."""
+"""The user's files: atomic writes, checks for write access before the work starts, and JSON."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from errors import UserError
 
 
 def expanded(path: str | Path) -> Path:
-    """The path, with ~ and ~NAME replaced: shells leave them where they stand behind an =.
+    """Returns the path with ~ and ~NAME expanded: shells do not expand them after an =.
 
     Raises:
       UserError: if there is no such user.
@@ -26,7 +26,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_name(path: Path) -> None:
-    """Raises UserError if the path is no UTF-8: libraries that write checkpoints could not open it."""
+    """Raises UserError if the path is not UTF-8: libraries that write checkpoints could not open it."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -35,7 +35,7 @@ def check_name(path: Path) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Within this, that the system refuses to write something is a UserError which names `path`."""
+    """Turns the system's refusal to write into a UserError that names `path`."""
     try:
         yield
     except BrokenPipeError:
@@ -46,10 +46,10 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
-    """A text file, in UTF-8, that appears under its name when it is whole: a failure leaves what was there.
+    """Opens a UTF-8 text file that gets its name only when it is complete: a failure keeps the old file.
 
-    Until then, and after a failure, it is called PATH`ending`. A link is followed; a device or a pipe is written to as
-    it is.
+    Until then, and after a failure, the new file is named PATH`ending`. A link is followed; a device or a pipe is
+    written to directly.
 
     Raises:
       UserError: naming the file, if it cannot be written.
@@ -67,16 +67,16 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same for a text that is at hand."""
+    """Writes `text` to a file as `written_whole` does."""
     with written_whole(path) as file:
         file.write(text)
 
 
 def check_folder(folder: Path) -> None:
-    """Sees that files can be written in a folder, which need not be there yet; leaves nothing behind.
+    """Checks that files can be written in a folder, which need not exist yet; leaves nothing behind.
 
     Raises:
-      UserError: naming it, if they cannot.
+      UserError: naming the folder, if they cannot.
     """
     made = []
     try:
@@ -88,21 +88,21 @@ def check_folder(folder: Path) -> None:
             tempfile.TemporaryFile(dir=folder).close()
     finally:
         for each in reversed(made):
-            with contextlib.suppress(OSError):  # somebody else has put something there
+            with contextlib.suppress(OSError):  # another process has put something there
                 each.rmdir()
 
 
 def check_file(path: Path) -> None:
-    """Sees that a file can be written, in a folder that is there; leaves nothing behind.
+    """Checks that a file can be written in an existing folder; leaves nothing behind.
 
     Raises:
-      UserError: naming it, if it cannot.
+      UserError: naming the file, if it cannot.
     """
     with naming(path):
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
-            mode = stat.S_IFREG  # as it will be
+            mode = stat.S_IFREG  # what it will be
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if stat.S_ISREG(mode):  # a device or a pipe is not replaced
@@ -110,7 +110,7 @@ def check_file(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file. A pipe or a device, which may never end, is an OSError."""
+    """Reads a whole file. Raises OSError for a pipe or a device, which may never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, 'it is a pipe or a device, and no file', str(path))
@@ -118,10 +118,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
-    """The object that a file of JSON holds.
+    """Reads a JSON file that contains an object.
 
     Raises:
-      UserError: naming the file, if it cannot be read or is damaged; it ends with the `advice`.
+      UserError: naming the file, if it cannot be read or is damaged; the message ends with `advice`.
     """
     try:
         found = json.loads(read_bytes(path).decode())

@@ -2,11 +2,11 @@
 
     python train.py --config=configs/demo.py --workdir=runs/demo --config.model.num_layers=3
 
-Run the same command again after an interruption: it goes on where it stopped, and ends with the same
-parameters, bit for bit, as a run that was left alone (on the same machine).
+After an interruption, run the same command again: training resumes where it stopped, and on the same machine it ends
+with the same parameters, bit for bit, as a run without interruption.
 
-Exit status: 0, trained to the end; 2, something to mend, which the last lines on stderr explain; 75 (EX_TEMPFAIL),
-stopped by SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
+Exit status: 0, training finished; 2, an error that the last lines on stderr explain; 75 (EX_TEMPFAIL), stopped by
+SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
@@ -81,17 +81,17 @@ log = logging.getLogger('allyouneed.train')
 
 
 class Setup(NamedTuple):
-    """What a training works with and leaves as it is.
+    """The constant parts of a training.
 
     Attributes:
-      config: resolved.
+      config: the resolved config.
       workdir: the run directory.
-      data: what the config names, of the class that the answers of its task need.
-      plan: the batches to train on.
-      validation: those of the validation split.
-      model: what answers; it has parameters only while it is evaluated.
-      schedule: from the number of steps made to the learning rate.
-      compiled: the mesh, and the steps that are compiled for it.
+      data: the data of the config, of the class that the task's answerer needs.
+      plan: the training batches.
+      validation: the validation batches.
+      model: the answerer; it has parameters only during an evaluation.
+      schedule: the learning rate as a function of the number of steps made.
+      compiled: the mesh, and the steps compiled for it.
     """
     config: ConfigDict
     workdir: Path
@@ -104,7 +104,7 @@ class Setup(NamedTuple):
 
 
 def main() -> None:
-    """Trains, or prints the config, as the flags ask for."""
+    """Trains, or prints the config, as the flags say."""
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def print_config(config: ConfigDict) -> None:
-    """stdout: every option as the flag that sets it, to be copied; stderr: which are not the defaults."""
+    """Prints every option as a flag on stdout, to be copied; logs on stderr the options that are not defaults."""
     options = flatten(config)
     changed = [f'{option}={value}' for option, value in options.items() if value != DEFAULTS[option]]
     print('\n'.join(shlex.quote(f'--config.{option}={options[option]}') for option in options))
@@ -124,7 +124,7 @@ def print_config(config: ConfigDict) -> None:
 
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow) -> None:
-    """Mesh, data, model, state: the newest checkpoint's or a fresh one; then the loop."""
+    """Builds the parts of the training, restores the newest checkpoint or makes a fresh state, and trains."""
     use_compilation_cache(cache_folder(config.cache_dir))
     setup = build(config, directory)
     describe(setup)
@@ -140,7 +140,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 
 
 def build(config: ConfigDict, directory: RunDirectory) -> Setup:
-    """Data, model and compiled steps, from the config alone."""
+    """Builds data, model and compiled steps from the config; a resumed run has its tokenizers in the directory."""
     with leader_first('data'):
         data = open_data(config, directory.path if directory.resumed else None)
         directory.check_data(data)
@@ -161,7 +161,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
 
 
 def describe(setup: Setup) -> None:
-    """Logs what is trained, on what, and how long it may take."""
+    """Logs the model, the batches, the devices, and an estimate of the time."""
     config, plan, compiled = setup.config, setup.plan, setup.compiled
     log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
     log.info('batches: %s', plan.describe())
@@ -174,11 +174,11 @@ def describe(setup: Setup) -> None:
 
 def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Checkpoints, stop: StopSignals,
           profiler: ProfilerWindow) -> None:
-    """The loop: step, log, save, evaluate, until the last step or until patience ends."""
+    """The training loop: step, log, save, evaluate, until the last step or until patience runs out."""
     config, first, last = setup.config, int(state.step), setup.config.train.steps
     metrics = MetricsWriter(setup.workdir, first) if is_leader() else NoMetrics()
     with stop.at_a_step(), contextlib.closing(metrics), contextlib.closing(profiler):
-        # The checkpoint of this step may have been the last thing that an earlier start did.
+        # An earlier start may have saved this step and stopped before or after its evaluation.
         if first in checkpoints.values:
             progress = judge(progress, checkpoints.values[first], config)
         elif first and due_at(first, config).evaluate:
@@ -194,7 +194,7 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
                 profiler.before(step)
                 state, sums = make_step(setup.compiled, state, batch, shapes)
                 pending.append(sums)
-                if len(pending) > 1:  # waits for that step: stay one ahead of the device, not a thousand
+                if len(pending) > 1:  # wait for the previous step: stay one step ahead of the device, not a thousand
                     progress = count_skipped(progress, step - 1, pending[-2], setup)
                 profiler.after(step, sums)
                 bar.update()
@@ -229,7 +229,7 @@ def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Chec
 
 @contextlib.contextmanager
 def show_bar(first: int, last: int) -> Iterator[tqdm]:
-    """A progress bar on stderr, with the log above it."""
+    """Shows a progress bar on stderr, with the log above it."""
     bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True, disable=not is_leader(),
                mininterval=0.2 if sys.stderr.isatty() else 30)
     with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
@@ -238,7 +238,7 @@ def show_bar(first: int, last: int) -> Iterator[tqdm]:
 
 def make_step(compiled: Compiled, state: TrainState, batch: Batch,
               shapes: set[tuple[int, ...]]) -> tuple[TrainState, Sums]:
-    """One train step. Adds the batch's shape to `shapes`; of a new one, logs what compiling took."""
+    """Makes one train step. Adds the batch's shape to `shapes`; if it is new, logs the compile time."""
     compiled_before = compile_time.seconds
     state, sums = compiled.train(state, batch)
     if (shape := batch['targets'].shape) not in shapes:
@@ -249,7 +249,7 @@ def make_step(compiled: Compiled, state: TrainState, batch: Batch,
 
 
 def count_skipped(progress: Progress, step: int, sums: Sums, setup: Setup) -> Progress:
-    """The progress after `step`, whose update was left out if its loss or gradient was not finite.
+    """Returns the progress after `step`, whose update was skipped if its loss or gradient was not finite.
 
     Raises:
       UserError: if there are more such steps than config.train.skip_nonfinite.
@@ -270,9 +270,9 @@ def count_skipped(progress: Progress, step: int, sums: Sums, setup: Setup) -> Pr
 
 
 def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
-    """The progress with the sums of the `pending` steps, which took so long.
+    """Adds the sums of the `pending` steps, and their duration in seconds, to the progress.
 
-    The sums are added one after the other, in float32: in the same order, whether or not the run was interrupted.
+    The sums are added one by one in float32, so the order is the same whether or not the run was interrupted.
     """
     parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
     if progress.sums:
@@ -283,10 +283,10 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(setup: Setup, step: int, progress: Progress, metrics: MetricsWriter | NoMetrics, bar: tqdm) -> None:
-    """Writes the means over the steps since the last line of the log, and what else there is to tell of training."""
+    """Writes the means over the steps since the last line of the log, learning rate, speed, epoch and skipped steps."""
     assert progress.sums is not None, 'sums are added up before they are told'
     total = Sums(**progress.sums)
-    means = total.means('train_') if total.tokens else {}  # nothing: every step was left out
+    means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
     speed = total.tokens / progress.seconds
     rate = float(np.asarray(setup.schedule(step - 1)))
     metrics.write(step, means | {'learning_rate': rate, 'tokens_per_second': speed, 'epoch': step / len(setup.plan),
@@ -296,9 +296,9 @@ def log_step(setup: Setup, step: int, progress: Progress, metrics: MetricsWriter
 
 def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Checkpoints,
                    metrics: MetricsWriter | NoMetrics, stop: StopSignals) -> float:
-    """Evaluates `step`, which has a checkpoint, tells what was found, and returns config.eval.metric.
+    """Evaluates `step`, which has a checkpoint, reports the result, and returns config.eval.metric.
 
-    Because of the checkpoint, a signal may end this at once: the next start evaluates the step again.
+    A signal may end the evaluation at once: the checkpoint exists, and the next start evaluates the step again.
     """
     try:
         with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
@@ -307,7 +307,7 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
     except SystemExit:
         checkpoints.wait()
         raise
-    checkpoints.wait()  # what is told of an evaluation says that its step is saved
+    checkpoints.wait()  # a reported evaluation implies that its step is saved
     metrics.write(step, found.metrics | memory() | {'compile_seconds': compile_time.seconds})
     metrics.show(step, found.samples, figure)
     if found.samples:
@@ -320,7 +320,7 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
 
 
 def measure(setup: Setup, state: TrainState) -> Evaluation:
-    """What the model finds on the validation split. The names of its measures begin with 'validation_'."""
+    """Evaluates the model on the validation split. The names of the metrics begin with 'validation_'."""
     compiled, model, validation = setup.compiled, setup.model, setup.validation
     batches = prefetch(validation, 0, len(validation), compiled.part)
     try:
@@ -334,7 +334,7 @@ def measure(setup: Setup, state: TrainState) -> Evaluation:
 
 
 def judge(progress: Progress, value: float, config: ConfigDict) -> Progress:
-    """The progress after an evaluation that found `value`."""
+    """Returns the progress after an evaluation with the metric `value`."""
     return progress.judge(value, metric=config.eval.metric, patience=config.eval.patience)
 
 

@@ -1,4 +1,4 @@
-"""Every option, the tasks, and recipes: a file each, with a function get_config()."""
+"""The table of options, the tasks, and the recipes. A recipe is one file with a function get_config()."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ NO_RECIPES = ('__init__', 'base', 'checks', 'options', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:
-    """The recipes of this folder."""
+    """Returns the files of this folder that are recipes."""
     return sorted(path for path in Path(__file__).parent.glob('*.py') if path.stem not in NO_RECIPES)

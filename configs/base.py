@@ -1,8 +1,8 @@
-"""The paper's base Transformer on the built-in corpus: what every recipe begins with.
+"""The paper's base Transformer on the built-in corpus. Every recipe starts from this config.
 
-`configs/options.py` has all options with their meaning. Any of them can be given on the command line:
---config.model.num_layers=2. A name that does not exist is an error, so a typo never trains the wrong model; so is a
-value for an option that the model, the task, the source or the kind of tokenizer does not use.
+`configs/options.py` lists all options with their meaning. Any of them can be set on the command line:
+--config.model.num_layers=2. An unknown name is an error, so a typo never trains the wrong model. A value for an option
+that the model, the task, the source or the kind of tokenizer does not use is an error too.
 """
 
 from ml_collections import ConfigDict
@@ -11,7 +11,7 @@ from configs.options import DEFAULTS
 
 
 def get_config() -> ConfigDict:
-    """Every option with its default."""
+    """Returns a config with every option at its default."""
     config = ConfigDict()
     for name, default in DEFAULTS.items():
         *sections, last = name.split('.')

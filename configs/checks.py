@@ -1,4 +1,4 @@
-"""What a config must satisfy before anything is read, built or written."""
+"""Checks of a config, made before anything is read, built or written."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,20 @@ from errors import UserError, did_you_mean, faults_in, option_like
 NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # characters of a value in a message
 AXES = ('data', 'fsdp', 'tensor')  # of the mesh
-ELSEWHERE = ('builtin', 'tfds')  # sources that read no files of the user's
+ELSEWHERE = ('builtin', 'tfds')  # sources that do not read the user's files
 
 
 def config_from(flag: flags.FlagHolder,
                 more: Callable[[ConfigDict, Sequence[str]], list[str]] = lambda config, problems: []) -> ConfigDict:
-    """The checked value of a --config flag.
+    """Returns the checked value of a --config flag.
 
     Args:
-      flag: of ml_collections.
-      more: finds what else is wrong with a config, given what was found so far: with its data, say.
+      flag: the flag, defined by ml_collections.
+      more: a function of the config and the problems found so far that returns further problems, such as those of the
+        data.
 
     Raises:
-      UserError: if it is missing, names no recipe, or with all that is wrong with its values.
+      UserError: if the flag is missing or is not a recipe. If values are wrong, the message lists all of them.
     """
     path = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
     if not path:
@@ -35,7 +36,7 @@ def config_from(flag: flags.FlagHolder,
     if not os.path.isfile(path):
         raise UserError(no_recipe(path))
     with faults_in(path):
-        hasattr(flag.value, 'seed')  # ml_collections keeps an OSError of the recipe's for this moment
+        hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
     problems = config_problems(flag.value)
     problems += more(flag.value, problems)
     if problems:
@@ -44,21 +45,22 @@ def config_from(flag: flags.FlagHolder,
 
 
 def no_recipe(path: str) -> str:
-    """What to say about a --config that is no file."""
+    """Returns the message for a --config that is not a file."""
     near = did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', map(os.path.relpath, recipes()))
     return f'--config={path} does not exist{near or ": give a recipe, for example configs/demo.py"}'
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError for what is impossible: for each such value a line with its key and what would do."""
+    """Raises UserError if values are impossible: one line for each, with its key and what it must be."""
     if problems := config_problems(config):
         raise UserError('\n'.join(problems))
 
 
 def config_problems(config: ConfigDict) -> list[str]:
-    """For each value that is impossible 'config.KEY=VALUE: what would do', in the order of the table of options.
+    """Returns 'config.KEY=VALUE: what it must be' for each impossible value, in the order of the table of options.
 
-    What follows from another one is not told: of an unknown task nobody can say which options mean something to it.
+    Problems that follow from another problem are left out: for an unknown task, for example, it is not known which
+    options it uses.
     """
     if problems := _misshapen(config):
         return problems
@@ -87,7 +89,7 @@ def config_problems(config: ConfigDict) -> list[str]:
 
 
 def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str, str], None]) -> None:
-    """Of values that are possible each for itself, those that do not go together."""
+    """Finds values that are possible separately but not together."""
     model, data, here = config.model, config.data, flatten(config)
 
     d_k = model.d_k or model.d_model // model.num_heads
@@ -131,14 +133,17 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
 
 
 def unused(here: Mapping[str, Any]) -> dict[str, str]:
-    """The options that were set, but mean nothing to this model, task or source, and the option that decides that."""
+    """Returns {option: deciding option} for options that were set but that this model, task or source does not use.
+
+    The deciding option is the one whose value makes the option unused.
+    """
     if here['task'] not in TASKS:
-        return {}  # nobody can say
+        return {}  # it is not known which options such a task uses
     return {key: because for key, value in here.items() if value != DEFAULTS[key] and (because := decisive(key, here))}
 
 
 def data_can_be_looked_for(config: Any) -> bool:
-    """Whether what a config says of its data is possible so far that the data can be opened and learned from."""
+    """Whether the data options are valid, so that the data can be opened and a tokenizer can be learned from it."""
     if _misshapen(config) or config.task not in TASKS:
         return False
     options = [option for key, option in BY_NAME.items() if key.startswith('data.') or key == 'cache_dir']
@@ -147,16 +152,16 @@ def data_can_be_looked_for(config: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """A value as messages show it: of a long one the beginning."""
+    """Returns a value as messages show it; a long one is cut."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python does not print integers of more than 4,300 digits
         text = 'a number of thousands of digits'
     return text if len(text) <= LONGEST else f'{text[:LONGEST]}...'
 
 
 def _misshapen(config: Any) -> list[str]:
-    """For each option that is missing, unknown or of another kind than its default, what is wrong with it."""
+    """Returns a message for each option that is missing, unknown or of another type than its default."""
     if not isinstance(config, ConfigDict):
         return [f'the config is {written(config)}: get_config must return a ConfigDict, as configs/base.py makes it']
     if key := _holding_itself(config):
@@ -170,7 +175,7 @@ def _misshapen(config: Any) -> list[str]:
 
 
 def _holding_itself(config: ConfigDict, above: Sequence[ConfigDict] = (), prefix: str = '') -> str:
-    """The key of a section that is one of those it lies in, or ''."""
+    """Returns the key of a section that contains itself, or ''."""
     above = (*above, config)
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -182,6 +187,6 @@ def _holding_itself(config: ConfigDict, above: Sequence[ConfigDict] = (), prefix
 
 
 def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
-    """For each of the options {'model.d_model': 512, ...} of another kind than it should be, what it should be."""
+    """Returns a message for each option of {'model.d_model': 512, ...} whose value has the wrong type."""
     return [f'config.{key}={written(here[key])}: {problem}' for key in DEFAULTS
             if key in here and (problem := kind_problem(key, here[key]))]

@@ -2,12 +2,12 @@
 
     python train.py --config=configs/cifar10_vit.py --workdir=runs/cifar10_vit
 
-The data (160 MB) are prepared once, and TFDS needs TensorFlow for that alone, here or on another machine:
+The data (160 MB) must be prepared once, here or on another machine. Only this step needs TensorFlow:
 
     pip install tensorflow && tfds build cifar10 --file_format=array_record
 
 Public repositories report 86.3 to 91 % for small vision Transformers from scratch, the higher figures with more
-augmentation than the crops and mirrorings here. We have not trained this recipe.
+augmentation than the crops and flips here. We have not trained this recipe.
 """
 
 from ml_collections import ConfigDict

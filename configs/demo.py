@@ -1,11 +1,11 @@
-"""English -> French on the built-in corpus: dates, amounts, quantities, lists. No download.
+"""English to French on the built-in corpus: dates, amounts, quantities, lists. No download.
 
     make demo
     python train.py --config=configs/demo.py --workdir=runs/demo
 
-Two to four minutes on 2 cores; 99.4 % of the held-out sentences exact to the byte (our run, seed 0). Positions are
-rotary because they learn this corpus sooner: the paper's sinusoids get 97.8 % in 1,650 steps, measured with
-data.plain_spaces=0.
+Training takes two to four minutes on 2 cores. 99.4 % of the held-out translations match exactly (our run, seed 0).
+Positions are rotary because they learn this corpus faster: the paper's sinusoids reach 97.8 % in 1,650 steps, measured
+with data.plain_spaces=0.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
-"""Handwritten digits of 8 x 8 pixels, which scikit-learn carries: a small vision Transformer. No download.
+"""A small vision Transformer on scikit-learn's handwritten digits of 8 x 8 pixels. No download.
 
     python train.py --config=configs/digits_vit.py --workdir=runs/digits_vit
 
-A minute on 2 cores; 99.0 % of the 300 test images right (our run, seed 0).
+Training takes a minute on 2 cores. Test accuracy is 99.0 % on 300 images (our run, seed 0).
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Which of six dynamical systems made this noisy series? Made by integrating them: no download.
+"""Classification of noisy time series: which of six dynamical systems produced each? Simulated data, no download.
 
     python train.py --config=configs/dynamics.py --workdir=runs/dynamics
 
-4,000 series of 128 steps and 2 channels (input_pipeline/dynamics.py says which and how). A trial of
-this model, seed 0, cut off at step 1,500 of 2,000: 98.2 % of the validation and 97.4 % of the test series right.
+The training split has 4,000 series of 128 steps and 2 channels; input_pipeline/dynamics.py defines the systems. A trial
+of this model, seed 0, stopped at step 1,500 of 2,000: accuracy 98.2 % on validation and 97.4 % on test.
 """
 
 from ml_collections import ConfigDict

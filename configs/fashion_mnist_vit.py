@@ -1,10 +1,10 @@
-"""Fashion-MNIST, 60,000 pieces of clothing of 28 x 28 pixels in 10 classes: a small vision Transformer.
+"""A small vision Transformer on Fashion-MNIST: 60,000 images of clothing, 28 x 28 pixels, in 10 classes.
 
     python train.py --config=configs/fashion_mnist_vit.py --config.data.dir=DIR --workdir=runs/fashion_mnist_vit
 
-DIR holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
-or .gz, as Fashion-MNIST came out; the last tenth of the training images is for validation. Or from TFDS, which needs
-TensorFlow to prepare it once: --config.data.source=tfds.
+DIR contains train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
+or .gz, as Fashion-MNIST was published. The last tenth of the training images is for validation. With
+--config.data.source=tfds the data come from TFDS, which needs TensorFlow once, to prepare them.
 
 Public repositories report 92.3 % for small vision Transformers from scratch. We have not trained this recipe.
 """

@@ -1,10 +1,10 @@
-"""MNIST, 60,000 handwritten digits of 28 x 28 pixels: a small vision Transformer.
+"""A small vision Transformer on MNIST: 60,000 handwritten digits of 28 x 28 pixels.
 
     python train.py --config=configs/mnist_vit.py --config.data.dir=DIR --workdir=runs/mnist_vit
 
-DIR holds train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
-or .gz, as MNIST came out; the last tenth of the training images is for validation. Or from TFDS, which needs
-TensorFlow to prepare it once: --config.data.source=tfds.
+DIR contains train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
+or .gz, as MNIST was published. The last tenth of the training images is for validation. With --config.data.source=tfds
+the data come from TFDS, which needs TensorFlow once, to prepare them.
 
 We have not trained this recipe.
 """

@@ -1,12 +1,12 @@
-"""Every option once: its name, its default, what it means, what it may be, and what uses it.
+"""The table of options: the name of each, its default, its meaning, its allowed values, and what uses it.
 
-From this table come the defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the scripts' flags,
-and the page docs/options.md (python -m tools.options_page). Defaults are the paper's base model (section 5), where the
-paper says one.
+The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the scripts' flags and the page
+docs/options.md (python -m tools.options_page) are made from this table. Defaults are those of the paper's base model
+(section 5), where the paper gives one.
 
-An option that only some models, tasks or values of other options use says so in `only`, and is refused beside others:
-no option is accepted and ignored. There 'task.data', 'task.objective' and 'task.answerer' are the parts of a task
-(`configs/tasks.py`).
+If only some models, tasks or values of other options use an option, its field `only` lists them. Setting the option
+with any other is an error: no option is accepted and ignored. In `only`, 'task.data', 'task.objective' and
+'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number from `least` to `most`, both included. Nobody needs more, and much more fits into no machine."""
+    """A number from `least` to `most`, both included. The bounds are far beyond any use: they catch mistakes."""
     least: float
     most: float
 
@@ -58,7 +58,7 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """A number from 0 to below 1, also when it is rounded to 32 bits, as training does."""
+    """A number of at least 0 and below 1, also after rounding to float32, as in training."""
 
     def problem(self, value: float) -> str:
         """What to say of a value that is impossible; '' of one that is not."""
@@ -70,7 +70,7 @@ class Fraction:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Any text. A name of a file need not be UTF-8: Linux allows any bytes but NUL."""
+    """Any text. A file name need not be UTF-8: Linux allows any bytes but NUL."""
     file: bool = False
 
     def problem(self, value: str) -> str:
@@ -92,7 +92,7 @@ class Switch:
     """True or False."""
 
     def problem(self, value: bool) -> str:
-        """Nothing: both are possible."""
+        """Returns '': both values are possible."""
         return ''
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Switch:
 
 
 Allowed = OneOf | Between | Fraction | Text | Switch
-Users = Mapping[str, tuple[str, ...]]  # {what decides: its values with which an option is used}
+Users = Mapping[str, tuple[str, ...]]  # {deciding option: the values of it for which an option is used}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +108,13 @@ class Option:
     """An option of the config.
 
     Attributes:
-      name: 'model.d_model' is config.model.d_model.
-      default: its value in configs/base.py; its type is the option's.
-      meaning: with the unit, and what a special value stands for.
-      allowed: what it may be.
-      only: what uses it, if not everything does.
-      resume: None: a run cannot go on with another value. Otherwise it can, and this is what to know of it:
-        neither the parameters at a step nor the meaning of 'best' depend on the option.
+      name: the dotted name: 'model.d_model' is config.model.d_model.
+      default: the value in configs/base.py; its type is the option's type.
+      meaning: what the option does, with the unit and the meaning of special values.
+      allowed: the allowed values.
+      only: the values of other options for which this option is used; empty if it is always used.
+      resume: None if a run cannot resume with another value. Otherwise it can, and this text says what changes then
+        ('': nothing to mention). Neither the parameters at a step nor the meaning of 'best' depend on such an option.
     """
     name: str
     default: Value
@@ -153,99 +153,107 @@ OTHER_SUMS = 'the same batches, but sums in another order: results agree to roun
 SAME_DATA = 'the data there is the same'
 
 OPTIONS = (
-    Option('seed', 0, 'of the parameters, the dropout and the order of the batches', SEED),
-    Option('cache_dir', '', "tokenizers, token stores and compiled programs, shared by runs; '': allyouneed in "
-           "$XDG_CACHE_HOME, else in ~/.cache", FILE, resume=''),
+    Option('seed', 0, 'seed of the parameters, the dropout and the order of the batches', SEED),
+    Option('cache_dir', '', "folder of the tokenizers, token stores and compiled programs that runs share; '': "
+           "allyouneed in $XDG_CACHE_HOME, else in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
     Option('model.kind', 'transformer', 'the architecture; patches: vision and time series',
            OneOf(('transformer', 'rnnsearch', 'language_model', 'patches'))),
-    Option('model.num_layers', 6, 'N, in the encoder and again in the decoder', Between(1, 256), STACKS),
+    Option('model.num_layers', 6, 'N, in the encoder and in the decoder', Between(1, 256), STACKS),
     Option('model.d_model', 512, 'width of the stream between blocks', Between(1, 100_000)),
     Option('model.d_ff', 2048, 'width inside the feed-forward sublayer', Between(1, 1_000_000), STACKS),
     Option('model.num_heads', 8, 'attention heads', Between(1, 10_000), STACKS),
     Option('model.d_k', 0, "width of a head's queries and keys; 0: d_model / num_heads", Between(0, 10_000), STACKS),
     Option('model.d_v', 0, "width of a head's values; 0: d_model / num_heads", Between(0, 10_000), STACKS),
     Option('model.norm', 'post', "where layers are normalised; 'post' is the paper's", OneOf(('post', 'pre')), STACKS),
-    Option('model.activation', 'relu', "of the feed-forward sublayer; 'relu' is the paper's",
+    Option('model.activation', 'relu', "activation of the feed-forward sublayer; 'relu' is the paper's",
            OneOf(('relu', 'gelu', 'silu')), STACKS),
     Option('model.score', 'scaled_dot', "attention's score function; 'scaled_dot' is the paper's",
            OneOf(('scaled_dot', 'dot', 'general', 'additive')), STACKS),
     Option('model.position', 'sinusoidal',
-           "how positions are told; 'sinusoidal' is the paper's, 'learned' its Table 3, row E, 'relative' T5's",
+           "how positions are encoded; 'sinusoidal' is the paper's, 'learned' its Table 3, row E, 'relative' T5's",
            OneOf(('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none')), STACKS),
     Option('model.max_length', 256, 'rows of a learned position table, tokens', Between(1, 1_000_000),
            {'model.kind': ('transformer', 'language_model')}),
-    Option('model.share_embeddings', 'all', "'all' needs a joint vocabulary; 'target': target and output",
+    Option('model.share_embeddings', 'all',
+           "which embeddings are shared; 'all' needs a joint vocabulary; 'target': target and output",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
     Option('model.tie_embeddings', True, 'the output projection is the embedding, transposed', SWITCH,
            {'model.kind': ('language_model',)}),
-    Option('model.dropout', 0.1, "on every sublayer's output and on the embeddings", FRACTION),
-    Option('model.attention_dropout', 0.0, 'on the attention weights', FRACTION, STACKS),
-    Option('model.feed_forward_dropout', 0.0, 'after the feed-forward activation', FRACTION, STACKS),
+    Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
+    Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
+    Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
     Option('model.attention_kernel', 'auto',
-           "'chunked' takes O(n) memory, 'fused' is the accelerator's, 'auto' chooses by length",
+           "how attention is computed; 'chunked' takes O(n) memory, 'fused' is the accelerator's kernel, 'auto' "
+           'chooses by length',
            OneOf(('auto', 'plain', 'chunked', 'fused')), STACKS),
-    Option('model.dtype', 'float32', 'of the computation; parameters are float32', OneOf(('float32', 'bfloat16'))),
+    Option('model.dtype', 'float32', 'dtype of the computation; parameters are float32',
+           OneOf(('float32', 'bfloat16'))),
     Option('model.remat', False, 'recompute blocks in the backward pass: less memory, a third more time', SWITCH,
            STACKS),
     Option('model.recurrent.d_hidden', 1000,
            "width of the states, in each direction; the paper's (Bahdanau et al. 2015)", Between(1, 100_000),
            RECURRENT),
     Option('model.recurrent.d_align', 0, 'width of the alignment network; 0: d_hidden', Between(0, 100_000), RECURRENT),
-    Option('model.recurrent.readout', 'maxout', "before the output layer; 'maxout' is the paper's",
+    Option('model.recurrent.readout', 'maxout', "layer before the output layer; 'maxout' is the paper's",
            OneOf(('maxout', 'linear')), RECURRENT),
     Option('model.recurrent.attention', True, 'False: one fixed context vector for the whole sentence', SWITCH,
            RECURRENT),
-    Option('model.patches.patch', 4, 'pixels or time steps along each axis', Between(1, 100_000), PATCHES),
+    Option('model.patches.patch', 4, 'size of a patch along each axis, in pixels or time steps', Between(1, 100_000),
+           PATCHES),
     Option('model.patches.pooling', 'class_token', 'what the output is computed from', OneOf(('class_token', 'mean')),
            PATCHES),
 
-    Option('data.source', 'builtin', "'builtin' needs no download", OneOf(('builtin', 'files', 'tfds'))),
+    Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",
+           OneOf(('builtin', 'files', 'tfds'))),
     Option('data.dir', '', "files: their folder; tfds: its data_dir ('': TFDS's default)", FILE,
            {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
-    Option('data.name', '', 'tfds: the dataset, such as wmt14_translate/de-en; builtin images and series: which', TEXT),
+    Option('data.name', '',
+           'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.test', 'test', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.seed', 0, 'of the data', SEED,
+    Option('data.seed', 0, 'seed of the data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
-    Option('data.plain_spaces', 0.5, 'of the sources with no-break spaces, how many are as typed', FRACTION,
-           PAIRS | {'data.source': ('builtin',)}),
+    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces, as people type',
+           FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.max_length', 128, 'tokens; longer pairs are not trained on, longer inputs are cut',
            Between(1, 1_000_000), PAIRS),
     Option('data.file', '', 'one file for all splits, instead of dir', FILE, DOCUMENTS | {'data.source': ('files',)},
            resume=SAME_DATA),
-    Option('data.documents', 'file', "what a document is: a 'file', a 'line', or what ends at a 'blank_line'",
+    Option('data.documents', 'file', "what a document is: a 'file', a 'line', or the lines up to a 'blank_line'",
            OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
     Option('data.feature', 'text', 'the feature that holds the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
     Option('data.context', 256, 'tokens of a window', Between(2, 1_000_000), DOCUMENTS),
-    Option('data.packing', 'contiguous', "windows of the stream, or 'packed' whole documents",
+    Option('data.packing', 'contiguous',
+           "'contiguous': windows of the token stream; 'packed': whole documents share windows",
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
-           'cut off the training data where there is no validation split; as much for test, if there is none either',
+           'share of the training data to use for validation if there is no validation split; as much for test if '
+           'there is none either',
            FRACTION, {'data.source': ('files',)}),
-    Option('data.crop', 0, 'shift images by up to so many pixels in training', Between(0, 10_000), EXAMPLES),
-    Option('data.flip', False, 'mirror images in training, every other time', SWITCH, EXAMPLES),
-    Option('data.tokenizer.kind', 'bpe', 'of the pieces; char and byte are for language models', OneOf(TOKENIZERS),
-           TEXTS),
-    Option('data.tokenizer.vocab_size', 8000, 'pieces, of which 260 are special ones and bytes', Between(1, 1_000_000),
+    Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
+    Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
+    Option('data.tokenizer.kind', 'bpe', 'kind of the pieces; char and byte are for language models',
+           OneOf(TOKENIZERS), TEXTS),
+    Option('data.tokenizer.vocab_size', 8000, 'pieces, including 260 special ones and bytes', Between(1, 1_000_000),
            LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),
     Option('data.tokenizer.split_digits', False, 'each digit is a piece', SWITCH, LEARNED),
-    Option('data.tokenizer.normalization', 'identity', "'identity' loses nothing", OneOf(('identity', 'nfkc')),
-           LEARNED),
+    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless",
+           OneOf(('identity', 'nfkc')), LEARNED),
 
-    Option('batch.tokens', 4096, 'target positions of a batch at most, padding included', Between(1, MOST_TOKENS),
-           PAIRS),
-    Option('batch.buckets', 6, 'padded lengths, hence compilations', Between(1, 1000), PAIRS),
-    Option('batch.rows', 64, 'windows, images or series of a batch', Between(1, 1_000_000),
+    Option('batch.tokens', 4096, 'maximum number of target positions in a batch, padding included',
+           Between(1, MOST_TOKENS), PAIRS),
+    Option('batch.buckets', 6, 'maximum number of padded lengths, each compiled once', Between(1, 1000), PAIRS),
+    Option('batch.rows', 64, 'windows, images or series in a batch', Between(1, 1_000_000),
            {'task.data': ('documents', 'classes', 'values')}),
 
     Option('optimizer.schedule', 'paper',
-           "of the learning rate; 'inverse_sqrt' by its peak, 'cosine' falls until train.steps",
+           "learning-rate schedule; 'inverse_sqrt' is 'paper' given by its peak, 'cosine' decays until train.steps",
            OneOf(('paper', 'inverse_sqrt', 'cosine'))),
     Option('optimizer.factor', 1.0, 'multiplies the learning rate', Between(0, 1000),
            {'optimizer.schedule': ('paper',)}),
@@ -253,62 +261,64 @@ OPTIONS = (
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
     Option('optimizer.final', 0.0, 'the last learning rate, as a share of the peak', FRACTION,
            {'optimizer.schedule': ('cosine',)}),
-    Option('optimizer.warmup', 4000, 'steps', SOME),
+    Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "added to the root of Adam's second moment", Between(1e-30, 1)),
     Option('optimizer.clip', 0.0, 'largest norm of the gradient; 0: not clipped', Between(0, 1e9)),
-    Option('optimizer.weight_decay', 0.0, "AdamW's, of matrices; 0: Adam", Between(0, 1000)),
+    Option('optimizer.weight_decay', 0.0, "AdamW's weight decay, of matrices only; 0: Adam", Between(0, 1000)),
     Option('optimizer.ema', 0.0, 'decay of an exponential moving average of the parameters, such as 0.999: evaluation '
            'and `decode.py` use the average; 0: none', FRACTION),
 
-    Option('train.steps', 100_000, 'steps', SOME, resume=''),
-    Option('train.label_smoothing', 0.1, 'of the classes or tokens', FRACTION, CLASSES),
-    Option('train.r_drop', 0.0, 'weight of the divergence between two passes with other dropout (R-Drop); 0: one pass',
-           Between(0, 1000), CLASSES),
-    Option('train.accumulate', 1, 'parts that a batch is computed in, one after the other: less memory',
+    Option('train.steps', 100_000, 'steps of the whole training', SOME, resume=''),
+    Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),
+    Option('train.r_drop', 0.0, 'weight of the divergence between two passes with different dropout (R-Drop); 0: one '
+           'pass', Between(0, 1000), CLASSES),
+    Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
-    Option('train.log_every', 100, 'steps', SOME, resume=''),
+    Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),
     Option('train.skip_nonfinite', 0,
-           'steps in the whole run that may be left out since loss or gradient is not finite', COUNT, resume=''),
+           'steps in the whole run that may be skipped because loss or gradient is not finite', COUNT, resume=''),
 
     Option('parallel.mode', 'jit', "'jit' for any mesh, 'pmap' for data parallelism only", OneOf(('jit', 'pmap')),
            resume=OTHER_SUMS),
-    Option('parallel.data', -1, "devices that share a batch's rows; -1 (of one of the three): all that are left", AXIS,
+    Option('parallel.data', -1, "devices that share a batch's rows; -1, for one of the three axes: all remaining "
+           'devices', AXIS, resume=OTHER_SUMS),
+    Option('parallel.fsdp', 1, 'devices that share the rows, the parameters and the optimizer state', AXIS,
            resume=OTHER_SUMS),
-    Option('parallel.fsdp', 1, 'that share the rows, and the parameters and optimizer state too', AXIS,
-           resume=OTHER_SUMS),
-    Option('parallel.tensor', 1, 'that share every matrix product: heads, feed-forward width, vocabulary', AXIS,
+    Option('parallel.tensor', 1, 'devices that share every matrix product: heads, feed-forward width, vocabulary', AXIS,
            resume=OTHER_SUMS),
 
-    Option('eval.every', 1000, 'steps; the last step is always evaluated', SOME, resume=''),
-    Option('eval.metric', 'bleu', "by which a checkpoint is best; each task has its own, 'loss' all", TEXT),
-    Option('eval.method', 'greedy', "how it decodes: 'greedy' is quick, 'beam' is what decode.py will do", METHODS,
-           TRANSLATOR),
+    Option('eval.every', 1000, 'steps between evaluations; the last step is always evaluated', SOME, resume=''),
+    Option('eval.metric', 'bleu', "metric that decides the best checkpoint; each task has its own, and all have 'loss'",
+           TEXT),
+    Option('eval.method', 'greedy', "how the evaluation decodes; 'greedy' is fast, 'beam' is decode.py's default",
+           METHODS, TRANSLATOR),
     Option('eval.bleu_sentences', 0, 'validation sentences to translate; 0: all', COUNT, TRANSLATOR),
     Option('eval.patience', 0, 'stop after so many evaluations without a better metric; 0: never', COUNT, resume=''),
 
-    Option('checkpoint.every', 1000, 'steps; evaluations save too', SOME, resume=''),
-    Option('checkpoint.every_minutes', 0.0, 'also at the first step after so many minutes without a checkpoint; 0: off',
+    Option('checkpoint.every', 1000, 'steps between checkpoints; evaluations save too', SOME, resume=''),
+    Option('checkpoint.every_minutes', 0.0, 'also save after this many minutes without a checkpoint; 0: off',
            Between(0, 1_000_000), resume=''),
-    Option('checkpoint.keep_last', 5, 'checkpoints', SOME, resume=''),
-    Option('checkpoint.keep_best', 1, 'besides the last ones, so many with the best eval.metric', SOME, resume=''),
+    Option('checkpoint.keep_last', 5, 'number of latest checkpoints to keep', SOME, resume=''),
+    Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric to keep besides', SOME,
+           resume=''),
 
-    # What decode.py and the evaluation do unless told otherwise.
+    # Defaults of decode.py and of the evaluation.
     Option('decode.method', 'beam', 'how to search', METHODS, SEARCH, resume=''),
     Option('decode.beam', 4, 'hypotheses that live at a time', Between(1, 1000), SEARCH, resume=''),
     Option('decode.alpha', 0.6, 'length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH, resume=''),
-    Option('decode.extra_length', 50, 'translation: tokens more than the source at most; language_model: to add',
-           Between(0, 100_000), SEARCH, resume=''),
+    Option('decode.extra_length', 50, 'translation: maximum length beyond the source, tokens; language_model: tokens '
+           'to add', Between(0, 100_000), SEARCH, resume=''),
     Option('decode.batch_size', 64, 'sentences or examples at a time', Between(1, 100_000), resume=''),
-    Option('decode.temperature', 1.0, 'sample: below 1 is bolder, above 1 more varied', Between(0.01, 100), SEARCH,
-           resume=''),
+    Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
+           Between(0.01, 100), SEARCH, resume=''),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,
            resume=''),
-    Option('decode.top_p', 1.0, 'sample: draw from the fewest tokens whose probability reaches this', Between(1e-6, 1),
-           SEARCH, resume=''),
+    Option('decode.top_p', 1.0, 'sample: draw from the fewest tokens whose total probability reaches this',
+           Between(1e-6, 1), SEARCH, resume=''),
 )
-# Of a search: the options of config.decode that are numbers, and two that decode.py has besides.
+# The numeric options of a search: those of config.decode, and two more flags of decode.py.
 SEARCH_NUMBERS: Mapping[str, Between] = {
     option.name.removeprefix('decode.'): option.allowed for option in OPTIONS
     if option.name.startswith('decode.') and isinstance(option.allowed, Between)
@@ -318,16 +328,16 @@ DEFAULTS: Mapping[str, Value] = {option.name: option.default for option in OPTIO
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The names that an option may be."""
+    """Returns the names that an option allows."""
     allowed = BY_NAME[name].allowed
     assert isinstance(allowed, OneOf), name
     return allowed.choices
 
 
 def kind_problem(name: str, value: Any) -> str:
-    """What to say of a value that is no number, text, ... as the option's default is; '' if it is.
+    """Returns the message for a value of another type than the option's default; '' if the type is right.
 
-    A whole number does for any number.
+    An integer is accepted for a float.
     """
     kind = type(DEFAULTS[name])
     if type(value) is kind or kind is float and type(value) is int:
@@ -336,9 +346,9 @@ def kind_problem(name: str, value: Any) -> str:
 
 
 def decisive(name: str, here: Mapping[str, Any]) -> str | None:
-    """The option because of whose value in `here` the option `name` is not used; None if it is used.
+    """Returns the option whose value in `here` makes the option `name` unused; None if `name` is used.
 
-    `here` has every option, {'model.d_model': 512, ...}, and a task and a kind of model that exist.
+    `here` has every option, {'model.d_model': 512, ...}. Its task and its kind of model must exist.
     """
     parts = TASKS[here['task']]._asdict()
     for deciding, values in BY_NAME[name].only.items():
@@ -349,12 +359,12 @@ def decisive(name: str, here: Mapping[str, Any]) -> str | None:
 
 
 def is_used(name: str, here: Mapping[str, Any]) -> bool:
-    """Whether the option `name` is used beside the values of all options in `here`."""
+    """Whether the option `name` is used, given the values of all options in `here`."""
     return decisive(name, here) is None
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:
-    """{'model.d_model': 512, ...}"""
+    """Returns the options of a config as {'model.d_model': 512, ...}."""
     flat = {}
     for key, value in config.items():
         flat |= flatten(value, f'{prefix}{key}.') if isinstance(value, ConfigDict) else {f'{prefix}{key}': value}

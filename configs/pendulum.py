@@ -1,9 +1,9 @@
-"""How fast does this pendulum swing, and how fast does that die out? Two values from a noisy angle: no download.
+"""Regression on time series: a pendulum's frequency and damping from its noisy angle. Simulated data, no download.
 
     python train.py --config=configs/pendulum.py --workdir=runs/pendulum
 
-4,000 series of 128 steps (input_pipeline/dynamics.py says how they are made). A trial of this
-model, seed 0, cut off at step 750 of 3,000: test errors (RMSE) of 0.15 and 0.23 of the two values' deviations.
+The training split has 4,000 series of 128 steps; input_pipeline/dynamics.py simulates them. A trial of this model,
+seed 0, stopped at step 750 of 3,000: test errors (RMSE) of 0.15 and 0.23 standard deviations of the two values.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.task = 'regression'
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
-                        position='sinusoidal', dropout=0.0)  # its noise would be the values' noise
+                        position='sinusoidal', dropout=0.0)  # dropout's noise would pass on to the values
     config.model.update(patches={'patch': 8, 'pooling': 'mean'})  # 16 windows
     config.data.update(source='builtin', name='pendulum')
     config.batch.rows = 64

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by characters: nanoGPT's setting for one GPU.
+"""A character language model of tiny Shakespeare: nanoGPT's setting for one GPU.
 
     python train.py --config=configs/shakespeare_char_gpu.py --config.data.file=input.txt --workdir=runs/shakespeare
 

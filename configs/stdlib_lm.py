@@ -1,9 +1,9 @@
-"""A language model of Python source code: the modules of the standard library of the Python that runs it. No download.
+"""A language model of Python source code, trained on the standard library of the installed Python. No download.
 
     python train.py --config=configs/stdlib_lm.py --workdir=runs/stdlib_lm
 
-8.6 MB in 486 modules for training (Python 3.11), 5 % each for validation and test. Another version of Python
-has other text, so compare figures, bits per character, from one version only.
+Python 3.11 has 8.6 MB in 486 modules for training, and 5 % of the modules each for validation and test. Other versions
+of Python have other text, so compare bits per character only within one version.
 """
 
 from ml_collections import ConfigDict

@@ -1,15 +1,15 @@
-"""Every task once: the names of its parts, the models that it trains, the measures that it is judged by.
+"""The table of tasks: the parts of each task by name, the models that it trains, and its metrics.
 
-A name is looked up where the part lives: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
-(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). An option says which of
-these parts uses it (`configs/options.py`), so a task has the options of its parts. A task that recombines parts is one
+Each part is defined elsewhere: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
+(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). Options name the parts
+that use them (`configs/options.py`), so a task has the options of its parts. A new combination of existing parts is one
 entry here.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# Every measure of an evaluation or a score, in the order of tables, and which of two values is better.
+# Every metric of an evaluation or a score, in the order of tables, with the function that picks the better value.
 METRICS: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'chrf': max, 'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
     'bits_per_character': min, 'r_squared': max, 'mean_absolute_error': min, 'root_mean_squared_error': min,
@@ -21,18 +21,18 @@ BUILTIN_ARRAYS = ('digits', 'dynamics', 'pendulum')
 
 
 class Task(NamedTuple):
-    """What a model can be trained to do.
+    """A task that a model can be trained for.
 
     Attributes:
-      meaning: in a few words.
-      data: what it is trained on: 'pairs' of sentences, 'documents', or examples with 'classes' or 'values'.
-      objective: what training minimises: 'cross_entropy' or 'squared_error'.
-      answerer: what turns a trained model's numbers into answers: 'translator', 'generator' or 'predictor'.
-      models: the kinds of model that can be trained for it.
-      metrics: of an evaluation; config.eval.metric is one of them.
-      tokenizers: the kinds of tokenizer that it can use.
-      builtin: what config.data.name may be for data.source=builtin; () if that has no names.
-      longest: the option that says how long a sequence is at most; '' if the data does.
+      meaning: a description in a few words.
+      data: the kind of training data: 'pairs' of sentences, 'documents', or examples with 'classes' or 'values'.
+      objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
+      answerer: how the outputs of a trained model become answers: 'translator', 'generator' or 'predictor'.
+      models: the kinds of model that can be trained for the task.
+      metrics: the metrics of an evaluation; config.eval.metric is one of them.
+      tokenizers: the kinds of tokenizer that the task can use.
+      builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
+      longest: the option that limits the length of a sequence; '' if the data sets the length.
     """
     meaning: str
     data: str
@@ -64,7 +64,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def goodness(metric: str, value: float) -> float:
-    """A number that is larger for the better of two values of a metric; that of no number (NaN) is smallest."""
+    """Returns a number that is larger for better values of a metric, and smallest for NaN."""
     if value != value:
         return float('-inf')
     return value if METRICS[metric] is max else -value

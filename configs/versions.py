@@ -1,12 +1,12 @@
-"""Configs that earlier versions wrote: what a run directory says is brought to the options of today.
+"""Upgrades configs of earlier versions, as found in run directories, to the current options.
 
-`config.json` carries the version of the options that it was written with; without one it is 1. Options come and go, and
-a run must open, decode and resume ever after. So whoever
+`config.json` records the version of the options that it was written with; a file without a version has version 1.
+Options come and go, but every run must still open, decode and resume. So,
 
-- adds an option whose default is not what happened before it was there, raises VERSION and says in BEFORE what did;
-- renames one, raises VERSION and says so in RENAMED.
+- to add an option whose default differs from the earlier behaviour, raise VERSION and give the earlier value in BEFORE;
+- to rename an option, raise VERSION and give the new name in RENAMED.
 
-An option that is new, and whose default changes nothing, needs neither: it gets its default.
+A new option whose default keeps the earlier behaviour needs neither: configs without it get the default.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ from configs.checks import unused, written
 from configs.options import DEFAULTS, kind_problem
 from errors import UserError, option_like
 
-VERSION = 3  # since 3, names of splits mean nothing to the built-in data
-RENAMED: dict[int, dict[str, str]] = {}  # version -> {the option's name before it: its name since}
-BEFORE: dict[int, dict[str, Any]] = {    # version -> {an option, by its name of today: what it was before it}
+VERSION = 3  # since 3, names of splits beside the built-in data are refused
+RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name since}
+BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},
 }
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """All options of today for what a config of `version` said, {'model.d_model': 512, ...}, in the order of the table.
+    """Returns all current options, {'model.d_model': 512, ...}, for the `options` of a config of `version`.
 
-    Of an earlier version, options that mean nothing to its model, task or source have their defaults: they had no
-    effect.
+    They are in the order of the table. For an earlier version, options that its model, task or source does not use get
+    their defaults: they had no effect.
 
     Raises:
-      UserError: if the version is none of ours, or an option is unknown or of another type.
+      UserError: if the version is unknown, or an option is unknown or of another type.
     """
     options = renamed(options, version)
     for name, value in options.items():
@@ -40,16 +40,16 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
         if problem := kind_problem(name, value):
             raise UserError(f'{name}={written(value)}: {problem}, such as {DEFAULTS[name]!r}')
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
-    # A whole number does for another number, in JSON and on the command line.
+    # JSON and the command line may give an integer for a float.
     options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
     return {**options, **{name: DEFAULTS[name] for name in unused(options)}} if version < VERSION else options
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """The options that a config, or the overrides of one, said in `version`, by their names of today.
+    """Returns the options of a config of `version`, or of its overrides, under their current names.
 
     Raises:
-      UserError: if the version is none of ours.
+      UserError: if the version is unknown.
     """
     if type(version) is not int or not 1 <= version <= VERSION:
         raise UserError(f'its version is {version!r}, but this program knows those from 1 to {VERSION}: use the '

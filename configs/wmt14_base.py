@@ -1,14 +1,14 @@
-"""WMT14 English -> German, the paper's base model (section 5, Table 2: BLEU 27.3 on newstest2014, 8 GPUs, 12 hours).
+"""WMT14 English to German, the paper's base model (section 5, Table 2: BLEU 27.3 on newstest2014, 8 GPUs, 12 hours).
 
     python train.py --config=configs/wmt14_base.py --workdir=runs/wmt14_base
     python decode.py --workdir=runs/wmt14_base --split=test --checkpoint=average:5
 
-The data (1.6 GB) are prepared once, and TFDS needs TensorFlow for that alone, here or on another machine:
+The data (1.6 GB) must be prepared once, here or on another machine. Only this step needs TensorFlow:
 
     pip install tensorflow && tfds build wmt14_translate/de-en --file_format=array_record
 
-The 27.3 is the paper's: we have not trained this recipe, and sacreBLEU's figure is a little lower than the
-tokenised one of the paper. For French: --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr.
+We have not trained this recipe: 27.3 is the paper's tokenised BLEU, and sacreBLEU's is a little lower.
+For French: --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +17,7 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config()  # whose model and optimizer are the paper's base
+    config = base.get_config()  # the paper's base model and optimizer
     config.data.update(source='tfds', name='wmt14_translate/de-en', source_lang='en', target_lang='de', max_length=256)
     config.data.tokenizer.vocab_size = 37_000
     config.batch.update(tokens=25_000, buckets=8)  # "approximately 25000 source tokens and 25000 target tokens"

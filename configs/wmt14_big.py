@@ -1,9 +1,9 @@
-"""WMT14 English -> German, the paper's big model (section 6.1, Table 2: BLEU 28.4 on newstest2014, 8 GPUs, 3.5 days).
+"""WMT14 English to German, the paper's big model (section 6.1, Table 2: BLEU 28.4 on newstest2014, 8 GPUs, 3.5 days).
 
     python train.py --config=configs/wmt14_big.py --workdir=runs/wmt14_big
     python decode.py --workdir=runs/wmt14_big --split=test --checkpoint=average:20
 
-The 28.4 is the paper's: we have not trained this recipe. For French the paper uses dropout 0.1 and gets 41.8:
+We have not trained this recipe: 28.4 is the paper's BLEU. For French the paper uses dropout 0.1 and reports 41.8:
 --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr --config.model.dropout=0.1.
 """
 

@@ -1,1 +1,1 @@
-"""From text to batches: sources -> tokenizer -> token store -> batch plan -> prefetching iterator."""
+"""The path from text to batches: sources -> tokenizer -> token store -> batch plan -> prefetching iterator."""

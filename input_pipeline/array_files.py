@@ -1,4 +1,4 @@
-"""Arrays from files: IDX images as MNIST comes in, NPZ archives, and CSV tables of time series."""
+"""Reads arrays from files: IDX images, the format of MNIST; NPZ archives; and CSV tables of time series."""
 
 import collections
 import csv
@@ -22,29 +22,30 @@ from input_pipeline.held_out import without_files
 from input_pipeline.sources import read_lines
 
 IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
-NAMES = {split: split for split in IDX_NAMES}  # of the other files
+NAMES = {split: split for split in IDX_NAMES}  # names of the other formats' files
 NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
-FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # from this size on a number becomes infinite in float32
+FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 
 
 class Examples(NamedTuple):
-    """One split as it was read; `where` names it in messages."""
+    """The examples of one split as they were read; `where` names the split in messages."""
     inputs: np.ndarray   # [n, *space, channels]
     targets: np.ndarray  # [n]: classes or values; [n, values]
     where: str
 
 
 def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], tuple[str, ...]]:
-    """What reads a split of the data set in `folder`, whose format shows in the names of its files; and the splits
-    without files, which are to be cut off the training data.
+    """Returns a function that reads a split of the data set in `folder`, and the splits without files.
+
+    The names of the files tell the format. The splits without files are cut off the training data.
 
     Raises:
-      UserError: if there is none.
+      UserError: if the folder has no data set.
     """
     if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the data set')
     if plain_or_gz(folder / 'train-images-idx3-ubyte'):
-        return functools.partial(load_idx, folder, validation_share), ()  # which cuts by itself
+        return functools.partial(load_idx, folder, validation_share), ()  # load_idx cuts off the validation data itself
     for suffix, load in (('npz', load_npz), ('csv', load_csv)):
         there = [split for split in NAMES if plain_or_gz(folder / f'{split}.{suffix}')]
         if 'train' in there:
@@ -54,7 +55,7 @@ def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], 
 
 
 def load_idx(folder: Path, validation_share: float, split: str) -> Examples:
-    """Grey images and their classes. The last `validation_share` of the training files is for validation."""
+    """Reads grey images and their classes. The last `validation_share` of the training files is for validation."""
     images_path, labels_path = (needed(folder / f'{IDX_NAMES[split]}-{kind}-ubyte')
                                 for kind in ('images-idx3', 'labels-idx1'))
     images, labels = read_idx(images_path, axes=3), read_idx(labels_path, axes=1)
@@ -69,13 +70,13 @@ def load_idx(folder: Path, validation_share: float, split: str) -> Examples:
 
 
 def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
-    """The array of unsigned bytes in an IDX file, plain or .gz.
+    """Reads the array of unsigned bytes in an IDX file, plain or .gz.
 
     The format: two zero bytes, the type (8), the number of axes, the length of each axis (32 bits, big-endian),
     then the bytes with the last axis fastest.
 
     Raises:
-      UserError: naming the file, if it is another one or damaged.
+      UserError: naming the file, if it has another format or is damaged.
     """
     try:
         with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
@@ -96,7 +97,7 @@ def read_idx(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
 
 
 def load_npz(folder: Path, split: str) -> Examples:
-    """The arrays `inputs` [n, *space, channels] and `targets` of DIR/SPLIT.npz, as numpy.savez writes them."""
+    """Reads the arrays `inputs` [n, *space, channels] and `targets` from DIR/SPLIT.npz, written by numpy.savez."""
     path = needed(folder / f'{split}.npz')
     inputs, targets = _arrays(path, ('inputs', 'targets'))
     return Examples(inputs, targets, str(path))
@@ -111,22 +112,22 @@ def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
                 raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}: '
                                 f'write it with numpy.savez(file, {", ".join(f"{each}=..." for each in names)})')
             arrays = [archive[name] for name in names]
-    # Damaged; compressed or encrypted as NumPy does not do it; or with a header that promises more than memory or a C
-    # integer holds, or is not the Python literal that NumPy reads with Python's own tokenizer.
+    # The archive is damaged, or compressed or encrypted in a way that NumPy does not support; or a header asks for more
+    # than fits into memory or a C integer, or is not the Python literal that NumPy reads with Python's tokenizer.
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
             OverflowError, SyntaxError, tokenize.TokenError) as error:
         raise UserError(f'{path} cannot be read: {error}') from None
     for name, array in zip(names, arrays, strict=True):
-        if not isinstance(array, np.ndarray):  # NumPy hands over the bytes of what is no array: a pickle, a text
+        if not isinstance(array, np.ndarray):  # for other members, a pickle or a text, NumPy returns bytes
             raise UserError(f'{path}: {name} is no array: write it with numpy.savez')
     return arrays
 
 
 def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples *space channels']:
-    """The array `inputs` of an NPZ file, to predict from; `shape` is that of one example, [*space, channels].
+    """Reads the array `inputs` of an NPZ file, to predict from; `shape` is that of one example, [*space, channels].
 
     Raises:
-      UserError: if there is none, or it is of another shape or holds something else than finite numbers.
+      UserError: if there is no such array, it has another shape, or its values are not all finite numbers.
     """
     if not os.path.isfile(path):
         raise UserError(f'{path} is no file: give an .npz file with an array inputs, [n, *space, channels]')
@@ -136,10 +137,10 @@ def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples 
 
 def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
               where: str) -> Num[np.ndarray, 'examples *space channels']:
-    """What a model can predict from whose examples have that shape, [*space, channels]; `where` begins messages.
+    """Returns `inputs` as an array of examples with the shape [*space, channels] of the model; `where` begins messages.
 
     Raises:
-      UserError: if it is of another shape, or holds something else than finite numbers.
+      UserError: if the shape is another one, or the values are not all finite numbers.
     """
     try:
         array = np.asarray(inputs)
@@ -152,13 +153,13 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
 
 
 def single(array: Shaped[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*axes']:
-    """The numbers in the precision that models compute in.
+    """Converts an array to float32, in which models compute.
 
     Raises:
-      UserError: if they are no numbers, or one is not finite as a float32.
+      UserError: if the values are not numbers, or one is not finite as a float32.
     """
     number = array.dtype.kind in 'uif'
-    with np.errstate(over='ignore'):  # which is what is looked for
+    with np.errstate(over='ignore'):  # overflow is checked below
         converted = array.astype(np.float32) if number else array
     if not number or not np.isfinite(converted).all():
         raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) of less than 3.4e38, where '
@@ -167,7 +168,7 @@ def single(array: Shaped[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*
 
 
 def load_csv(folder: Path, split: str) -> Examples:
-    """Series of DIR/SPLIT.csv, a row for each step in time:
+    """Reads series from DIR/SPLIT.csv, which has a row for each time step:
 
         series,time,height,speed,target
         a,0.0,1.5,-0.25,2
@@ -175,10 +176,10 @@ def load_csv(folder: Path, split: str) -> Examples:
         b,0.0,...
 
     The rows of a series follow one another in time, all series are equally long, and a series has one target.
-    `time` may be absent and is not used; every column but series, time and target is a channel.
+    `time` may be absent and is not used. Every column except series, time and target is a channel.
 
     Raises:
-      UserError: with file:line.
+      UserError: with file:line, if the table has another form.
     """
     path, training = needed(folder / f'{split}.csv'), needed(folder / 'train.csv')
     channels = [name for name in _header(rows(training), training) if name not in NOT_CHANNELS]
@@ -191,7 +192,7 @@ def load_csv(folder: Path, split: str) -> Examples:
     if extra := [name for name in header if name not in (*NOT_CHANNELS, *channels)]:
         raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data')
 
-    steps, targets, name, began = [], [], None, {}  # began: the line where each series does
+    steps, targets, name, began = [], [], None, {}  # began: the first line of each series
     for line, row in table:
         if len(row) != len(header):
             raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}')
@@ -218,7 +219,7 @@ def load_csv(folder: Path, split: str) -> Examples:
 
 
 def _header(table: Iterator[tuple[int, list[str]]], path: Path) -> list[str]:
-    """The names of the columns, each of which is there once."""
+    """Returns the names of the columns. Raises UserError if a name occurs twice."""
     line, names = next(table)
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise UserError(f'{path}:{line}: column {twice[0]!r} is there {names.count(twice[0])} times: give each a '
@@ -227,13 +228,13 @@ def _header(table: Iterator[tuple[int, list[str]]], path: Path) -> list[str]:
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row that is not empty; of the header first."""
+    """Yields line number and cells of each row that is not empty, the header first."""
     table = csv.reader(read_lines(path))
     try:
         found = False
         for row in table:
             if row:
-                yield table.line_num, [cell.strip().removeprefix('\ufeff') for cell in row]  # as spreadsheets begin
+                yield table.line_num, [cell.strip().removeprefix('\ufeff') for cell in row]  # spreadsheets write it
                 found = True
     except csv.Error as error:
         raise UserError(f'{path}:{table.line_num}: {error}') from None
@@ -242,7 +243,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_length(path: Path, steps: list[list], began: dict[str, int]):
-    """That the series which just ended is as long as the first."""
+    """Raises UserError if the last series is not as long as the first."""
     if steps and len(steps[-1]) != len(steps[0]):
         names = list(began)
         raise UserError(f'{path}:{began[names[-1]]}: series {names[-1]!r} has {len(steps[-1])} rows, but {names[0]!r}, '
@@ -251,7 +252,7 @@ def _check_length(path: Path, steps: list[list], began: dict[str, int]):
 
 def _number(text: str, where: str) -> float:
     try:
-        value = math.nan if '_' in text else float(text)  # which takes 1_000 for a number, as in Python's own code
+        value = math.nan if '_' in text else float(text)  # float() accepts 1_000
     except ValueError:
         value = math.nan
     if not abs(value) < FLOAT32_END:
@@ -261,15 +262,15 @@ def _number(text: str, where: str) -> float:
 
 
 def plain_or_gz(path: Path) -> Path | None:
-    """The file, or the same with .gz, whichever is there."""
+    """Returns the file, or the same with .gz, whichever exists; None if neither does."""
     return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
 def needed(path: Path) -> Path:
-    """The file, or the same with .gz; an NPZ archive is compressed in itself.
+    """Returns the file, or the same with .gz, whichever exists.
 
     Raises:
-      UserError: if there is neither.
+      UserError: if neither exists. For an NPZ archive, which is itself compressed, the message leaves out .gz.
     """
     if found := plain_or_gz(path):
         return found

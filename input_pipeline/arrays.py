@@ -1,4 +1,4 @@
-"""Images and time series with classes or values to predict: one interface to every source, and their batches."""
+"""Images and time series with classes or values to predict: one interface to every source, and batches."""
 
 import dataclasses
 import functools
@@ -20,11 +20,11 @@ from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
 
 MOST_CLASSES = 100_000
-# A model squares its numbers and float32 ends at 3.4e38: so far from the mean, in standard deviations, may one be, ...
+# Models square their inputs, and float32 ends at 3.4e38. So a number may be at most FARTHEST standard deviations from
+# the mean, and a mean or a deviation at most LARGEST_SCALE; their product is still a float32.
 FARTHEST = 1e12
-# ... and so large may a mean or a deviation be; numbers as many deviations from the mean are float32's, too.
 LARGEST_SCALE = 1e26
-SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and at last is 0
+SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and finally is 0
 
 Inputs = Num[np.ndarray, 'examples *space channels']
 Targets = Num[np.ndarray, 'examples *values']
@@ -34,13 +34,14 @@ Targets = Num[np.ndarray, 'examples *values']
 class Preprocessing:
     """Standardisation of a model's inputs and targets, (raw - mean) / std, and its inverse for the outputs.
 
-    `dataclasses.asdict` makes JSON of it, and `Preprocessing(**json)` makes it again.
+    `dataclasses.asdict` returns it as JSON, and `Preprocessing(**json)` restores it. All numbers are of the training
+    split.
 
     Attributes:
-      input_mean: of the training split, for each channel.
-      input_std: the standard deviation, for each channel.
-      target_mean: for each value; None for classes.
-      target_std: for each value; None for classes.
+      input_mean: the mean of each channel.
+      input_std: the standard deviation of each channel.
+      target_mean: the mean of each value; None for classes.
+      target_std: the standard deviation of each value; None for classes.
     """
     input_mean: list[float]
     input_std: list[float]
@@ -48,30 +49,30 @@ class Preprocessing:
     target_std: list[float] | None
 
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """What the model reads."""
+        """Returns the standardised inputs, which the model reads."""
         return (raw.astype(np.float32) - _float32(self.input_mean)) / _float32(self.input_std)
 
     def check_inputs(self, raw: Inputs, where: str) -> None:
-        """Sees that the model can compute with what `inputs` makes of these.
+        """Checks that the standardised inputs are small enough for the model.
 
         Raises:
-          UserError: that begins with `where`, if it cannot.
+          UserError: if they are not; `where` begins the message.
         """
         _check_distance(raw, self.input_mean, self.input_std, where)
 
     def check_targets(self, raw: Targets, where: str) -> None:
-        """The same for `targets`."""
+        """Checks the targets as `check_inputs` checks the inputs."""
         if self.target_mean is not None and self.target_std is not None:
             _check_distance(raw, self.target_mean, self.target_std, where)
 
     def targets(self, raw: Targets) -> Targets:
-        """What the model learns to predict: classes as they are, values standardised."""
+        """Returns the targets that the model learns: classes unchanged, values standardised."""
         if self.target_mean is None or self.target_std is None:
             return raw
         return (raw - _float32(self.target_mean)) / _float32(self.target_std)
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
-        """A regression model's outputs in the units of the raw targets: the inverse of `targets`."""
+        """Returns a regression model's outputs in the units of the raw targets: the inverse of `targets`."""
         assert self.target_mean is not None and self.target_std is not None, 'classes are no values'
         return outputs * _float32(self.target_std) + _float32(self.target_mean)
 
@@ -81,7 +82,7 @@ def _float32(numbers: list[float]) -> Float[np.ndarray, ' numbers']:
 
 
 class ArrayData:
-    """Splits of examples in memory. `split` is a role: 'train', 'validation' or 'test'; each is read when first used.
+    """Splits of examples, in memory. `split` is 'train', 'validation' or 'test'; each is read at its first use.
 
     Attributes:
       parts: the splits that are cut off the training split.
@@ -92,25 +93,25 @@ class ArrayData:
         """Reads nothing yet.
 
         Args:
-          load: reads a split.
+          load: a function that reads a split.
           labelled: whether the targets are classes, which are whole numbers, or values.
-          classes: their names; otherwise 0, 1, ...
+          classes: the names of the classes; None for 0, 1, ...
           parts: the splits that are cut off the training split; see input_pipeline/held_out.py.
-          share: of the training split, for each of them.
+          share: the share of the training split for each of `parts`.
         """
         self._load, self._labelled, self._names, self.parts, self._share = load, labelled, classes, parts, share
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
-        """Raw: images as uint8, everything else as float32."""
+        """Returns the raw inputs: images as uint8, everything else as float32."""
         return self._split(split).inputs
 
     def targets(self, split: str) -> Targets:
-        """Raw: classes int32 [n] or values float32 [n, values]."""
+        """Returns the raw targets: classes int32 [n] or values float32 [n, values]."""
         return self._split(split).targets
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """A digest of the arrays, and where they are from, as JSON: equal fingerprints mean equal examples."""
+        """Returns a digest of the arrays and their origin, as JSON: equal fingerprints mean equal examples."""
         inputs, targets, where = self._split(split)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
         for array in (inputs, targets):
@@ -119,20 +120,20 @@ class ArrayData:
 
     @functools.cached_property
     def classes(self) -> list[str] | None:
-        """Names of the classes; None if values are to be predicted."""
+        """The names of the classes; None if the targets are values."""
         if not self._labelled:
             return None
         return self._names or [str(number) for number in range(int(self.targets('train').max()) + 1)]
 
     @functools.cached_property
     def sizes(self) -> dict[str, int | list[int]]:
-        """What the model must know, as JSON: 'outputs', of classes or values, and 'shape', [*space, channels]."""
+        """The sizes of the model, as JSON: 'outputs', the number of classes or values; 'shape', [*space, channels]."""
         outputs = len(self.classes) if self.classes else self.targets('train').shape[1]
         return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """Fitted to the training split."""
+        """The preprocessing, fitted to the training split."""
         inputs, targets, where = self._split('train')
         if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
             scale = [[127.5] * inputs.shape[-1]] * 2
@@ -147,7 +148,7 @@ class ArrayData:
         return examples
 
     def _part(self, split: str) -> Examples:
-        """The examples of the training files that are for `split`. Of every class one at least is trained on."""
+        """Returns the examples of the training files for `split`. 'train' keeps at least one of each class."""
         inputs, targets, where = self._whole('train')
         keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
         kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
@@ -156,7 +157,7 @@ class ArrayData:
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
 
     def _checked(self, split: str) -> Examples:
-        """The split in the types that `inputs` and `targets` promise."""
+        """Reads a split, checks it, and converts it to the types that `inputs` and `targets` return."""
         inputs, targets, where = self._load(split)
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
@@ -197,10 +198,12 @@ class ArrayData:
 
 
 def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
-    """Of each channel, over all other axes; where nothing varies that float32 could tell, the deviation counts as 1.
+    """Returns mean and standard deviation of each channel, over all other axes.
+
+    A deviation that is too small for float32 is replaced by 1.
 
     Raises:
-      UserError: if one is too large; `where` begins the message.
+      UserError: if a mean or a deviation is too large; `where` begins the message.
     """
     flat = array.reshape(-1, array.shape[-1])
     mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
@@ -228,8 +231,9 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
 
 
 def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
-    """The data set that `config.data` describes: `source`, and what that source needs of the rest. The task, and not
-    the type of the targets, says whether they are classes (`labelled`) or values.
+    """Opens the data set that `config.data` describes.
+
+    The task, and not the type of the targets, decides whether they are classes (`labelled`) or values.
 
     Raises:
       UserError: if there is no such source, folder or dataset.
@@ -240,14 +244,14 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
 
 
 def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Arrays from a folder of .npz, .npy or IDX files: see input_pipeline/array_files.py."""
+    """Opens a folder of .npz, .csv or IDX files: see input_pipeline/array_files.py."""
     share = data['validation_share']
     load, parts = open_folder(expanded(data['dir']), share)
     return ArrayData(load, labelled, parts=parts, share=share)
 
 
 def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
+    """Opens scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
     name = data['name']
     makers = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
     if name not in makers:
@@ -258,12 +262,12 @@ def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
 
 
 def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
-    """1,797 handwritten digits of 8 x 8 pixels, each class in all splits alike: 1,297, 200 and 300 of them."""
+    """Returns 1,797 handwritten digits of 8 x 8 pixels in stratified splits of 1,297, 200 and 300."""
     from sklearn.datasets import load_digits  # slow to import, so only where it is used
     bunch: Any = load_digits()  # a Bunch, as return_X_y is False
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # 0..16 as they come
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # the originals are 0..16
     labels = bunch.target.astype(np.int32)
-    # The order is shuffled, then each class is spread evenly over it, so that any part of it is stratified.
+    # The order is shuffled, then each class is spread evenly over it, so that every slice is stratified.
     order = np.random.default_rng(seed).permutation(len(labels))
     place = np.empty(len(labels))
     for label in np.unique(labels):
@@ -276,7 +280,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
 
 
 def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
-    """A TensorFlow Datasets dataset of equally large images with a label each: mnist, fashion_mnist, cifar10, ..."""
+    """Opens a TensorFlow Datasets dataset of images of one size with one label each: mnist, cifar10, ..."""
     name, folder, names = data['name'], data['dir'], dict(data['splits'])
     builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
     image, label = (builder.info.features[feature] for feature in ('image', 'label'))
@@ -293,28 +297,28 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
     return ArrayData(load, labelled, list(label.names))
 
 
-# A source of examples: the value of config.data.source -> what opens it.
+# Sources of examples: the value of config.data.source -> the function that opens it.
 SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
     'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 
 
 class ArrayPlan:
-    """Which examples are in batch `step`, for every step from 0 on, and how they are augmented.
+    """The examples in batch `step`, for every step from 0 on, and their augmentation.
 
-    Every epoch holds every example exactly once. `len` is the number of batches in an epoch; the last of them is
-    filled up with rows of weight 0.
+    Every epoch has every example exactly once. `len` is the number of batches in an epoch; the last batch is padded
+    with rows of weight 0.
     """
 
     def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False):
         """Plans every epoch.
 
         Args:
-          data: of which a split is read.
+          data: the data set.
           split: 'train', 'validation' or 'test'.
-          rows: of a batch.
-          seed: of the order and of the augmentation; None keeps the order, for evaluation.
-          crop: images are padded by so many pixels of value 0 on each side, then cut to their size at random.
-          flip: images are mirrored, left to right, with probability 1/2.
+          rows: the number of rows of a batch.
+          seed: the seed of the order and of the augmentation; None keeps the order, for evaluation.
+          crop: the number of pixels of value 0 by which images are padded on each side before a random crop.
+          flip: whether images are mirrored, left to right, with probability 1/2.
 
         Raises:
           UserError: if `rows` is not positive, or series are to be cropped or flipped.
@@ -337,12 +341,12 @@ class ArrayPlan:
         return -(-len(self._targets) // self.rows[0])
 
     def __call__(self, step: int) -> Int[np.ndarray, ' members']:
-        """The examples in batch `step`."""
+        """Returns the indices of the examples in batch `step`."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Batch `step` as arrays of one static shape; missing rows are 0 and have weight 0."""
+        """Returns batch `step` as arrays of one static shape; missing rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
         members = self(step)[rows]
         inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step, rows))
@@ -355,7 +359,7 @@ class ArrayPlan:
                 'weights': filled(np.ones(len(members), np.float32))}
 
     def describe(self) -> str:
-        """One line about the batches."""
+        """Returns one line for the log."""
         shape = ' x '.join(map(str, self._inputs.shape[1:]))
         padding = 1 - len(self._targets) / (len(self) * self.rows[0])
         return (f'{self._split}: {len(self._targets):,} examples of {shape}; {len(self)} batches of {self.rows[0]} '
@@ -367,10 +371,10 @@ class ArrayPlan:
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
 
     def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
-        """The `images`, which are `rows` of the batch, augmented by draws that are made for the whole batch."""
+        """Augments `images`, the given `rows` of a batch. The random draws are made for the whole batch."""
         if not self._crop and not self._flip:
             return images
-        rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: another stream than that of an epoch's order
+        rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: a stream separate from the epoch's order
         (here, height, width, _), count = images.shape, len(self(step))
         if self._crop:
             border = (self._crop, self._crop)

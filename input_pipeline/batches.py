@@ -1,7 +1,6 @@
-"""Batches of sentences of like length, as a pure function of (token store, settings, step).
+"""Batches of sentences of similar length, as a pure function of (token store, settings, step).
 
-Nothing here remembers where it is: batch 1234 is the same whoever asks for it, before or after a resume,
-and on however many devices.
+Nothing here has state: batch 1234 is the same before and after a resume, and on any number of devices.
 """
 
 import functools
@@ -17,12 +16,12 @@ from errors import UserError
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 
-ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without rows to fill it up
+ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without padding rows
 LENGTHS = 4  # padded lengths are multiples of this
 
 
 class Batch(TypedDict):
-    """What a training step reads. Arrays are NumPy's here, and JAX's on devices.
+    """The input of a training step. Its arrays are NumPy arrays here, and JAX arrays on devices.
 
     inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
     targets: int32 [rows, length] of tokens; classes int32 [rows], or values float32 [rows, values].
@@ -34,10 +33,10 @@ class Batch(TypedDict):
 
 
 class Part(NamedTuple):
-    """The rows of every batch that one process reads: from first/of to last/of of them. The default is all.
+    """The rows of every batch that one process reads: from first/of to last/of of the rows. The default is all.
 
-    A batch is first filled up with rows of weight 0, which change nothing, until there is a `multiple` of rows for
-    devices to share.
+    A batch is first padded with rows of weight 0, which change nothing, to a multiple of `multiple` rows, so that
+    devices can share it.
     """
     first: int = 0
     last: int = 1
@@ -45,11 +44,11 @@ class Part(NamedTuple):
     multiple: int = 1
 
     def filled(self, count: int) -> int:
-        """Rows of a batch of `count` that is filled up."""
+        """Returns the number of rows of a batch of `count` rows after padding."""
         return -(-count // self.multiple) * self.multiple
 
     def rows(self, count: int) -> slice:
-        """Which rows of a batch of `count` that is filled up: those from `count` on are the ones of weight 0."""
+        """Returns this part's rows of a padded batch of `count` rows; those from `count` on are padding."""
         return slice(self.filled(count) * self.first // self.of, self.filled(count) * self.last // self.of)
 
 
@@ -58,31 +57,32 @@ ALL = Part()
 
 @runtime_checkable
 class Plan(Protocol):
-    """The batches of a split, each a pure function of its number; `len` is the number of batches in an epoch."""
+    """The batches of a split. Each is a pure function of its number. `len` is the number of batches in an epoch."""
 
     @property
     def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
-        """The row counts that its batches have."""
+        """The numbers of rows that batches have."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Batch `step`, or only some of its rows; the rows of several parts, one after the other, are the batch.
+        """Returns batch `step`, or one part of its rows; the parts in order make up the batch.
 
-        Rows that are missing, at the end of an epoch or to fill a batch up, are padding of weight 0.
+        Missing rows, at the end of an epoch or to pad a batch, have weight 0.
         """
         ...
 
     def describe(self) -> str:
-        """A line for the log."""
+        """Returns one line for the log."""
         ...
 
 
 def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:
-    """The padded lengths, at most `num_buckets` of them, that waste the least padding on `lengths`.
+    """Returns the padded lengths, at most `num_buckets`, that need the least padding for `lengths`.
 
-    Dynamic programming over the histogram of lengths in units of LENGTHS; ascending, the last one fits all.
+    They are multiples of LENGTHS, in ascending order; the last fits all sentences. The method is dynamic programming
+    over the histogram of lengths.
     """
     units = -(-lengths // LENGTHS)
     top = int(units.max())
@@ -103,11 +103,11 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
 
 
 class BatchPlan:
-    """Which sentences are in batch `step`, for every step from 0 on.
+    """The sentences in batch `step`, for every step from 0 on.
 
-    Every epoch holds every sentence exactly once: sentences of one length bucket are shuffled and cut into
-    batches of at most `tokens` padded target positions; then the batches are shuffled. `len` is the number
-    of batches in an epoch.
+    Every epoch has every sentence exactly once. The sentences of each length bucket are shuffled and cut into batches
+    of at most `tokens` padded target positions; then the batches are shuffled. `len` is the number of batches in an
+    epoch.
     """
 
     def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None,
@@ -115,16 +115,16 @@ class BatchPlan:
         """Plans every epoch.
 
         Args:
-          store: of sentence pairs.
-          tokens: padded target positions of a batch, at most.
-          num_buckets: of lengths.
-          seed: of the order; None keeps the shortest sentences first, for evaluation.
-          longest: where learned positions end; no batch is padded beyond.
+          store: the sentence pairs.
+          tokens: the maximum number of padded target positions in a batch.
+          num_buckets: the maximum number of length buckets.
+          seed: the seed of the order; None keeps the shortest sentences first, for evaluation.
+          longest: the number of learned positions; no batch is padded to a greater length.
 
         Raises:
           UserError: if `tokens` is too small for ROWS of the longest sentences.
         """
-        # One more than the text: the end token of the source and of the targets.
+        # One more than the text, for the end token of the source and of the targets.
         lengths = np.maximum(store.lengths('source'), store.lengths('target')) + 1
         self.bucket_lengths = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
         self.rows = tokens // self.bucket_lengths // ROWS * ROWS
@@ -144,12 +144,12 @@ class BatchPlan:
         return self._length
 
     def __call__(self, step: int) -> tuple[int, Int[np.ndarray, ' rows']]:
-        """The bucket of batch `step` and the sentences in it."""
+        """Returns the bucket of batch `step`, and its sentences."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
+        """Returns batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
         bucket, sentences = self(step)
         rows = part.rows(int(self.rows[bucket]))
         shape = rows.stop - rows.start, int(self.bucket_lengths[bucket])
@@ -164,7 +164,7 @@ class BatchPlan:
                 'weights': (targets != PAD).astype(np.float32)}
 
     def describe(self) -> str:
-        """A line for the log."""
+        """Returns one line for the log."""
         shapes = ', '.join(f'{rows} x {length}' for rows, length in zip(self.rows, self.bucket_lengths, strict=True))
         return (f'{len(self)} batches an epoch, of {shapes} sentences x tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
@@ -180,7 +180,7 @@ class BatchPlan:
 
 
 class _Steps:
-    """A plan as grain's random-access data source."""
+    """A plan as a random-access data source of grain."""
 
     def __init__(self, plan: Plan, first: int, last: int, part: Part):
         self._plan, self._first, self._last, self._part = plan, first, last, part
@@ -193,6 +193,6 @@ class _Steps:
 
 
 def prefetch(plan: Plan, first: int, last: int, part: Part = ALL) -> Iterator[Batch]:
-    """Batches first, first + 1, ... last - 1, or a part of each, made ahead of time in a thread."""
+    """Yields batches first, first + 1, ... last - 1, or a part of each; a thread prepares them in advance."""
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(grain.MapDataset.source(_Steps(plan, first, last, part)).to_iter_dataset(options))

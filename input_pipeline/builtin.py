@@ -1,10 +1,10 @@
 """The built-in parallel corpus: dates, quantities, amounts and names, written in two locales.
 
-Nothing is downloaded. The Unicode Common Locale Data Repository (Unicode CLDR, https://cldr.unicode.org),
-which babel carries, says how each of a thousand locales writes a date, an amount of money, three hours ago
-or a list of languages. We draw a value, write it in both locales, and have a pair of sentences: 'Friday,
-August 25, 1922' and 'vendredi 25 août 1922'. Words move, agree in number and change their script, and the
-right answer is known to the byte, so a small model can be judged by exact match.
+Nothing is downloaded. The Unicode Common Locale Data Repository (Unicode CLDR, https://cldr.unicode.org), which is
+part of babel, defines how each of a thousand locales writes a date, an amount of money, three hours ago or a list of
+languages. We draw a value and write it in both locales. The result is a pair of sentences: 'Friday, August 25, 1922'
+and 'vendredi 25 août 1922'. Words change their order, number and script, and the correct answer is known exactly, so
+a small model can be judged by exact match.
 
     corpus = make_corpus('en', 'fr')  # {'train': [(source, target), ...], 'validation': ..., 'test': ...}
 """
@@ -30,14 +30,14 @@ from babel.numbers import format_currency, format_percent, get_currency_precisio
 from babel.units import format_unit
 
 # Part of the data's fingerprint: raise it whenever the output changes. The text also depends on
-# babel.__version__, since each release carries another CLDR.
+# babel.__version__, since each release has another CLDR.
 GENERATOR_VERSION = 1
 
-LONGEST = 80  # characters, on either side: what is longer is drawn again
-PATIENCE = 5000  # draws in a row without a new pair, after which the space counts as exhausted
+LONGEST = 80  # characters on either side; longer pairs are drawn again
+PATIENCE = 5000  # draws in a row without a new pair before we give up
 TYPED = str.maketrans('\u00a0\u202f', '  ')  # no keyboard has CLDR's no-break spaces
 
-# Common members only: a name is learned when it is met often, and the long tail of CLDR is not.
+# Only common members: a name must occur often to be learned, and most names of CLDR are rare.
 LANGUAGES = [
     'af', 'am', 'ar', 'bg', 'bn', 'ca', 'cs', 'cy', 'da', 'de', 'el', 'en', 'es', 'et', 'eu', 'fa', 'fi', 'fr',
     'ga', 'gl', 'gu', 'he', 'hi', 'hr', 'hu', 'hy', 'id', 'is', 'it', 'ja', 'ka', 'ko', 'la', 'lt', 'lv', 'mn',
@@ -65,11 +65,11 @@ UNITS = [
     'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte',
     'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
-TIME_LENGTHS = ('short', 'medium')  # the longer ones name a time zone, always the same
+TIME_LENGTHS = ('short', 'medium')  # the longer ones always name the same time zone
 LIST_STYLES = ('standard', 'or')
-JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # each word after a space, as alone
+JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # each part follows a space, so its words stay the same
 DAY = 24 * 3600
-RELATIVE_UNITS = {  # seconds in one (as babel counts them), and the most that people count in it
+RELATIVE_UNITS = {  # seconds in one unit (as babel counts), and the largest count in use
     'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),
     'hour': (3600, 47), 'minute': (60, 59), 'second': (1, 59)}
 
@@ -79,10 +79,10 @@ Length = Literal['long', 'short']
 Writer = Callable[[Locale], str]  # a value that can be written in any locale
 
 
-# Each kind is written from its form, a value and the locale: KeyError or ValueError if the locale lacks it.
+# Writers: each takes a form, a value and the locale, and raises KeyError or ValueError if the locale lacks the form.
 def write_date(date_length: DateLength, time_length: DateLength | None, moment: datetime.datetime,
                locale: Locale) -> str:
-    """'Friday, August 25, 1922', with the time of day if it has a `time_length`."""
+    """Writes 'Friday, August 25, 1922', with the time of day if `time_length` is given."""
     date = format_date(moment, date_length, locale=locale)
     if time_length is None:
         return date
@@ -92,85 +92,85 @@ def write_date(date_length: DateLength, time_length: DateLength | None, moment: 
 
 
 def write_relative(unit: TimeUnit, length: Length, count: int, locale: Locale) -> str:
-    """'3 hours ago', or 'in 2 weeks' for a positive `count`."""
+    """Writes '3 hours ago', or 'in 2 weeks' for a positive `count`."""
     delta = datetime.timedelta(seconds=count * RELATIVE_UNITS[unit][0])
-    # An infinite threshold keeps 14 days from becoming 2 weeks: the unit is the one asked for.
+    # An infinite threshold keeps the unit: otherwise 14 days would become 2 weeks.
     return format_timedelta(delta, unit, math.inf, add_direction=True, format=length, locale=locale)
 
 
 def write_quantity(unit: str, length: Length, number: Decimal, locale: Locale) -> str:
-    """'12 kilometers' or, short, '12 km'."""
+    """Writes '12 kilometers' or, short, '12 km'."""
     text = format_unit(number, unit, length, locale=locale)
     if unit not in text:
         return text
-    if length == 'short':  # '12 length-kilometer' is what babel falls back on
+    if length == 'short':  # babel falls back to '12 length-kilometer'
         raise KeyError(unit)
-    return write_quantity(unit, 'short', number, locale)  # an alias in CLDR's root that babel does not follow
+    return write_quantity(unit, 'short', number, locale)  # babel does not follow an alias in CLDR's root
 
 
 def write_amount(currency: str, style: Literal['name', 'standard'], number: Decimal, locale: Locale) -> str:
-    """'12 euros' or, in the standard style, '€12.00'."""
+    """Writes '12 euros' or, in the standard style, '€12.00'."""
     if currency not in locale.currencies:
         raise KeyError(currency)
-    if number % 1:  # round before the plural is chosen: there is no 1.34 yen
+    if number % 1:  # round before the plural is chosen: yen have no decimals
         number = round(number, get_currency_precision(currency))
     cents = style == 'standard' or number % 1 != 0  # '12 euros', yet '12.50 euros' and '€12.00'
     text = format_currency(number, currency, locale=locale, format_type=style, currency_digits=cents)
     if style == 'standard' and re.search(r'[^\W\d_]\d', text):
-        raise KeyError(currency)  # 'CZK12.00': CLDR wants a space after such a sign, babel puts none
+        raise KeyError(currency)  # 'CZK12.00': CLDR puts a space after such a sign, babel does not
     return text
 
 
 def write_percentage(number: Decimal, locale: Locale) -> str:
-    """'12.5%'."""
+    """Writes '12.5%'."""
     return format_percent(number / 100, locale=locale, decimal_quantization=False)
 
 
 def write_name(table: str, code: str, locale: Locale) -> str:
-    """'French': the name of a language or a territory."""
+    """Writes the name of a language or a territory, such as 'French'."""
     return getattr(locale, table)[code]
 
 
 def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
-    """'A, B, or C': the parts in a list of the style `join`, or put into the format `join`."""
+    """Writes the parts as a list of the style `join` ('A, B, or C'), or into the format `join`."""
     texts = [part(locale) for part in parts]
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
 
-# How the values of a form are drawn: a tuple of the arguments that its writer still lacks.
+# Draws: each returns, for a form, a tuple of the remaining arguments of its writer.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
-    """A moment from 1900 to 2050."""
+    """Draws a moment from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
     moment = datetime.datetime(1900, 1, 1) + datetime.timedelta(rng.randrange(days), rng.randrange(DAY))
-    # Short dates may write two digits of the year: 1951 to 2050 are the hundred years they can mean.
+    # Short dates may have a year of two digits, which is unambiguous only within a century: 1951 to 2050.
     if form[0] == 'short' and moment.year <= 1950:
         moment = moment.replace(year=moment.year + 100)
     return (moment,)
 
 
 def draw_count(rng: random.Random, form: tuple) -> tuple[int]:
-    """How many units of time ago, or from now."""
+    """Draws a number of time units: negative for the past, positive for the future."""
     return (rng.randint(1, RELATIVE_UNITS[form[0]][1]) * rng.choice((-1, 1)),)
 
 
 def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
-    """A whole number, or one with a decimal or two."""
+    """Draws a whole number, or one with one or two decimals."""
     largest, digits = rng.choice((20, 99, 999, 9999)), rng.choice((1, 1, 2))
-    if not form or form[0].startswith('duration'):  # percentages; and nobody counts 8,740 months
+    if not form or form[0].startswith('duration'):  # percentages and durations are small
         largest, digits = 100, 1 if form else digits
-    # The last decimal is never 0: Decimal('1.0') would be shown as 1 and take the plural of 1.0.
+    # The last decimal is never 0: Decimal('1.0') would be written as 1 but with the plural of 1.0.
     decimal = Decimal(10 * rng.randrange(10 ** (digits + 1)) + rng.randint(1, 9)).scaleb(-digits)
     return (rng.choice((Decimal(rng.randint(1, largest)), decimal)),)
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    """A and B, which are enough to compare joins; a sentence has parts of its own."""
+    """Returns A and B, which are enough to compare joins; sentences draw their own parts."""
     return ([lambda locale: 'A', lambda locale: 'B'],)
 
 
 class Kind(NamedTuple):
-    """A kind of sentence: its forms, how values for them are drawn, and how both are written."""
-    share: int  # how often it is drawn, in percent
+    """A kind of sentence: its forms, and the functions that draw values for them and write them."""
+    share: int  # of the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]
     draw: Callable[[random.Random, tuple], tuple]
@@ -193,11 +193,11 @@ PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'te
 
 
 def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
-    """The kinds with the forms that both locales have, and for each form its rivals.
+    """Returns the kinds with the forms that both locales have, and the rivals of each form.
 
-    'May 25, 1922' is a long and a medium date in English and two different ones in German; two dollars may
-    share a sign. No model can guess which is meant: such a source text belongs to the first of its forms.
-    Three dozen values, drawn alike for each form, show the rivals.
+    Two forms may have the same source text: 'May 25, 1922' is both a long and a medium date in English, but these
+    differ in German; two currencies may share a sign. No model can tell them apart, so such a text is always written
+    in the first of its forms. The rivals are found with the same 36 values for each form.
     """
     usable = {}
     for name, kind in KINDS.items():
@@ -220,7 +220,7 @@ def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
 
 
 def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, source: Locale) -> Writer:
-    """A random sentence of the kind `name`, to be written in any locale but told apart in `source`."""
+    """Draws a sentence of the kind `name`, in a form that its text in `source` determines."""
     kind = kinds[name]
     form = rng.choice(kind.forms)
     if name == 'names':  # two or three languages, or territories
@@ -239,11 +239,11 @@ def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, sour
 def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
                 sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
                 ) -> dict[str, list[tuple[str, str]]]:
-    """Pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits."""
+    """Returns pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits."""
     source, target = _parse_locale(source_locale), _parse_locale(target_locale)
     kinds = usable_kinds(source, target)
     names, shares = list(kinds), [kind.share for kind in kinds.values()]
-    rng = random.Random(str(seed))  # as a string, for Random(-1) is Random(1)
+    rng = random.Random(str(seed))  # as a string: Random(-1) equals Random(1)
     wanted, fruitless, target_of = sum(sizes.values()), 0, {}
     while len(target_of) < wanted:
         sentence = draw_sentence(rng, kinds, rng.choices(names, shares)[0], source)
@@ -255,7 +255,7 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: after '
                 f'{len(target_of)} distinct pairs of {wanted}, {PATIENCE} draws in a row gave nothing new. '
                 f'Ask for at most {len(target_of)} pairs in all.')
-    # Rare kinds run out early, so the order of drawing is not neutral: shuffle before splitting.
+    # Rare kinds run out early, so the order of the draws is biased: shuffle before splitting.
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}
     return {split: corpus[split] for split in sizes}
@@ -263,10 +263,11 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
 
 def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float, *,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
-    """The corpus, with `share` of its source sentences that hold no-break spaces as people type them: with plain ones.
+    """Replaces no-break spaces by plain ones, as people type, in `share` of the source sentences that have them.
 
-    The targets keep CLDR's, and no source sentence occurs twice, in any splits: one that would become another, or that
-    differs from another in its spaces alone, stays as it is. What a share has plain, a larger one has plain too.
+    The targets keep CLDR's spaces. No source sentence occurs twice, in any splits: a sentence stays unchanged if it
+    would become equal to another, or differs from another only in its spaces. The sentences that are changed for one
+    share are also changed for any larger share.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}
@@ -282,7 +283,7 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
 def _parse_locale(identifier: str) -> Locale:
     with contextlib.suppress(UnknownLocaleError, ValueError):
         return Locale.parse(identifier.replace('-', '_'))
-    # Slips of spelling ('pt_BX') and English names ('french') both deserve a suggestion.
+    # Misspellings ('pt_BX') and English names ('french') both get a suggestion.
     codes = sorted(locale_identifiers())
     known = {name.lower(): code for code, name in sorted(Locale('en').languages.items()) if code in codes}
     known |= {code.lower(): code for code in codes}

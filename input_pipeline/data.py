@@ -1,4 +1,4 @@
-"""From `config` to what is trained on: each kind of data, its batches, and what a run must keep of it."""
+"""The data of a config: each kind of data, its batches, and what a run directory must keep of it."""
 
 import dataclasses
 import json
@@ -27,40 +27,40 @@ from input_pipeline.token_store import (
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
 
-KEPT = 'data'  # the folder of a run directory for what decoding needs to know of the data
+KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
 SIZES = 'sizes.json'
 AS_WRITTEN = 'Give a run directory as training wrote it'
 
 
 @runtime_checkable
 class Data(Protocol):
-    """What a task is trained on."""
+    """The data that a task is trained on."""
     needed: ClassVar[frozenset[str]]  # names of `sizes`
-    sizes: dict[str, Any]  # what a model must know of the data, as JSON
-    tokenizers: dict[str, Tokenizer]  # by the side of the text that they are for
+    sizes: dict[str, Any]  # the sizes that a model needs, as JSON
+    tokenizers: dict[str, Tokenizer]  # by the side of the text
 
     def plan(self, split: str) -> Plan:
-        """Batches of 'train', shuffled by config.seed; of 'validation' or 'test', each example once, in order."""
+        """Returns the batches of a split: 'train' shuffled by config.seed, others with each example once, in order."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, as JSON; 'files' are [name, digest] where it comes from files."""
+        """Returns all that determines the split's content, as JSON; 'files' are [name, digest] if it has files."""
         ...
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """A batch as text, a line for each row."""
+        """Yields a batch as text, one line for each row."""
         ...
 
     def keep(self, folder: Path) -> None:
-        """Writes what decoding needs, so that a run directory needs nothing else."""
+        """Writes what decoding needs, so that the run directory is self-contained."""
         ...
 
 
 def open_data(config: ConfigDict, run: Path | None = None) -> Data:
-    """The data of `config`. With the directory of a run, its tokenizers instead of newly learned ones.
+    """Opens the data of `config`. If `run`, a run directory, is given, its tokenizers are used; else they are learned.
 
     Raises:
-      UserError: if they are not there, or damaged.
+      UserError: if the data or the run's tokenizers are missing or damaged.
     """
     if run:
         read_sizes(run, config.task)
@@ -68,10 +68,10 @@ def open_data(config: ConfigDict, run: Path | None = None) -> Data:
 
 
 def read_sizes(run: Path, task: str) -> dict[str, Any]:
-    """What the model of a run must know of its data.
+    """Reads the sizes that the model of a run needs.
 
     Raises:
-      UserError: if that is not there, or damaged.
+      UserError: if they are missing or damaged.
     """
     sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
@@ -93,7 +93,7 @@ class PairData:
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()}
 
     def pairs(self, split: str) -> list[Pair]:
-        """The sentences of a split as they are written.
+        """Returns the sentence pairs of a split as text.
 
         Raises:
           UserError: if there are none.
@@ -104,7 +104,7 @@ class PairData:
         return pairs
 
     def plan(self, split: str) -> BatchPlan:
-        """Batches of pairs of like lengths."""
+        """Returns batches of pairs of similar length."""
         store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
         model = self._config.model
         return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
@@ -112,11 +112,11 @@ class PairData:
                          longest=model.max_length if model.position == 'learned' else None)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, of the corpus."""
+        """Returns the corpus's fingerprint of the split."""
         return self._corpus.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Source TAB target, as their pieces."""
+        """Yields source TAB target, as pieces, for each row."""
         for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
             yield '\t'.join(_pieces(self.tokenizers[side], tokens)
                             for side, tokens in (('source', source), ('target', target)))
@@ -139,24 +139,24 @@ class DocumentData:
         self.sizes = {'vocab_size': len(self.tokenizers['text'])}
 
     def store(self, split: str) -> TokenStore:
-        """The split's tokens."""
+        """Returns the split's token store."""
         return open_document_store(self._documents, split, self.tokenizers, self._cache)
 
     def characters(self, split: str) -> int:
-        """Characters of the split's documents."""
+        """Returns the number of characters in the split's documents."""
         return self.store(split).stats['characters']
 
     def plan(self, split: str) -> WindowPlan:
-        """Batches of windows of `config.data.context` tokens."""
+        """Returns batches of windows of `config.data.context` tokens."""
         return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
                           packing=self._config.data.packing, seed=_seed(self._config, split))
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, of the documents."""
+        """Returns the documents' fingerprint of the split."""
         return self._documents.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """A row's pieces."""
+        """Yields the pieces of each row."""
         for tokens in batch['inputs']['tokens']:
             yield _pieces(self.tokenizers['text'], tokens)
 
@@ -167,7 +167,7 @@ class DocumentData:
 
 
 class ExampleData:
-    """Images and time series, to be sorted into classes (`labelled`) or measured."""
+    """Images and time series, with classes (`labelled`) or values as targets."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
     labelled: ClassVar[bool]
@@ -179,17 +179,17 @@ class ExampleData:
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
-        """Batches of examples, those of 'train' shifted and mirrored as `config.data` asks."""
+        """Returns batches of examples; those of 'train' are cropped and flipped as in `config.data`."""
         data = self._config.data
         training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split), **training)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, of the arrays."""
+        """Returns the arrays' fingerprint of the split."""
         return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """The target of a row, and the mean and the spread of its inputs."""
+        """Yields each row's target, and the mean and standard deviation of its inputs."""
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
             if weight:
                 shape = ' x '.join(map(str, inputs.shape))
@@ -201,13 +201,13 @@ class ExampleData:
 
 
 class LabelledData(ExampleData):
-    """Examples with a class each."""
+    """Examples with classes as targets."""
 
     labelled = True
 
 
 class MeasuredData(ExampleData):
-    """Examples with values."""
+    """Examples with values as targets."""
 
     labelled = False
 
@@ -218,10 +218,10 @@ DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] 
 
 
 def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
-    """The tokenizers of a run by their sides: 'source' and 'target', or 'text'.
+    """Loads the tokenizers of a run by side: 'source' and 'target', or 'text'.
 
     Raises:
-      UserError: if one is not there, is damaged, or has another size than its model was made for.
+      UserError: if one is missing or damaged, or its size differs from the run's sizes.
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
              if key.endswith('vocab_size')}
@@ -234,7 +234,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
 
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Writes what `load_tokenizers` reads."""
+    """Saves tokenizers, for `load_tokenizers`."""
     folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / f'{side}.model')
@@ -255,7 +255,7 @@ def _read_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _is_size(name: str, value: Any) -> bool:
-    """Whether sizes.json may hold this."""
+    """Whether sizes.json may contain this entry."""
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
@@ -274,16 +274,16 @@ def _is_size(name: str, value: Any) -> bool:
         return isinstance(value, dict) and value.keys() == parts and all(
             numbers(each) and (part.endswith('mean') or min(each) >= SMALLEST_STD)
             or each is None and part.startswith('target') for part, each in value.items())
-    return True  # of a later version
+    return True  # unknown names: a later version may have written them
 
 
 def _is_name(value: Any) -> bool:
-    """Whether it is text for a cell of a table: no control characters, line ends or halves of a character."""
+    """Whether `value` is text for a cell of a table: no control characters, line ends or lone surrogates."""
     return isinstance(value, str) and not any(unicodedata.category(each) in ('Cc', 'Cs', 'Zl', 'Zp') for each in value)
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
-    """What does not belong together in the sizes of images or series."""
+    """Returns a message if the sizes of images or series contradict each other or the task; else None."""
     classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
     if (classes is None) == labelled:
         return f'classes={str(classes)[:200]}, but config.json says task={task}'

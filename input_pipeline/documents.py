@@ -1,4 +1,4 @@
-"""Where documents come from, for language models: text files, a TFDS dataset, or Python's standard library."""
+"""Sources of documents for language models: text files, a TFDS dataset, or Python's standard library."""
 
 import functools
 import hashlib
@@ -33,19 +33,19 @@ log = logging.getLogger('allyouneed.data')
 
 @runtime_checkable
 class Documents(Protocol):
-    """Splits of documents. `split` is a role: 'train', 'validation' or 'test'."""
+    """Splits of documents. `split` is 'train', 'validation' or 'test', whatever its name on disk."""
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, in order; one at a time is in memory."""
+        """Yields the documents of a split in order; one at a time is in memory."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, as JSON: equal fingerprints mean equal documents."""
+        """Returns all that determines the split's content, as JSON: equal fingerprints mean equal documents."""
         ...
 
 
 def open_documents(data: ConfigDict) -> Documents:
-    """The documents that `config.data` describes.
+    """Opens the documents that `config.data` describes.
 
     Raises:
       UserError: if there is no such source, file or dataset.
@@ -57,10 +57,10 @@ def open_documents(data: ConfigDict) -> Documents:
 
 
 def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
-    """The documents of data.source=files: of one file, or of a folder of splits.
+    """Opens the documents of data.source=files, in one file or in a folder of splits.
 
     Raises:
-      UserError: if it is not there, or both are asked for.
+      UserError: if the file or folder does not exist, or if both or neither are given.
     """
     if bool(data['file']) == bool(data['dir']):
         raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
@@ -72,10 +72,11 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 class FileDocuments(Documents):
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
-    `kind` says what a document is: the whole 'file', a 'line', or what stands between two blank lines.
+    `kind` says what a document is: the whole 'file', a 'line', or the text between two blank lines ('blank_line').
 
-    Where there are no files for validation (nor for test), `validation_share` of the different training documents take
-    their place (and as many for test): see input_pipeline/held_out.py. Of a single document it is the last characters.
+    If there are no validation files, `validation_share` of the different training documents is held out instead; if
+    there are no test files either, as many again are held out for test (see input_pipeline/held_out.py). A single
+    document is split by characters, and its last ones are held out.
 
     Attributes:
       parts: the splits that are cut off the training files.
@@ -88,7 +89,7 @@ class FileDocuments(Documents):
         self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Whether there is a file or a folder for the split: then there must be text in it."""
+        """Whether there is a file or a folder for the split; if so, it must contain text."""
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override
@@ -105,7 +106,7 @@ class FileDocuments(Documents):
         return HeldOut(self.parts, self._share, keys, f'documents of {self.files("train")[0]}')
 
     def is_part(self, split: str) -> bool:
-        """Whether the split is not all that its files hold, but a part of the training files."""
+        """Whether the split is only a part of the training files."""
         return bool(self.parts) and split in ('train', *self.parts)
 
     def _read(self, split: str) -> Iterator[str]:
@@ -130,7 +131,7 @@ class FileDocuments(Documents):
         return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
     def files(self, split: str) -> list[Path]:
-        """The files that a split is read from.
+        """Returns the files that a split is read from.
 
         Raises:
           UserError: if there is none.
@@ -145,24 +146,24 @@ class FileDocuments(Documents):
 
 
 class OneFile(Documents):
-    """One file, cut in two: its last characters, `validation_share` of them, are for validation.
+    """One file, cut in two: the last `validation_share` of its characters is for validation.
 
-    With 0.1 this is how nanoGPT splits tiny Shakespeare, whose figures are those of the validation part:
-    here the test split is the same as the validation split.
+    With 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so the test
+    split is the same as the validation split.
     """
 
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
-        self.parts = ('validation', 'test')  # with a rule of its own, nanoGPT's
+        self.parts = ('validation', 'test')  # by nanoGPT's rule, not by a hash
 
     def has_files(self, split: str) -> bool:
-        """Every split is a part of the one file."""
+        """Returns True: every split is a part of the one file."""
         return True
 
     def files(self, split: str) -> list[Path]:
-        """The one file, whatever the split."""
+        """Returns the one file, for any split."""
         return [self._path]
 
     @override
@@ -183,7 +184,7 @@ class OneFile(Documents):
 
 
 class TfdsDocuments(Documents):
-    """A TensorFlow Datasets dataset: the text of one feature of each record is a document."""
+    """A TensorFlow Datasets dataset: each record's text in one feature is a document."""
 
     def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
         self._feature, self._names = feature, names
@@ -207,13 +208,13 @@ class TfdsDocuments(Documents):
 
 
 class LibraryDocuments(Documents):
-    """The modules of Python's own standard library: 9 MB of source code that every reader has already.
+    """The modules of Python's standard library: 9 MB of source code that comes with Python.
 
-    A module's path decides its split (90, 5 and 5 %), so another version of Python has other text but moves no
-    module from one split to another.
+    A module's path decides its split (90, 5 and 5 %). So another version of Python has other text, but each module
+    stays in its split.
     """
 
-    # Tests, tables made by programs, files of this machine, and what is no part of the library.
+    # Tests, generated tables, files of this machine, and packages that are not part of the library.
     LEFT_OUT = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3', 'encodings', 'pydoc_data'}
     SHARES = {'train': range(90), 'validation': range(90, 95), 'test': range(95, 100)}
 
@@ -247,8 +248,8 @@ class LibraryDocuments(Documents):
         return {'source': 'standard library', 'split': split, 'sha256': digest}
 
 
-# A source of documents: the value of config.data.source -> what opens it. One that reads files has `files` and the like
-# of FileDocuments, and is looked at before anything is made (input_pipeline/problems.py).
+# Sources of documents: the value of config.data.source -> the function that opens it. A source that reads files needs
+# the methods of FileDocuments, such as `files`: input_pipeline/problems.py checks it before any work.
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,
@@ -257,7 +258,9 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
-    """The part of a text for a split: of its last characters `share` for each of `cut_off`, the rest for 'train'."""
+    """Returns the part of a text for a split: `share` of the characters at the end for each of `cut_off`, the rest for
+    'train'.
+    """
     ends = [int(len(text) * (1 - share * (len(cut_off) - number))) for number in range(len(cut_off) + 1)]
     if ends[0] <= 0:
         raise UserError(f'config.data.validation_share={share} of {where}, for each of {" and ".join(cut_off)}, leaves '
@@ -270,7 +273,7 @@ def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float,
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """The documents in `lines`: each 'line', or the lines between two that are blank ('blank_line')."""
+    """Yields the documents in `lines`: each 'line', or the lines between two blank lines ('blank_line')."""
     if kind == 'line':
         yield from lines
         return
@@ -280,7 +283,7 @@ def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
 
 
 def read_text(path: Path) -> str:
-    """All of a UTF-8 file, plain or .gz, with its line ends as they are.
+    """Reads a whole UTF-8 file, plain or .gz, and keeps its line ends.
 
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.

@@ -1,9 +1,9 @@
-"""Built-in time series with a known answer, made by integrating equations of motion. Nothing is downloaded.
+"""Built-in time series with known targets, made by integrating equations of motion. Nothing is downloaded.
 
-    make_dynamics(seed)  # which of six systems moved like this? Two noisy channels -> class
-    make_pendulum(seed)  # how fast does it swing, and how fast does that die out? A noisy angle -> two values
+    make_dynamics(seed)  # two noisy channels -> class, one of six systems
+    make_pendulum(seed)  # a noisy angle -> two values, frequency and damping
 
-Both return {'train': (inputs, targets), 'validation': ..., 'test': ...} and depend on the seed alone.
+Both return {'train': (inputs, targets), 'validation': ..., 'test': ...} and depend only on the seed.
 """
 
 from collections.abc import Callable
@@ -18,28 +18,28 @@ SUBSTEPS = 8   # integration steps from one sample to the next
 
 State = Float[np.ndarray, 'variables series']
 Derivative = Callable[[State, Float[np.ndarray, 'parameters series'], Float[np.ndarray, ' series']], list[np.ndarray]]
-Ranges = tuple[tuple[int | float, int | float], ...]  # uniform on each
+Ranges = tuple[tuple[int | float, int | float], ...]  # of uniform distributions
 Splits = dict[str, tuple[Float[np.ndarray, 'series time channels'], Num[np.ndarray, 'series *values']]]
 
 
 class System(NamedTuple):
-    """A differential equation, what varies from series to series, and the two of its variables that are recorded."""
+    """A differential equation, the ranges of its parameters and starts, and the two recorded variables."""
     derivative: Derivative  # (state, parameters, time) -> the state's rate of change
     parameters: Ranges
     start: Ranges
-    period: float           # of about one cycle, which random time scales are relative to
+    period: float           # of about one cycle; random time scales are relative to it
     seen: tuple[int, int] = (0, 1)
-    settles: bool = True    # recording starts when it has come to its attractor; otherwise at once
+    settles: bool = True    # whether recording starts only near the attractor; otherwise at once
 
 
 def lorenz(state, parameters, time):
-    """Lorenz's, of convection; the parameter is the Rayleigh number."""
+    """Lorenz's model of convection; the parameter is the Rayleigh number."""
     x, y, z = state
     return [10 * (y - x), x * (parameters[0] - z) - y, x * y - 8 / 3 * z]
 
 
 def roessler(state, parameters, time):
-    """Roessler's, a spiral that folds back; the parameters are a and c."""
+    """Roessler's system, a spiral that folds back; the parameters are a and c."""
     x, y, z = state
     a, c = parameters
     return [-y - z, x + a * y, 0.2 + z * (x - c)]
@@ -59,7 +59,7 @@ def duffing(state, parameters, time):
 
 
 def predator_prey(state, parameters, time):
-    """Lotka and Volterra's; the parameters are the birth rate of the prey and the death rate of the predators."""
+    """The model of Lotka and Volterra; the parameters are the prey's birth rate and the predators' death rate."""
     prey, predators = state
     birth, death = parameters
     return [prey * (birth - predators), predators * (prey - death)]
@@ -89,10 +89,10 @@ SYSTEMS = {
 
 
 def make_dynamics(seed: int) -> Splits:
-    """Series [n, 128, 2] and the number of the system, in the order of SYSTEMS, that made each.
+    """Makes series [n, 128, 2] and, for each, the index of its system in SYSTEMS.
 
     Starts and parameters are random. A series has 2 to 8 cycles, and noise of 10 to 100 % of each channel's standard
-    deviation. Its channels are standardised, so that level and scale tell nothing of the system.
+    deviation. The channels are standardised, so that level and scale do not reveal the system.
     """
     rng = np.random.default_rng(seed)
     total = sum(COUNTS.values())
@@ -112,9 +112,9 @@ def make_dynamics(seed: int) -> Splits:
 
 
 def make_pendulum(seed: int) -> Splits:
-    """Angles [n, 128, 1] (rad, every 0.05 s) and [n, 2] values: frequency of small swings (Hz) and damping (1/s).
+    """Makes angles [n, 128, 1] (rad, every 0.05 s) and values [n, 2]: frequency of small swings (Hz), damping (1/s).
 
-    Swings of up to 2 rad, whose frequency depends on the amplitude: the largest peak of a spectrum is no answer.
+    Swings reach 2 rad. Their frequency depends on the amplitude, so the largest peak of a spectrum is not the target.
     """
     rng = np.random.default_rng(seed)
     total = sum(COUNTS.values())
@@ -129,7 +129,7 @@ def make_pendulum(seed: int) -> Splits:
 
 def integrate(derivative: Derivative, start: State, parameters: Float[np.ndarray, 'parameters series'],
               interval: Float[np.ndarray, ' series'], samples: int) -> Float[np.ndarray, 'samples variables series']:
-    """All series at once, by the classical Runge-Kutta method; the first sample is the start."""
+    """Integrates all series at once by the classical Runge-Kutta method; the first sample is the start."""
     state, time, step = start, np.zeros_like(interval), interval / SUBSTEPS
 
     def slope(state, time):
@@ -148,17 +148,17 @@ def integrate(derivative: Derivative, start: State, parameters: Float[np.ndarray
 
 
 def draw(rng: np.random.Generator, ranges: Ranges, count: int) -> Float[np.ndarray, 'ranges count']:
-    """`count` draws from each range."""
+    """Draws `count` numbers from each range."""
     return np.stack([rng.uniform(low, high, count) for low, high in ranges])
 
 
 def standardised(series: Float[np.ndarray, 'series time channels']) -> Float[np.ndarray, 'series time channels']:
-    """The series with mean 0 and standard deviation 1 in every channel."""
+    """Returns the series with mean 0 and standard deviation 1 in every channel."""
     return (series - series.mean(axis=1, keepdims=True)) / series.std(axis=1, keepdims=True)
 
 
 def split(inputs: np.ndarray, targets: np.ndarray) -> Splits:
-    """The examples cut into splits, in their order."""
+    """Cuts the examples into splits, in order."""
     ends = np.cumsum(list(COUNTS.values()))
     return {name: (inputs[end - count:end], targets[end - count:end])
             for (name, count), end in zip(COUNTS.items(), ends, strict=True)}

@@ -1,4 +1,4 @@
-"""Validation and test data cut off the training data, where they have no files of their own."""
+"""Holds out validation and test data from the training data if they have no files of their own."""
 
 import bisect
 import functools
@@ -15,10 +15,10 @@ log = logging.getLogger('allyouneed.data')
 
 
 def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> tuple[str, ...]:
-    """The splits that are to be cut off the training data: those of 'validation' and 'test' that have no files.
+    """Returns the splits to hold out from the training data: those of 'validation' and 'test' that have no files.
 
-    Nothing is cut off if there are validation files, since their maker has decided what is trained on, or if `share`
-    is 0. A split with a name of its own (config.data.splits) is never cut off: its files are meant to be there.
+    Nothing is held out if there are validation files, because then the author of the data has made the split, or if
+    `share` is 0. A split whose name was set (config.data.splits) is never held out: its files are expected to exist.
     """
     if not share or has_files('validation'):
         return ()
@@ -27,11 +27,11 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
 
 
 class HeldOut:
-    """The part of the training data that each split has.
+    """Divides the training data among the splits.
 
-    The hash of an example decides. So the parts depend on what the examples are, not on their order or the machine,
-    and equal examples are in one part. The examples with the least hashes are held out: of all different examples each
-    split gets `share`, but at least one.
+    The hash of an example decides its split. So the splits depend on the content of the examples, not on their order or
+    the machine, and equal examples are in the same split. The examples with the smallest hashes are held out. Each
+    held-out split gets `share` of all different examples, but at least one.
     """
 
     def __init__(self, splits: tuple[str, ...], share: float, keys: Iterable[int], what: str,
@@ -39,11 +39,11 @@ class HeldOut:
         """Decides for all examples of the training data.
 
         Args:
-          splits: the splits that are cut off, of 'validation' and 'test'.
-          share: of the examples, for each of these splits.
-          keys: what `key` gives for each example.
-          what: names the examples in messages: 'sentences of FILE'.
-          kept: keys of examples that are for training, whatever their hash.
+          splits: the held-out splits, of 'validation' and 'test'.
+          share: the share of the examples for each of these splits.
+          keys: the `key` of each example.
+          what: the name of the examples in messages: 'sentences of FILE'.
+          kept: the keys of examples that stay in training, whatever their hash.
 
         Raises:
           UserError: if there are too few examples, or nothing would be left.
@@ -63,24 +63,24 @@ class HeldOut:
             'and not trained on')
 
     def split(self, key: int) -> str:
-        """The split of the example with this key: one of `splits`, or 'train'."""
+        """Returns the split of the example with this key: one of `splits`, or 'train'."""
         return 'train' if key in self._kept else (*self.splits, 'train')[bisect.bisect_left(self._last, key)]
 
 
 @functools.cache
 def say(message: str) -> None:
-    """Logs a message once in a process: data is opened twice, to be checked and to be used."""
+    """Logs a message once per process: data is opened twice, for the checks and for use."""
     log.info('%s', message)
 
 
 def key(content: bytes) -> int:
-    """The hash of an example, 64 bits."""
+    """Returns the 64-bit hash of an example."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
 def text_key(text: str) -> int:
-    """The hash of a text, whatever its case, its spaces and its characters' forms (NFC, NFD, full width).
+    """Returns the hash of a text without regard to case, spaces and Unicode forms (NFC, NFD, full width).
 
-    So texts that differ in these alone are in one part.
+    So texts that differ only in these are in the same split.
     """
     return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

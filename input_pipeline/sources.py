@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: text files, a TFDS dataset, or the built-in corpus; one interface."""
+"""Sources of sentence pairs with one interface: text files, a TFDS dataset, or the built-in corpus."""
 
 import codecs
 import contextlib
@@ -29,19 +29,19 @@ Pair = tuple[str, str]
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Splits of sentence pairs. `split` is a role: 'train', 'validation' or 'test'."""
+    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', whatever its name on disk."""
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """The (source, target) pairs of a split, in order, without line ends."""
+        """Yields the (source, target) pairs of a split in order, without line ends."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """What the split's content depends on, as JSON: equal fingerprints mean equal pairs."""
+        """Returns all that determines the split's content, as JSON: equal fingerprints mean equal pairs."""
         ...
 
 
 def open_corpus(data: ConfigDict) -> Corpus:
-    """The corpus that `config.data` describes.
+    """Opens the corpus that `config.data` describes.
 
     Raises:
       UserError: if there is no such source, file or dataset.
@@ -52,14 +52,14 @@ def open_corpus(data: ConfigDict) -> Corpus:
 
 
 class BuiltinCorpus(Corpus):
-    """Dates, amounts, quantities, lists and their like in two languages, made from Unicode CLDR.
+    """Dates, amounts, quantities, lists and the like in two languages, made from Unicode CLDR.
 
-    `plain_spaces`: of the source sentences with no-break spaces, the share that has plain ones in their place.
+    `plain_spaces` is the share of the source sentences with no-break spaces that get plain spaces instead.
     """
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'BuiltinCorpus':
-        """The corpus that `config.data` describes."""
+        """Makes the corpus that `config.data` describes."""
         return cls(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces'])
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
@@ -70,7 +70,7 @@ class BuiltinCorpus(Corpus):
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
-        if plain_spaces:  # the runs that were made before there was a share know nothing of it
+        if plain_spaces:  # fingerprints of runs from before this option do not have it
             self._fingerprint['plain_spaces'] = plain_spaces
 
     @override
@@ -79,16 +79,17 @@ class BuiltinCorpus(Corpus):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        # The pairs themselves: they depend on the installed babel's CLDR too.
+        # A digest of the pairs themselves: they also depend on the CLDR of the installed babel.
         digest = hashlib.sha256(repr(self._splits[split]).encode()).hexdigest()
         return self._fingerprint | {'split': split, 'sha256': digest}
 
 
 class TextCorpus(Corpus):
-    """Files of one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
+    """Files with one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
-    Where there are none for validation (nor for test), `validation_share` of the training data's different source
-    sentences take their place (and as many for test): see input_pipeline/held_out.py.
+    If there are no validation files, `validation_share` of the different source sentences of the training data is held
+    out instead; if there are no test files either, as many again are held out for test (see
+    input_pipeline/held_out.py).
 
     Attributes:
       parts: the splits that are cut off the training files.
@@ -96,7 +97,7 @@ class TextCorpus(Corpus):
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TextCorpus':
-        """The corpus that `config.data` describes."""
+        """Opens the corpus that `config.data` describes."""
         return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], dict(data['splits']),
                    data['validation_share'])
 
@@ -108,7 +109,7 @@ class TextCorpus(Corpus):
         self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Whether there is any file for the split: then all of it must be there."""
+        """Whether there is any file for the split; if so, all of its files must exist."""
         return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
 
     @override
@@ -118,7 +119,7 @@ class TextCorpus(Corpus):
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
 
     def _split(self, pair: Pair) -> str:
-        """The split that a pair of the training files is for; one with an empty side cannot be scored."""
+        """Returns the split of a pair of the training files: 'train' for an empty side, which cannot be scored."""
         return self._held_out.split(text_key(pair[0])) if all(text.strip() for text in pair) else 'train'
 
     @functools.cached_property
@@ -127,11 +128,11 @@ class TextCorpus(Corpus):
         return HeldOut(self.parts, self._share, keys, f'source sentences of {self.files("train")[0]}')
 
     def is_part(self, split: str) -> bool:
-        """Whether the split is not all that its files hold, but a part of the training files."""
+        """Whether the split is only a part of the training files."""
         return bool(self.parts) and split in ('train', *self.parts)
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
-        """All pairs of the files that a split is read from, whether it is a part of them or the whole."""
+        """Yields all pairs of the files that a split is read from, even if the split is only a part of them."""
         files = self.files(split)
         if len(files) == 1:
             for number, line in enumerate(read_lines(files[0]), 1):
@@ -152,7 +153,7 @@ class TextCorpus(Corpus):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        # A list, for the order tells the languages apart: the other direction is another corpus.
+        # A list: the order distinguishes source and target, since the other direction is another corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
         cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
         return {'source': 'text', 'files': files} | (cut if self.is_part(split) else {})
@@ -162,7 +163,7 @@ class TextCorpus(Corpus):
         return next((file for file in files if os.path.isfile(file)), None)
 
     def files(self, split: str) -> list[Path]:
-        """The files that a split is read from.
+        """Returns the files that a split is read from.
 
         Raises:
           UserError: if one is missing.
@@ -187,11 +188,11 @@ class TfdsCorpus(Corpus):
 
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TfdsCorpus':
-        """The corpus that `config.data` describes."""
+        """Opens the corpus that `config.data` describes."""
         return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], dict(data['splits']))
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
-        import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so only where it is used)
+        import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)
         self._languages, self._names = (source_lang, target_lang), names
         self._builder = open_tfds(name, folder, self._languages,
                                   f'source_lang={source_lang} and target_lang={target_lang} are asked for')
@@ -215,22 +216,22 @@ class TfdsCorpus(Corpus):
                            f'{self._builder.data_dir}')
 
 
-# A source of sentence pairs: the value of config.data.source -> its class. One that reads files has `files` and the
-# like of TextCorpus, and is looked at before anything is made (input_pipeline/problems.py).
+# Sources of sentence pairs: the value of config.data.source -> its class. A source that reads files needs the methods
+# of TextCorpus, such as `files`: input_pipeline/problems.py checks it before any work.
 SOURCES: Mapping[str, type[BuiltinCorpus | TextCorpus | TfdsCorpus]] = {
     'builtin': BuiltinCorpus, 'files': TextCorpus, 'tfds': TfdsCorpus}
 
 
 def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> Any:
-    """The TFDS builder of a prepared dataset, to be read as array records: no TensorFlow is imported.
+    """Returns the TFDS builder of a prepared dataset, to read it as array records without TensorFlow.
 
-    Only the first preparation of a dataset of the catalogue needs TensorFlow, with which TFDS unpacks archives.
+    Only the first preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
 
     Args:
-      name: such as wmt14_translate/de-en.
+      name: the name of the dataset, such as wmt14_translate/de-en.
       folder: TFDS's data_dir; '' for its default.
-      features: that the dataset must have.
-      asked: who wants them, as the end of the sentence 'dataset NAME has FEATURES, but ...'.
+      features: the features that the dataset must have.
+      asked: the end of the message 'dataset NAME has FEATURES, but ...'.
 
     Raises:
       UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
@@ -253,7 +254,7 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
                 'Do it once, here or elsewhere: pip install tensorflow; '
                 f'tfds build {name} --file_format=array_record --data_dir={folder}. '
                 'Training from that folder then goes without TensorFlow')
-        # TFDS tells of its progress on stdout, where our results go.
+        # TFDS prints its progress to stdout, where our results go.
         with tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare()
     return builder
@@ -261,7 +262,7 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
 
 @contextlib.contextmanager
 def tfds_errors(what: str) -> Iterator[None]:
-    """Within this, what TFDS and the libraries below it raise about their input is a UserError."""
+    """Turns errors of TFDS and its libraries about their input into a UserError."""
     try:
         yield
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -270,22 +271,22 @@ def tfds_errors(what: str) -> Iterator[None]:
 
 
 def tfds_files(builder: Any, name: str) -> list[list[str]]:
-    """Name and digest of each file that a split of a prepared dataset lies in."""
+    """Returns name and digest of each file of a split of a prepared dataset."""
     files = [Path(part.filename) for part in builder.info.splits[name].file_instructions]
     return [[file.name, sha256(file)] for file in files]
 
 
 def tfds_text(value: Any) -> str:
-    """The text of a feature: TFDS gives bytes, and its mocks str."""
+    """Returns the text of a feature, which is bytes in TFDS, and str in its mocks."""
     if not isinstance(value, bytes | str):
         raise ValueError(f'a record has {type(value).__name__} instead of text')
     return value.decode() if isinstance(value, bytes) else value
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or .gz, without their ends: a line feed, and a carriage return before it.
+    """Yields the lines of a UTF-8 file, plain or .gz, without line ends (line feed, or carriage return and line feed).
 
-    A byte order mark at the beginning, as Windows writes, is no part of the text. The path - is stdin.
+    A byte order mark at the beginning, as Windows writes, is removed. The path - is stdin.
 
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
@@ -296,10 +297,10 @@ def read_lines(path: Path | str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """A file, plain or .gz, or stdin (-), opened to be read.
+    """Opens a file, plain or .gz, or stdin (-), for reading.
 
     Raises:
-      UserError: if it cannot be opened, or what is done with it within this cannot read it.
+      UserError: if the file cannot be opened, or if reading fails inside the context.
     """
     try:
         if path == '-':
@@ -323,7 +324,7 @@ def _is_terminal(path: Path | str) -> bool:
 
 
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of an open binary file, which messages call `name`."""
+    """Yields the lines of an open binary file; messages call it `name`."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -335,7 +336,7 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's content.
+    """Returns the SHA-256 digest of a file's content.
 
     Raises:
       UserError: if the file cannot be read.

@@ -1,9 +1,8 @@
-"""Text tokenised once, into memory-mapped files that every later run and every process shares.
+"""Text is tokenised once, into memory-mapped files that every later run and every process shares.
 
-A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the
-settings. It is built beside its final place and moved there whole, so a build that is killed leaves
-nothing that is taken for good, and two builds at once both succeed. What a killed build left is removed by
-the next one.
+A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It is
+built in a temporary folder and then renamed. So a killed build never leaves an incomplete store, and two concurrent
+builds both succeed. The next build removes what a killed build left.
 """
 
 import array
@@ -34,14 +33,14 @@ log = logging.getLogger('allyouneed.data')
 
 SIDES = ('source', 'target')  # of a pair
 TEXT = 'text'  # the only side of a document
-BUILDING = '.building-'  # in the names of folders where something is built
+BUILDING = '.building-'  # in the names of temporary folders
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """The folder where runs share tokenizers, token stores and compiled programs.
+    """Returns the folder where runs share tokenizers, token stores and compiled programs.
 
-    It is config.cache_dir or, without that, allyouneed in the user's cache: $XDG_CACHE_HOME or, if that is no absolute
-    path, ~/.cache, as the XDG base directory specification says.
+    This is config.cache_dir or, if that is empty, the folder allyouneed in the user's cache. By the XDG base directory
+    specification, the user's cache is $XDG_CACHE_HOME or, if that is not an absolute path, ~/.cache.
     """
     if cache_dir:
         return expanded(cache_dir)
@@ -50,13 +49,13 @@ def cache_folder(cache_dir: str) -> Path:
 
 
 class TokenStore:
-    """A split as token numbers, without start and end tokens, memory-mapped.
+    """The memory-mapped token ids of a split, without start and end tokens.
 
     A row has a side for each tokenizer: 'source' and 'target' of a sentence pair, or 'text' of a document.
 
     Attributes:
-      stats: of pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens';
-        of documents: 'documents', 'dropped_empty', 'text_tokens', 'characters', 'bytes' (the text's, in UTF-8).
+      stats: counts. For pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens'. For
+        documents: 'documents', 'dropped_empty', 'text_tokens', 'characters', 'bytes' (of the text in UTF-8).
     """
 
     def __init__(self, folder: Path):
@@ -68,7 +67,7 @@ class TokenStore:
         try:
             self.stats = json.loads((folder / 'stats.json').read_text())
             sides = sorted({path.name.partition('.')[0] for path in folder.iterdir()} - {'stats'})
-            # Views as plain arrays of what is mapped: taking a part of a np.memmap is several times as slow.
+            # Plain-array views of the mapped files: slicing an np.memmap is several times slower.
             self._offsets = {side: np.asarray(np.load(folder / f'{side}.offsets.npy', 'r', allow_pickle=False))
                              for side in sides}
             self._tokens = {side: np.asarray(np.memmap(folder / f'{side}.tokens', np.uint32, 'r')) for side in sides}
@@ -85,23 +84,23 @@ class TokenStore:
         return len(next(iter(self._offsets.values()))) - 1
 
     def lengths(self, side: str) -> Int[np.ndarray, ' rows']:
-        """Tokens of a side in each row."""
+        """Returns the number of tokens of a side in each row."""
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
-        """The tokens of a side of one row."""
+        """Returns the tokens of one side of one row."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Tokens of a side by their places in all the rows, one row after another."""
+        """Returns tokens of a side by their indices in the concatenation of all rows."""
         return self._tokens[side][places]
 
 
 def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
-    """{'source': ..., 'target': ...}, learned from the training split unless the cache has them.
+    """Returns {'source': tokenizer, 'target': tokenizer}, learned from the training split unless they are cached.
 
-    With settings['joint'] both are the same one, learned from both languages.
+    With settings['joint'] both are the same tokenizer, learned from both languages.
     """
     def tokenizer(side: str | None) -> Tokenizer:
         def sentences() -> Iterator[str]:
@@ -116,14 +115,14 @@ def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[st
 
 
 def document_tokenizers(documents: Documents, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
-    """{'text': ...}, learned from the training split unless the cache has it."""
+    """Returns {'text': tokenizer}, learned from the training split unless it is cached."""
     origin = {'documents': documents.fingerprint('train')}
     return {TEXT: _tokenizer(origin, lambda: documents.documents('train'), settings, cache, indentation=True)}
 
 
 def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], settings: ConfigDict, cache: Path,
                **more: bool) -> Tokenizer:
-    """A tokenizer that is learned from texts(), whose fingerprint is `origin`, unless the cache has it."""
+    """Returns a tokenizer learned from texts(), whose fingerprint is `origin`, unless it is cached."""
     names = ('kind', 'vocab_size', 'split_digits', 'normalization')
     options: dict[str, Any] = {name: settings[name] for name in names} | more
 
@@ -139,10 +138,10 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
 
 def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], max_length: int,
                cache: Path) -> TokenStore:
-    """The split's store of sentence pairs, built first if the cache does not have it.
+    """Opens the split's store of sentence pairs; builds it first if it is not cached.
 
-    Pairs with an empty side, or with more than `max_length` tokens on one (end token included), are
-    dropped, counted and logged.
+    Pairs with an empty side, or with more than `max_length` tokens on one side (end token included), are dropped,
+    counted and logged.
 
     Raises:
       UserError: if nothing is left.
@@ -164,7 +163,7 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
 
 def open_document_store(documents: Documents, split: str, tokenizers: Mapping[str, Tokenizer],
                         cache: Path) -> TokenStore:
-    """The split's store of documents, built first if the cache does not have it.
+    """Opens the split's store of documents; builds it first if it is not cached.
 
     Documents without text are dropped, counted and logged; none is dropped for its length.
 
@@ -216,7 +215,7 @@ def _write_documents(documents: Iterable[str], tokenizer: Tokenizer, folder: Pat
 
 
 class _SideWriter(contextlib.AbstractContextManager):
-    """Writes the tokens of a side, row after row, and at the end where each row begins."""
+    """Writes the tokens of a side row by row, and at the end the offsets of the rows."""
 
     def __init__(self, folder: Path, side: str):
         self._file = open(folder / f'{side}.tokens', 'wb')  # noqa: SIM115 (__exit__ closes it)
@@ -224,7 +223,7 @@ class _SideWriter(contextlib.AbstractContextManager):
         self._offsets = array.array('q', [0])
 
     def append(self, parts: Iterable[UInt32[np.ndarray, ' _']]) -> None:
-        """Adds a row, which comes a part at a time."""
+        """Appends a row, given in parts."""
         written = sum(self._file.write(part.data) for part in parts)
         self._offsets.append(self.tokens + written // np.uint32().itemsize)
 
@@ -248,10 +247,10 @@ def _digest(value: Any) -> str:
 
 
 def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`; if it does not exist yet, `build` makes it in a temporary place, and it is renamed.
+    """Returns `folder`. If it does not exist yet, `build` fills a temporary folder, which is then renamed.
 
     Raises:
-      UserError: if it cannot be written: no space, no permission.
+      UserError: if the folder cannot be written: no space, no permission.
     """
     if folder.is_dir():
         return folder
@@ -260,13 +259,13 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         _remove_abandoned(folder.parent)
         with _workshop(folder) as temporary:
             build(temporary)
-            for path in temporary.iterdir():  # a power cut after the renaming must not leave empty files
+            for path in temporary.iterdir():  # a power cut after the rename must not leave empty files
                 with open(path, 'rb') as file:
                     os.fsync(file.fileno())
             try:
                 os.rename(temporary, folder)
             except OSError:
-                if not folder.is_dir():  # otherwise another process was quicker, and its result is the same
+                if not folder.is_dir():  # if it exists, another process was faster and has built the same
                     raise
     except OSError as error:
         raise UserError(f'{folder} cannot be written: {error}. Set config.cache_dir to a folder with space') from None
@@ -275,16 +274,16 @@ def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, locked while somebody works there, and removed at the end."""
+    """Makes a temporary folder next to `folder`, which is locked while it is in use, and removed at the end."""
     with contextlib.ExitStack() as afterwards:
         while True:
             place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{BUILDING}'))
             try:
                 afterwards.callback(os.close, _locked(place))
             except (FileNotFoundError, BlockingIOError):
-                continue  # removed as abandoned before it was locked: another one
+                continue  # another process removed it as abandoned before it was locked: try again
             except OSError:
-                pass  # a file system without locks: nobody removes anything there
+                pass  # a file system without locks: no process removes folders there
             break
         afterwards.callback(shutil.rmtree, place, ignore_errors=True)
         (place / 'content').mkdir()
@@ -292,11 +291,11 @@ def _workshop(folder: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes what killed builds left, which the system unlocked when they ended."""
+    """Removes the folders of killed builds. They are unlocked: the system releases a lock when its process ends."""
     for place in parent.glob(f'*{BUILDING}*'):
         try:
             lock = _locked(place)
-        except OSError:  # somebody builds there, it is gone by now, or is not ours to remove
+        except OSError:  # it is in use, already gone, or we may not remove it
             continue
         log.info('%s is what a killed build left: removed', place)
         shutil.rmtree(place, ignore_errors=True)
@@ -304,7 +303,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _locked(place: Path) -> int:
-    """The descriptor of the lock in a workshop, held until it is closed or the process ends.
+    """Locks a temporary folder. Returns the lock's descriptor; the lock lasts until it is closed or the process ends.
 
     Raises:
       BlockingIOError, FileNotFoundError: if another process holds it, or has removed the folder.

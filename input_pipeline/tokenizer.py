@@ -1,9 +1,9 @@
-"""Text <-> token numbers: SentencePiece subwords (Kudo and Richardson 2018, arXiv:1808.06226), characters or bytes.
+"""Tokenizers: SentencePiece subwords (Kudo and Richardson 2018, arXiv:1808.06226), characters or bytes.
 
-Subwords and bytes are lossless: decode(encode(s)) == s for every string. Nothing is normalised unless it is asked
-for, spaces and line breaks are kept as they are, and characters outside a subword vocabulary become bytes.
-(SentencePiece's own default folds no-break spaces into plain ones, so French numbers could not come out as they
-went in.) Characters are lossless for the characters of the text that they were learned from.
+Subwords and bytes are lossless: decode(encode(s)) == s for every string. By default nothing is normalised, spaces and
+line breaks are kept, and characters outside a subword vocabulary become bytes. (SentencePiece's own default replaces
+no-break spaces by plain ones, so French numbers would not survive.) Character tokenizers are lossless for the
+characters of their training text.
 """
 
 import abc
@@ -25,62 +25,62 @@ from files import read_bytes
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
-SPACE = '\u2581'  # how SentencePiece writes a space; a real one in the text is spelled out in bytes
+SPACE = '\u2581'  # SentencePiece's character for a space; where the text has this character, it is encoded as bytes
 
-# Where a long text may be cut without any change to its subwords: these hold no line break, and no space behind
-# something else. (Inside a word of more than 65,536 characters is the exception.)
+# Cuts a long text where the cut does not change the subwords: subwords have no line breaks, and spaces only at their
+# beginning. (The exception are words of more than 65,536 characters.)
 PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
-PART_CHARACTERS = 2 ** 20  # of characters or bytes, which may be cut anywhere
-SAMPLE = 1_000_000  # lines that subwords are learned from at most: their memory, and SentencePiece's, is bounded
-LINE_CHARACTERS = 1000  # SentencePiece leaves lines of more than 4,192 bytes out when it learns
+PART_CHARACTERS = 2 ** 20  # for characters and bytes, which may be cut anywhere
+SAMPLE = 1_000_000  # maximum number of lines to learn subwords from: bounds our memory and SentencePiece's
+LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
 
 
 class Tokenizer(abc.ABC):
-    """Text <-> token numbers. It can be pickled.
+    """Converts between text and token ids. Tokenizers can be pickled.
 
     Attributes:
-      model: the bytes of its file, from which it is made again.
+      model: the bytes of the tokenizer's file, from which it can be restored.
     """
 
     model: bytes
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Number of tokens, the four special ones included."""
+        """Returns the number of tokens, including the four special ones."""
 
     @abc.abstractmethod
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        """The tokens of a text of any length, a part of it at a time."""
+        """Yields the tokens of a text of any length, one part at a time."""
 
     @abc.abstractmethod
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
-        """The text of `tokens`; padding, start and end are left out."""
+        """Returns the text of `tokens`; padding, start and end tokens are left out."""
 
     @abc.abstractmethod
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        """Each token as people read it in the vocabulary."""
+        """Returns each token in readable form."""
 
     def encode(self, text: str) -> list[int]:
-        """Token numbers, without start or end."""
+        """Returns token ids, without start and end tokens."""
         return [token for part in self.encode_parts(text) for token in part.tolist()]
 
     def __reduce__(self):
         return type(self), (self.model,)
 
     def save(self, path: Path) -> None:
-        """Writes what `load_tokenizer` reads."""
+        """Saves the tokenizer, for `load_tokenizer`."""
         path.write_bytes(self.model)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a tokenizer of any kind: a SentencePiece model file, or ours, which is JSON.
+    """Reads a tokenizer of any kind: a SentencePiece model file, or a JSON file of the other kinds.
 
     Raises:
-      UserError: if it cannot be read, is damaged, or is none of ours.
+      UserError: if the file cannot be read, is damaged, or is not one of ours.
     """
     try:
         model = read_bytes(path)
-        if not model.startswith(b'{'):  # no SentencePiece file begins so: it would be a field of an unused type
+        if not model.startswith(b'{'):  # a SentencePiece file cannot begin with this: the protobuf field type is unused
             return SubwordTokenizer(model)
         return {'char': CharTokenizer, 'byte': ByteTokenizer}[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -89,12 +89,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 class SubwordTokenizer(Tokenizer):
-    """SentencePiece's, BPE or unigram. The first 260 are the special ones and the bytes."""
+    """SentencePiece's BPE or unigram subwords. The first 260 are the special tokens and the bytes."""
 
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('it is empty')  # SentencePiece takes that for a model to be loaded later
+            raise ValueError('it is empty')  # SentencePiece would take that for a model to load later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
             raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
@@ -105,7 +105,7 @@ class SubwordTokenizer(Tokenizer):
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        for part in PART.finditer(' ' + text):  # a word begins with its space, the first one too
+        for part in PART.finditer(' ' + text):  # a word begins with its space, also the first one
             first, *rest = part[0].split(SPACE)
             tokens = self._processor.encode(first)
             for behind_it in rest:
@@ -123,10 +123,10 @@ class SubwordTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """A token for each character of the training text, in their order.
+    """One token for each character of the training text, in the order of code points.
 
-    Another character becomes the unknown token, which decodes to U+FFFD: the only kind that can lose something,
-    for the sake of figures that compare with those of others (tiny Shakespeare: 65 characters).
+    Any other character becomes the unknown token, which decodes to U+FFFD. This is the only tokenizer with losses; it
+    makes results comparable with published ones (tiny Shakespeare: 65 characters).
     """
 
     def __init__(self, model: bytes):
@@ -143,7 +143,7 @@ class CharTokenizer(Tokenizer):
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
         for begin in range(0, len(text), PART_CHARACTERS):
             codes = np.frombuffer(text[begin:begin + PART_CHARACTERS].encode('utf-32-le'), '<u4')
-            places = np.searchsorted(self._codes[:-1], codes)  # the last one stands for all that are beyond it
+            places = np.searchsorted(self._codes[:-1], codes)  # larger codes get the index of the last
             yield np.where(self._codes[places] == codes, places + len(SPECIAL), UNK).astype(np.uint32)
 
     @override
@@ -158,7 +158,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 bytes of UTF-8, behind the special tokens. What is not UTF-8 decodes to U+FFFD."""
+    """The 256 bytes of UTF-8, after the special tokens. Invalid UTF-8 decodes to U+FFFD."""
 
     def __init__(self, model: bytes = b'{"kind": "byte"}'):
         self.model = model
@@ -184,7 +184,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def _visible(character: str, otherwise: str) -> str:
-    """A character as people read it in a line of pieces; `otherwise` if it cannot be printed."""
+    """Returns a character as shown in a line of pieces, or `otherwise` if it is not printable."""
     return SPACE if character == ' ' else character if character.isprintable() else otherwise
 
 
@@ -193,12 +193,12 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
     """Learns a vocabulary from `texts`; the same texts give the same vocabulary.
 
     Args:
-      texts: sentences or documents. Subwords are learned from SAMPLE of their lines, drawn from all, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte'; the options below are of the first two.
-      vocab_size: number of subwords, of which 260 are special ones and bytes.
-      split_digits: every digit is a subword of its own, which makes numbers easy to copy.
-      normalization: of subwords, 'identity' (lossless) or 'nfkc'.
-      indentation: subwords may begin with several spaces, or be nothing else.
+      texts: sentences or documents. Subwords are learned from a random sample of SAMPLE lines, if there are more.
+      kind: 'bpe', 'unigram', 'char' or 'byte'; the arguments below are only for the first two.
+      vocab_size: the number of subwords, including 260 special tokens and bytes.
+      split_digits: whether every digit is a separate subword, which makes numbers easy to copy.
+      normalization: the normalization of the text, 'identity' (lossless) or 'nfkc'.
+      indentation: whether subwords may begin with, or consist of, several spaces.
 
     Raises:
       UserError: if `vocab_size` does not suit the text; the message gives the bound.
@@ -215,7 +215,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """What SentencePiece learns from: lines, as `encode_parts` will see them, cut where they are too long for it."""
+    """Yields the lines that SentencePiece learns from, in the form that `encode_parts` uses; long lines are cut."""
     for text in texts:
         for line in io.StringIO(' ' + text, newline='\n'):
             line = line.removesuffix('\n')
@@ -223,10 +223,10 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
-    """`size` of the lines, each with the same probability; if there are no more lines, all of them, in order.
+    """Samples `size` of the lines uniformly; if there are no more, yields all of them in order.
 
-    The same lines give the same sample, which SentencePiece's own sampling does not promise.
-    (Reservoir sampling, algorithm R of Vitter 1985.)
+    The same lines give the same sample, which SentencePiece's own sampling does not guarantee. This is reservoir
+    sampling (algorithm R, Vitter 1985).
     """
     rng, lines = random.Random(0), iter(lines)
     sample = list(itertools.islice(lines, size))
@@ -235,7 +235,7 @@ def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
             sample[place] = line
     sample.reverse()
     while sample:
-        yield sample.pop()  # SentencePiece has a copy from now on
+        yield sample.pop()  # SentencePiece keeps a copy: free ours
 
 
 def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digits: bool, normalization: str,
@@ -247,7 +247,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
         try:
             yield from lines
         except (Exception, KeyboardInterrupt) as error:
-            failure.append(error)  # SentencePiece makes it a RuntimeError, whatever it is
+            failure.append(error)  # SentencePiece turns any exception into a RuntimeError
             raise
 
     try:
@@ -257,8 +257,8 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # no more are given: it draws nothing
-            num_threads=1, minloglevel=2)  # one thread: the result depends on nothing but the text
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # we give no more: it samples nothing
+            num_threads=1, minloglevel=2)  # one thread: the result depends only on the text
     except RuntimeError as error:
         if failure:
             raise failure[0] from None

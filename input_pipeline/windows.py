@@ -1,7 +1,7 @@
 """Windows of a fixed number of tokens on documents, for language models: a pure function of (store, settings, step).
 
-The stream is what is cut: each document as [start, its tokens, end], one document after another. A batch is an
-array of places in the stream, -1 where there is nothing; tokens, targets and segments all follow from the places.
+The stream is the concatenation of all documents, each as [start, its tokens, end]. It is cut into windows. A batch is
+an array of indices into the stream, with -1 for padding; tokens, targets and segments all follow from these `places`.
 """
 
 import bisect
@@ -18,31 +18,31 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 PACKINGS = ('contiguous', 'packed')
 
 Places = Int[np.ndarray, 'rows context']
-Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # the places of some windows of an epoch
+Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # windows of an epoch -> their places
 
 
 class WindowPlan:
-    """Which windows are in batch `step`, for every step from 0 on. `len` is the number of batches in an epoch.
+    """The windows in batch `step`, for every step from 0 on. `len` is the number of batches in an epoch.
 
-    Every epoch has every token of every document, and its end, as a target exactly once, in windows of `context`
-    inputs and as many targets. Two ways to cut them:
+    In every epoch every token of every document, and every end token, is a target exactly once. A window has `context`
+    inputs and as many targets. There are two ways to cut windows:
 
-    'contiguous': The stream is cut wherever `context` tokens are over, at another phase in each epoch. A window may
-      begin in the middle of a document, and hold the end of one and the beginning of the next. In each epoch one
-      window joins the stream's end to its beginning, two segments.
-    'packed': Documents stay whole, those longer than `context` cut into pieces, and share windows as they fit.
+    'contiguous': The stream is cut after every `context` tokens, with another phase in each epoch. A window may begin
+      in the middle of a document, and contain the end of one document and the beginning of the next. In each epoch one
+      window joins the end of the stream to its beginning, as two segments.
+    'packed': Documents stay whole and share windows as they fit; only those longer than `context` are cut into pieces.
 
     Attributes:
-      rows: windows in a batch, as a sequence of one number.
-      context: tokens in a window.
-      padding_share: the share of the targets that are padding.
-      characters: of the documents' text. The loss summed over an evaluation, divided by ln 2 and by this, is bits per
-        character.
-      bytes: of the text in UTF-8, for bits per byte.
+      rows: the number of windows in a batch, as a sequence of one number.
+      context: the number of tokens in a window.
+      padding_share: the share of padding among the targets.
+      characters: the number of characters of the documents. The loss summed over an evaluation, divided by ln 2 and by
+        this number, is the bits per character.
+      bytes: the number of bytes of the documents in UTF-8, for bits per byte.
     """
 
     def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
-        """Plans every epoch; a `seed` of None keeps the order, at phase 0, for evaluation."""
+        """Plans every epoch. A `seed` of None keeps the order and phase 0, for evaluation."""
         self.rows, self.context = (rows,), context
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed
@@ -56,15 +56,15 @@ class WindowPlan:
         return -(-len(self._windows) // self.rows[0])
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Returns one line for the log."""
         return (f'{len(self)} batches an epoch, of {self.rows[0]} windows x {self.context} tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Batch `step`, always of the same shape; missing windows are padding.
+        """Returns batch `step`, always of the same shape; missing windows are padding.
 
-        `segments` numbers the documents of a window from 1, and is 0 on padding; `positions` counts from 0 in each
-        segment. No target is in another document than its input.
+        `segments` numbers the documents of a window from 1, and is 0 on padding. `positions` counts from 0 in each
+        segment. A target is always in the same document as its input.
         """
         places = self.places(step, part)
         real = places >= 0
@@ -82,7 +82,7 @@ class WindowPlan:
                 'weights': weights.astype(np.float32)}
 
     def places(self, step: int, part: Part = ALL) -> Places:
-        """Where in the stream the inputs of batch `step` are."""
+        """Returns the indices in the stream of the inputs of batch `step`."""
         epoch, index = divmod(step, len(self))
         order, cut = self._epoch(epoch)
         rows = part.rows(self.rows[0])
@@ -96,30 +96,30 @@ class WindowPlan:
         return np.arange(count) if rng is None else rng.permutation(count), cut
 
     def _documents(self, places: Places) -> Places:
-        """The document that each place of the stream is in."""
+        """Returns the document of each place in the stream."""
         return np.searchsorted(self._begins, places, side='right') - 1
 
     def _tokens(self, places: Places, document: Places) -> UInt32[np.ndarray, 'rows context']:
         first, last = places == self._begins[document], places == self._begins[document + 1] - 1
         text = ~first & ~last
         tokens = np.where(first, BOS, EOS).astype(np.uint32)
-        # The store has no start and no end tokens: two for each document before, and this one's start.
+        # The store has no start and end tokens: subtract two for each earlier document, and this document's start.
         tokens[text] = self._store.at(TEXT, places[text] - 2 * document[text] - 1)
         return tokens
 
 
 def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows context']:
-    """Where a document begins in its row, or goes on behind a gap in the stream."""
+    """Whether a segment begins at each place: a new document, or a document after a gap in the stream."""
     begins = places >= 0
     begins[:, 1:] &= (np.diff(places, axis=1) != 1) | (np.diff(document, axis=1) != 0)
     return begins
 
 
 class _Contiguous:
-    """The stream from the phase on, around to the phase again; `len` is the number of windows."""
+    """Windows of the stream, read cyclically from the phase on; `len` is the number of windows."""
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
-        self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is a target alone
+        self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is only a target
 
     def __len__(self) -> int:
         return -(-self._inputs // self._context)
@@ -137,18 +137,18 @@ class _Contiguous:
 class _Packed:
     """Pieces of documents in rows; `len` is the number of rows.
 
-    Which lengths share a row is settled once, so that epochs are equally long; which pieces of these lengths, in
-    each epoch anew.
+    The lengths that share a row are fixed, so that all epochs have the same number of rows; the pieces of these lengths
+    are shuffled in each epoch.
     """
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
-        inputs = np.diff(begins) - 1  # of each document: its end is a target alone
+        inputs = np.diff(begins) - 1  # of each document: its end is only a target
         pieces = -(-inputs // context)
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
         self._begins = np.repeat(begins[:-1], pieces) + number * context
         self._lengths = np.minimum(context, np.repeat(inputs, pieces) - number * context)
         self._context = context
-        # Room for each piece: a row, the first column there, the length. Sorted by row.
+        # A slot for each piece: its row, its first column, its length. Sorted by row.
         self._row, self._column, self._room = _lay_out(pack(np.bincount(self._lengths), context))
         self._by_room = np.argsort(self._room, kind='stable')
 
@@ -173,13 +173,13 @@ class _Packed:
 
 
 def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Best-fit decreasing: pieces, counts[n] of length n, in rows of at most `context`.
+    """Packs pieces, counts[n] of length n, into rows of at most `context` by best-fit decreasing.
 
-    Works on the histogram (Krell et al. 2021, arXiv:2107.02027), so the time does not depend on how many pieces
-    there are.
+    Works on the histogram of lengths (Krell et al. 2021, arXiv:2107.02027), so the time does not depend on the number
+    of pieces.
 
     Returns:
-      (number of rows, lengths of the pieces in each of them), for each way to fill a row.
+      (number of rows, lengths of the pieces in each of these rows), for each way to fill a row.
     """
     rows = []  # (space left, number of such rows, lengths of their pieces), sorted
     for length in range(len(counts) - 1, 0, -1):
@@ -199,7 +199,7 @@ def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, t
 
 
 def _lay_out(ways: list[tuple[int, tuple[int, ...]]]) -> tuple[Int[np.ndarray, ' pieces'], ...]:
-    """Row, first column and length of each piece, row after row."""
+    """Returns row, first column and length of each piece, row by row."""
     rows, columns, lengths, first_row = [], [], [], 0
     for number, pieces in ways:
         rows.append(np.repeat(np.arange(first_row, first_row + number), len(pieces)))

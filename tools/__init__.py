@@ -1,1 +1,1 @@
-"""Scripts besides the three: show a batch, show a run."""
+"""Small scripts: show a batch, show a run, write the page of options."""

@@ -1,4 +1,4 @@
-"""Writes docs/options.md, the page of all options, from the table of options: python -m tools.options_page"""
+"""Writes docs/options.md from the table of options: python -m tools.options_page"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ HEAD = """# Options
 Made from `configs/options.py` and `configs/tasks.py` by `python -m tools.options_page`: change those, not this page.
 
 Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults
-are the paper's base model (*Attention Is All You Need*, section 5), where the paper says one. An option beside
-anything that does not use it is refused. Those marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another value when
-a run goes on.
+are those of the paper's base model (*Attention Is All You Need*, section 5), where the paper gives one. Setting an
+option that the config does not use is an error. A run may resume with another value of the options marked
+\N{ANTICLOCKWISE OPEN CIRCLE ARROW}.
 
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Returns the whole page, in Markdown."""
     sections: dict[str, list[Option]] = {}
     for option in OPTIONS:
         sections.setdefault(option.name.rpartition('.')[0], []).append(option)
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def section(name: str, options: list[Option]) -> Iterator[str]:
-    """A heading and a table, a row for each option."""
+    """Yields the lines of a section: a heading and a table with one row for each option."""
     yield from (f'## {SECTIONS[name]}', '', '| option | default | meaning | may be | used by |',
                 '| --- | --- | --- | --- | --- |')
     for option in options:
@@ -46,7 +46,7 @@ def section(name: str, options: list[Option]) -> Iterator[str]:
 
 
 def used_by(option: Option) -> str:
-    """What uses an option, by the values of other options; '' if everything does."""
+    """Returns the values of other options for which an option is used; '' if it is always used."""
     found = []
     for decider, values in option.only.items():
         part = decider.removeprefix('task.')
@@ -57,14 +57,14 @@ def used_by(option: Option) -> str:
 
 
 def tasks() -> str:
-    """The tasks and their parts."""
+    """Returns the table of the tasks and their parts."""
     lines = ['', '## Tasks', '', '| task | meaning | models | data | objective | answers by | `eval.metric` |',
              '| --- | --- | --- | --- | --- | --- | --- |']
     for name, task in TASKS.items():
         metrics = ', '.join(f'{metric} ({"higher" if METRICS[metric] is max else "lower"})' for metric in task.metrics)
         lines.append(f'| `{name}` | {task.meaning} | {", ".join(task.models)} | {task.data} | {task.objective} | '
                      f'{task.answerer} | {metrics} |')
-    return '\n'.join([*lines, '', 'In brackets, which of two values of a metric is better.', ''])
+    return '\n'.join([*lines, '', 'In brackets: whether higher or lower values of a metric are better.', ''])
 
 
 if __name__ == '__main__':

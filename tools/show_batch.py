@@ -1,9 +1,9 @@
 """Shows one training batch as text: python -m tools.show_batch --config=configs/NAME.py --step=1234
 
-The batch of a step depends on the config alone, so every run of the config trains on it. With --workdir=RUN instead of
+The batch of a step depends only on the config, so every run of the config trains on it. With --workdir=RUN instead of
 --config, the config and the tokenizers are those of that run.
-stdout: a line for each row of the batch, which is a sentence pair, source TAB target, or a window, as pieces; or the
-target of an image or a series. stderr: shapes.
+stdout has one line for each row of the batch: a sentence pair (source TAB target) or a window, as pieces, or the target
+of an image or a series. stderr has the shapes.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 

@@ -1,6 +1,6 @@
-"""One screen about a run: python -m tools.show_run RUN
+"""Shows a run on one screen: python -m tools.show_run RUN
 
-It shows what the run trains, how far it is, its scores, and where its files are. Parameters are not read.
+The screen has the config, the model, the progress, the scores and the files of the run. Parameters are not read.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
@@ -25,7 +25,7 @@ from training.records import CONFIG, EVALUATED, tensorboard
 
 
 def main(folder: str) -> None:
-    """Prints the screen about the run in `folder`."""
+    """Prints the summary of the run in `folder`."""
     workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
@@ -36,7 +36,7 @@ def main(folder: str) -> None:
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
-    """(heading, lines) from top to bottom, without headings that would have no lines."""
+    """Yields (heading, lines) from top to bottom. Headings without lines are left out."""
     config, workdir = run.config, run.workdir
     steps = Checkpoints(workdir).steps()
     yield 'run', [f'{workdir}: {run.state}']
@@ -62,7 +62,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The recipe that differs least from a config, and the config's values where it differs."""
+    """Returns the recipe that differs least from a config, and the config's values that differ from the recipe."""
     def changes(name):
         recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
         return {option: value for option, value in config.items() if recipe.get(option) != value}
@@ -73,7 +73,7 @@ def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def described_data(config: dict[str, Any]) -> str:
-    """The source of the data, in a few words."""
+    """Describes the source of the data in a few words."""
     source = {'builtin': 'the built-in data', 'tfds': config['data.name']}.get(
         config['data.source'], config['data.file'] or config['data.dir'])
     languages = f'{config["data.source_lang"]} -> {config["data.target_lang"]}, '
@@ -81,7 +81,7 @@ def described_data(config: dict[str, Any]) -> str:
 
 
 def described_model(config: dict[str, Any]) -> str:
-    """The kind and the sizes of the model."""
+    """Describes the kind and the sizes of the model."""
     if config['model.kind'] == 'rnnsearch':
         return f'rnnsearch, states of {config["model.recurrent.d_hidden"]}, d_model {config["model.d_model"]}'
     return (f'{config["model.kind"]}, {config["model.num_layers"]} layers, d_model {config["model.d_model"]}, '
@@ -90,7 +90,7 @@ def described_model(config: dict[str, Any]) -> str:
 
 
 def parameter_lines(workdir: Path, step: int) -> list[str]:
-    """The number of parameters, in all and of each part, from a checkpoint's description of its arrays.
+    """Returns the number of parameters, total and by part, from a checkpoint's description of its arrays.
 
     Raises:
       UserError: if the checkpoint is damaged.
@@ -106,7 +106,7 @@ def parameter_lines(workdir: Path, step: int) -> list[str]:
 
 
 def count(tree: Any) -> int:
-    """The number of elements of a tree of shapes."""
+    """Counts the elements in a tree of shapes."""
     if isinstance(tree, dict):
         return sum(map(count, tree.values()))
     number = 1
@@ -116,7 +116,7 @@ def count(tree: Any) -> int:
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
-    """Steps and speed, the last evaluation, and the best."""
+    """Yields lines with the steps and the speed, the last evaluation, and the best one."""
     speed = f', {run.speed:,.0f} tokens a second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
@@ -135,7 +135,7 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
 
 
 def size(path: Path) -> str:
-    """The size of all files in a folder, in MB."""
+    """Returns the size of all files in a folder, in MB."""
     return f'{sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6:,.1f} MB'
 
 

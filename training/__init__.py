@@ -1,1 +1,1 @@
-"""What train.py strings together: loss, step, optimizer, checkpoints, metrics."""
+"""The parts of train.py: loss, step, optimizer, checkpoints, metrics."""

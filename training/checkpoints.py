@@ -1,10 +1,10 @@
 """Checkpoints by Orbax: the last few, the best ones, and averages of them.
 
-Layout: RUN/checkpoints/STEP/{state,progress}. A step that is being written has another name until it is
-complete, so a run that is killed finds only whole ones. Whether they still hold what was written is another
-matter: Orbax restores flipped bits without an error. So `progress` keeps a checksum of every array, which
-is compared when a checkpoint is read. What fails is called damaged and is not used. A state of other arrays than
-the ones asked for is no damage: Orbax would cast and pad them in silence, we refuse them.
+Layout: RUN/checkpoints/STEP/{state,progress}. A checkpoint has another name until it is complete, so a killed run
+leaves only complete ones under their step. Orbax restores flipped bits without an error, so `progress` has a checksum
+of every array, which is compared when a checkpoint is read. A checkpoint that fails the comparison is damaged and is
+not used. A checkpoint whose arrays differ in name, shape or type from the requested ones is not damaged; Orbax would
+cast and pad such arrays silently, and we refuse them.
 """
 
 import contextlib
@@ -30,22 +30,23 @@ from model import Params
 from training.optimizer import parameters_to_use
 from training.records import METRICS_FILE, evaluations
 
-STEP = re.compile('0|[1-9][0-9]{0,17}')  # as folders are named: 060 is none of ours
+STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
 
 log = logging.getLogger('allyouneed.checkpoints')
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be read, or holds other values than were written."""
+    """Raised for a checkpoint that cannot be read, or whose values differ from those written."""
 
 
 @jax.jit
 def checksum(array: Array) -> UInt32[Array, '2']:
-    """A sum mod 2^32 over hashes of (value, place), twice: the same however the array lies on devices.
+    """Returns two sums mod 2^32 over hashes of (value, index); they do not depend on the array's sharding.
 
-    The finaliser of MurmurHash3 (Appleby, public domain) mixes 32 bits one to one, so that a change of one value
-    always shows, and one of several does but for a chance of 2^-64. Values are compared by their bits.
+    The finaliser of MurmurHash3 (Appleby, public domain) is a bijection of 32 bits. So a change of one value always
+    changes the checksum; a change of several values goes unnoticed with probability 2^-64. Values are compared by
+    their bits.
     """
     array = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
@@ -63,23 +64,23 @@ def checksum(array: Array) -> UInt32[Array, '2']:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves by their paths, 'params/Dense_0/kernel': those of a state, and of what Orbax makes of one."""
+    """Maps paths such as 'params/Dense_0/kernel' to leaves. A state and Orbax's version of it have the same paths."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def checksums(tree: Any) -> dict[str, list[int]]:
-    """Of each leaf, by its path."""
-    # One after the other: programs of many devices that run at once may wait for each other without end.
+    """Maps each leaf's path to its checksum."""
+    # One after the other: programs on several devices that run concurrently may deadlock.
     return {path: np.asarray(checksum(leaf)).tolist() for path, leaf in by_path(tree).items()}
 
 
 def shapes(tree: Any) -> dict[str, str]:
-    """Type and shape of each leaf, by its path: 'float32[4,3]'."""
+    """Maps each leaf's path to its dtype and shape: 'float32[4,3]'."""
     return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
 
 
 def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raises UserError if the `shapes` that were saved in `folder` are not those that are wanted, and names a few."""
+    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from those wanted."""
     found = {
         'missing there': sorted(wanted.keys() - saved.keys()),
         'not known here': sorted(saved.keys() - wanted.keys()),
@@ -95,24 +96,24 @@ def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[
 
 
 def refuse_pipes(folder: Path) -> None:
-    """Raises Damaged if something below `folder` is neither a file nor a folder: who reads a pipe waits without end."""
+    """Raises Damaged if `folder` contains anything but files and folders: reading a pipe would never end."""
     for path in [folder, *sorted(folder.rglob('*'))]:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, and no file')
 
 
 def described(folder: Path) -> Any:
-    """The tree that lies in a checkpoint's folder `state`: shapes and dtypes in the place of arrays."""
-    # A Checkpointer would look for what is said of a whole step, which stands one folder above, and warn.
+    """Returns the tree in a checkpoint's folder `state`, with shapes and dtypes in place of arrays."""
+    # A Checkpointer would look for the metadata of the whole step, which is one folder above, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
         return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (any path will do)
 
 
 class Checkpoints:
-    """The checkpoints of a run directory; `metric` is the evaluation's by which one is best.
+    """The checkpoints of a run directory; `metric`, of the evaluations, decides which one is best.
 
     Attributes:
-      values: {step: metric} of the evaluations so far, from metrics.jsonl; the loop adds to it. The best are kept.
+      values: {step: value of `metric`} of the evaluations so far, from metrics.jsonl; the training loop adds to it.
     """
 
     def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
@@ -122,18 +123,18 @@ class Checkpoints:
             raise UserError(f'{self._folder} is a file, where the folder of the checkpoints should be: move it away')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
         self.values = evaluations(workdir, metric)
-        self._manager = None  # what writes, and deletes: made with the first save
-        self._saving = 0      # the step last given to it
-        self._damaged = []    # steps newer than the one that was restored
+        self._manager = None  # writes and deletes checkpoints; created by the first save
+        self._saving = 0      # the last step that the manager was asked to save
+        self._damaged = []    # steps newer than the restored one
 
     def steps(self) -> list[int]:
-        """The complete checkpoints, oldest first."""
+        """Returns the steps of the complete checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
         return sorted(int(path.name) for path in self._folder.iterdir() if STEP.fullmatch(path.name))
 
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
-        """Writes `state` in the background. `progress` is JSON: what the loop knows beside the state.
+        """Writes `state` in the background. `progress`, as JSON, is what the training loop needs besides the state.
 
         Raises:
           UserError: if the disk is full, now or since the last save.
@@ -150,37 +151,38 @@ class Checkpoints:
         assert saved, f'Orbax did not save step {step}, and says nothing'
 
     def check(self) -> None:
-        """Raises what went wrong in the background, if the save is over; does not wait for it."""
+        """Raises the error of the background save, if it has ended; does not wait for it."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Until all that was saved is on disk. Raises as `save` does."""
+        """Waits until all saves are on disk. Raises as `save` does."""
         if self._manager is not None:
             with full_disk_explained(self._no_room):
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, and frees Orbax's threads."""
+        """Waits for all saves, and frees Orbax's threads."""
         if self._manager is not None:
             with full_disk_explained(self._no_room):
                 self._manager.close()
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """(state, progress) of the newest readable checkpoint, with the structure and the shardings of `like`.
+        """Returns (state, progress) of the newest readable checkpoint, or None if the run has no checkpoint.
 
-        `like` has arrays, or jax.ShapeDtypeStructs with shardings. None where there is no checkpoint. Damaged ones are
-        named in the log and stay where they are; the next `save` puts them aside, as STEP.damaged.
+        The state has the structure and the shardings of `like`, whose leaves are arrays or jax.ShapeDtypeStructs with
+        shardings. Damaged checkpoints are named in the log and left in place; the next `save` renames them to
+        STEP.damaged.
 
         Raises:
           UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps;
-            or if the newest readable one holds other arrays than `like`, or arrays of other shapes or types.
+            or if the arrays of the newest readable one differ from `like` in name, shape or type.
         """
         for step in reversed(self.steps()):
             try:
                 return self._read(step, like)
             except Damaged as damage:
-                # As text: its traceback holds all that was read, and who keeps the record keeps it.
+                # As text: the traceback refers to all that was read, and log records may be kept.
                 log.warning('%s; it is left as it is, and an older one is used', str(damage))
                 self._damaged.append(step)
         if self._damaged:
@@ -193,7 +195,7 @@ class Checkpoints:
         return None
 
     def resolve(self, choice: str) -> list[int]:
-        """The steps that 'latest', 'best', a step number or 'average:K' (the last K) stand for.
+        """Returns the steps that `choice` means: 'latest', 'best', a step number or 'average:K' (the last K).
 
         Raises:
           UserError: if there is no such checkpoint.
@@ -216,10 +218,10 @@ class Checkpoints:
         raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps {_listed(steps)}')
 
     def parameters(self, choice: str) -> tuple[Params, list[int]]:
-        """The parameters of a checkpoint, or the mean of several, on the default device; and their steps.
+        """Returns the parameters of a checkpoint, or the mean of several, on the default device; and their steps.
 
-        Where the optimizer kept an average of the parameters (config.optimizer.ema), it stands for those of its step.
-        'latest' is the newest readable one; those passed over are named in the log.
+        If the optimizer kept an average of the parameters (config.optimizer.ema), it replaces the parameters of its
+        step. 'latest' is the newest readable checkpoint; damaged ones that it skips are named in the log.
 
         Raises:
           UserError: if there is no such checkpoint (see `resolve`), or it is damaged.
@@ -245,11 +247,13 @@ class Checkpoints:
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
     def _read(self, step: int, like: Any | None) -> tuple[Any, dict[str, Any]]:
-        """State, as `like` or (None) as plain dictionaries on one device, and progress: just what was written.
+        """Returns the state and the progress of a checkpoint exactly as they were written.
+
+        The state has the structure of `like`; for None, it is plain dictionaries on one device.
 
         Raises:
-          Damaged: if it cannot be read, or holds other values than were written.
-          UserError: if it holds other arrays than `like`.
+          Damaged: if it cannot be read, or its values differ from those written.
+          UserError: if its arrays differ from those of `like`.
         """
         folder = self._folder / str(step)
         try:
@@ -265,10 +269,10 @@ class Checkpoints:
                     like = jax.tree.map(
                         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), stored)
                 else:
-                    known = shapes(stored)  # by no checksum; earlier versions kept no other
+                    known = shapes(stored)  # no checksum covers it; earlier versions kept no other
                     saved = content.get('shapes') or {path: known[path] for path in expected}
                     refuse_other_arrays(folder, saved, shapes(like))
-                # By path, since parts of an optimizer that hold no arrays leave no trace on disk.
+                # By path, since parts of an optimizer without arrays are not on disk.
                 places = by_path(like)
                 read = by_path(reader.restore(folder / 'state', jax.tree_util.tree_map_with_path(
                     lambda path, _: places[_name(path)], stored)))
@@ -280,7 +284,7 @@ class Checkpoints:
                               f'{changed[0]}')
         except (UserError, jax.errors.JaxRuntimeError, MemoryError):  # not the file's fault
             raise
-        except Exception as error:  # Orbax and TensorStore raise what they like
+        except Exception as error:  # Orbax and TensorStore raise many types
             reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
             raise Damaged(f'{folder} is damaged: {reason}') from error
         return state, content['progress']
@@ -290,7 +294,7 @@ class Checkpoints:
         return parameters_to_use(state['params'], state.get('opt_state'))
 
     def _open_manager(self) -> ocp.CheckpointManager:
-        """Orbax would neither replace a step nor save one below the newest, so damaged ones go out of its way."""
+        """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""
         if jax.process_index() == 0:
             for step in self._damaged:
                 aside = (self._folder / f'{step}.damaged{again}' for again in ['', *(f'-{n}' for n in range(2, 1000))])
@@ -302,11 +306,11 @@ class Checkpoints:
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # of a run that was killed
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Those of `steps`, ascending, that are to stay: the last and the best."""
+        """Returns those of `steps`, which ascend, that are kept: the last and the best."""
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Those that were evaluated; the earlier one of two that are equally good."""
+        """Returns the evaluated steps, best first; of equally good steps, the earlier comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
@@ -318,7 +322,7 @@ class Checkpoints:
 
 
 class _Kept:
-    """Orbax's preservation policy: asks us."""
+    """An Orbax preservation policy that asks `Checkpoints.kept`."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
@@ -331,12 +335,12 @@ class _Kept:
 
 @contextlib.contextmanager
 def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
-    """Checkpoints that are closed at the end, all saves complete."""
+    """Opens the checkpoints of a run directory, and closes them at the end, when all saves are complete."""
     checkpoints = Checkpoints(workdir, **options)
     try:
         yield checkpoints
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
+        with contextlib.suppress(Exception):  # the first error is the one to report
             checkpoints.close()
         raise
     checkpoints.close()

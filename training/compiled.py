@@ -24,24 +24,24 @@ from training.summary import matmul_flops
 class Compiled:
     """Fresh state, train step and eval step for a mesh, compiled in one of two ways.
 
-    Any number of devices shares a batch of any number of rows: `part` says how many rows fill it up.
+    Any number of devices can share a batch of any number of rows: padding rows are added, as `part` says.
 
-    'jit': one program for the mesh, cut up by XLA. Dropout does not depend on how it is cut.
-    'pmap': the program of one device, run on each with its rows and its own dropout masks (the device's number is
+    'jit': one program for the mesh, partitioned by XLA. Dropout does not depend on the partitioning.
+    'pmap': a program for one device, run on each with its rows and its own dropout masks (the device's number is
       folded into the key); data parallelism only.
 
     Attributes:
       mesh: the devices.
-      shapes: of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
-      part: the rows of every batch that this process must read, those that fill it up included. Processes have rows
-        in common only where a 'tensor' axis joins them.
+      shapes: the shapes of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
+      part: the rows of every batch that this process must read, padding rows included. Two processes read the same
+        rows only if they share a 'tensor' axis.
     """
 
-    # Many keywords: a training is put together here, and each is a part of it.
+    # Many keywords: each is a part of a training, and this is where the parts come together.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, devices: Devices | None = None):
-        """`example` is any batch, of which only the shapes count.
+        """Compiles nothing yet. `example` is any batch: only its shapes are used.
 
         Raises:
           UserError: if the mesh does not fit the devices, or the state is larger than the memory of all of them.
@@ -64,9 +64,9 @@ class Compiled:
         self.shapes = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
                                    nn.unbox(boxed), self._shardings)
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
-        # One program: several at once, each communicating, can wait for each other without end.
+        # One program: several concurrent ones that communicate can deadlock.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
-        # An argument of the programs: arrays that an objective holds would be constants in them otherwise.
+        # The objective is an argument of the programs: otherwise its arrays would be constants in them.
         self._objective = jax.device_put(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective),
             self._everywhere)
@@ -82,15 +82,15 @@ class Compiled:
         self._step = step
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
-            # A state has no axis of devices: `None` gives each device the same one, and returns it once. By default,
-            # pmap wants an array with a row for each device.
+            # `None` gives every device the same state and returns it once: a state has no axis of devices. By default
+            # pmap expects arrays with a row for each device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
                                        devices=devices)
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
-            # Without this, XLA splits activations along d_model, as the parameters are split, and not along the rows:
-            # each device then computes all rows.
+            # Without this constraint XLA shards activations along d_model, like the parameters, and not along the
+            # rows; then each device computes all rows.
             place = functools.partial(jax.lax.with_sharding_constraint, shardings=self._gathered)
             self._train = jax.jit(functools.partial(step, place=place), donate_argnums=0,
                                   in_shardings=(self._shardings, self._by_rows, self._everywhere),
@@ -99,7 +99,7 @@ class Compiled:
                                  out_shardings=self._everywhere)
 
     def describe(self) -> str:
-        """A line for the log."""
+        """Returns one line for the log."""
         devices = self.mesh.devices.flat
         axes = ', '.join(f'{axis}={size}' for axis, size in self.mesh.shape.items())
         mesh = f' as {axes}, by {"pmap" if self._pmap else "jit"}' if len(devices) > 1 else ''
@@ -107,35 +107,36 @@ class Compiled:
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
     def flops(self, batch: Batch) -> int:
-        """Floating-point operations of the matrix products of one step on a whole `batch`, all devices together."""
+        """Returns the floating-point operations of one step's matrix products on a whole `batch`, over all devices."""
         def filled(array):
             return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
 
         return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch), self._objective)
 
     def init(self, seed: int) -> TrainState:
-        """A fresh state, each device making its own share: the whole need not fit on one."""
+        """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device."""
         return jax.jit(lambda: nn.unbox(self._fresh(seed=seed)), out_shardings=self._shardings)()
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
-        """train_step on this process's rows of a batch. The old state is gone."""
+        """Runs train_step on this process's rows of a batch. The old state is donated."""
         return self._train(state, self._placed(batch), self._objective)
 
     def gather(self, params: Params) -> Params:
-        """Parameters of a state as `eval` and searches use them: whole on each device, but for the 'tensor' axis.
+        """Returns parameters as `eval` and searches need them: whole on each device, except along the 'tensor' axis.
 
-        Where they lie so already, they are the state's own and no copy: the next train step deletes them.
+        If the state's parameters already have this sharding, they are returned without a copy, and the next train step
+        deletes them.
         """
         there = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
                              params, self._gathered)
         return params if all(jax.tree.leaves(there)) else self._gather(params)
 
     def eval(self, params: Params, batch: Batch) -> Sums:
-        """eval_step on gathered parameters and this process's rows of a batch."""
+        """Runs eval_step on gathered parameters and this process's rows of a batch."""
         return jax.block_until_ready(self._eval(params, self._placed(batch), self._objective))
 
     def distribute(self, arrays: PyTree) -> PyTree:
-        """Puts arrays that every process has whole on the devices, each with its rows; rows of zeros fill them up."""
+        """Shards arrays, which every process has whole, by rows over the devices; rows of zeros pad them."""
         def place(array):
             filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
             return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])

@@ -1,4 +1,4 @@
-"""Losses as sums over real targets: whoever splits a batch divides once, at the end."""
+"""Losses as sums over real targets: the sums over the parts of a batch are added, and divided once at the end."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ class Sums(flax.struct.PyTreeNode):
     """
     loss: Any     # what is minimised
     tokens: Any   # targets: tokens of a text, or examples
-    others: Any   # {name: sum} of further measures; 'nll' is cross-entropy without smoothing, nats
-    skipped: Any = None  # of train_step: updates left out since loss or gradient was not finite; all else is 0 then
+    others: Any   # {name: sum} of further metrics; 'nll' is cross-entropy without smoothing, nats
+    skipped: Any = None  # by train_step: updates skipped because loss or gradient was not finite; all else is 0 then
 
     def means(self, prefix: str = '') -> dict[str, float]:
-        """Each measure per target; for the cross-entropy 'nll', perplexity, its exp."""
+        """Returns the mean of each sum per target; 'nll' is replaced by the perplexity, its exp."""
         tokens = float(self.tokens)
         totals = {'loss': self.loss, **self.others}
         means = {name: float(total) / tokens for name, total in totals.items()}
@@ -30,16 +30,16 @@ class Sums(flax.struct.PyTreeNode):
 
 def cross_entropy(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
                   weights: Float[Array, '*batch'], label_smoothing: float) -> Sums:
-    """Against the smoothed target distribution (1 - eps) * onehot + eps / classes (section 5.4).
+    """Cross-entropy with the smoothed target distribution (1 - eps) * onehot + eps / classes (section 5.4).
 
-    Written without that distribution: -sum_c q_c log p_c = lse - (1 - eps) * logit[target] - eps * mean(logits).
+    Computed without that distribution: -sum_c q_c log p_c = lse - (1 - eps) * logit[target] - eps * mean(logits).
     """
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     loss = normaliser - (1 - label_smoothing) * target_logit
     if label_smoothing:
         loss -= label_smoothing * logits.mean(axis=-1)
-    # The best class is the target where no logit is greater: cheaper than an argmax.
+    # A prediction is correct where no logit exceeds the target's: cheaper than an argmax.
     correct = target_logit >= logits.max(axis=-1)
     return Sums(loss=jnp.sum(loss * weights), tokens=jnp.sum(weights),
                 others={'nll': jnp.sum((normaliser - target_logit) * weights), 'accuracy': jnp.sum(correct * weights)})

@@ -1,9 +1,10 @@
-"""The mesh of devices, and where each array of a training lies on it.
+"""The mesh of devices, and the sharding of each array of a training.
 
-The mesh has three axes. A batch's rows are spread over 'data' and 'fsdp'; parameters and optimizer state over 'fsdp'
-(whose devices each keep a share, and gather the parameters for the length of a step: ZeRO, Rajbhandari et al. 2020,
-arXiv:1910.02054) and 'tensor' (whose devices each compute a share of every matrix product: Shoeybi et al. 2019,
-arXiv:1909.08053). XLA puts in the communication. What is computed is the same on every mesh but for rounding.
+The mesh has three axes. The rows of a batch are sharded over 'data' and 'fsdp'. Parameters and optimizer state are
+sharded over 'fsdp' and 'tensor'. Along 'fsdp', each device stores a shard, and gathers the parameters for the duration
+of a step (ZeRO, Rajbhandari et al. 2020, arXiv:1910.02054). Along 'tensor', each device computes a share of every
+matrix product (Shoeybi et al. 2019, arXiv:1909.08053). XLA inserts the communication. The results are the same on every
+mesh, up to rounding.
 """
 
 import logging
@@ -27,7 +28,7 @@ RULES = (  # the names that modules give to the axes of their matrices -> the ax
     ('vocab', 'tensor'),     # pieces of a vocabulary, classes
     ('heads', 'tensor'),     # attention heads
     ('mlp', 'tensor'),       # width inside a feed-forward or alignment network
-    ('gates', 'tensor'),     # what a recurrent cell computes from its input and its state
+    ('gates', 'tensor'),     # gates and candidates of a recurrent cell
     ('embed', 'fsdp'),       # width of the stream between blocks
     ('state', 'fsdp'),       # width of a recurrent state
     ('kv', None),            # width of a head
@@ -41,7 +42,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = None) -> Mesh:
-    """The mesh of `config.parallel` on all devices of all processes, or on those given.
+    """Returns the mesh of `config.parallel` on all devices of all processes, or on the given ones.
 
     Raises:
       UserError: if the sizes do not multiply to the number of devices.
@@ -59,9 +60,10 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
 
 
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
-    """Where each leaf of a state lies, by RULES; `boxed` has its shapes, in boxes that hold the names of the axes.
+    """Returns the sharding of each leaf of a state by RULES; `boxed` has the shapes, boxed with the names of the axes.
 
-    What has no names, such as a bias, is on every device. So is an axis that the mesh does not divide; it is logged.
+    Leaves without names, such as biases, are replicated. Axes that the mesh does not divide are not sharded; they are
+    logged.
     """
     whole = set()
 
@@ -82,13 +84,14 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
 
 def check_memory(state: PyTree, devices: Devices) -> None:
-    """Raises UserError if a state of these shapes, alone, is larger than the memory of all devices."""
-    mine = [device for device in devices if device in jax.local_devices()]  # the only ones that tell
+    """Raises UserError if a state of these shapes alone exceeds the memory of all devices."""
+    mine = [device for device in devices if device in jax.local_devices()]  # only these report their memory
     if not mine:
         return
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     limits = [(device.memory_stats() or {}).get('bytes_limit') for device in mine]
-    # Devices that do not tell are CPUs, and share what the machine has. Other processes' have as much each.
+    # Devices that do not report a limit are CPUs, which share the machine's memory. The devices of other processes are
+    # assumed to have as much each.
     known = [limit for limit in limits if limit is not None]
     here = sum(known) if len(known) == len(mine) else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     there = here * len(devices) / len(mine)

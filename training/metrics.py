@@ -1,4 +1,4 @@
-"""Measurements over steps, written: metrics.jsonl for programs, TensorBoard for eyes."""
+"""Writes metrics over steps: metrics.jsonl for programs, TensorBoard for people."""
 
 import json
 import os
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class MetricsWriter:
     """Appends to RUN/metrics.jsonl and RUN/tensorboard.
 
-    A resumed run goes on after `step`: what an interrupted one wrote beyond it is dropped, so that each step
-    is there once. The events are written by tensorboardX's parts in our own thread: in its own, a full disk
-    would end that thread in silence and leave us waiting for it.
+    A resumed run continues after `step`. Later lines, which an interrupted run wrote, are dropped, so each step appears
+    once. We call tensorboardX's event writer in our own thread: in tensorboardX's thread, a full disk would end the
+    thread silently, and we would wait for it forever.
     """
 
     def __init__(self, workdir: Path, step: int):
@@ -39,7 +39,7 @@ class MetricsWriter:
             self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # purges
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of JSON, {'step': ..., name: value, ...}, and one scalar a name.
+        """Writes one line of JSON, {'step': ..., name: value, ...}, and one TensorBoard scalar for each name.
 
         Raises:
           UserError: if the disk is full.
@@ -50,7 +50,7 @@ class MetricsWriter:
             self._add(step, *(scalar(name, value) for name, value in metrics.items()))
 
     def show(self, step: int, samples: str, figure: 'matplotlib.figure.Figure | None') -> None:
-        """What an evaluation has to look at, in TensorBoard's tabs TEXT and IMAGES."""
+        """Writes an evaluation's samples and figure to TensorBoard's tabs TEXT and IMAGES."""
         shown = []
         if samples:
             shown.append(text('samples', '\n'.join(f'    {line}' for line in samples.splitlines())))  # as code
@@ -65,7 +65,7 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self) -> None:
-        """Writes what is left. Raises UserError if the disk is full."""
+        """Writes pending events. Raises UserError if the disk is full."""
         with full_disk_explained(self._no_room):
             self._events.close()
 
@@ -75,7 +75,7 @@ class MetricsWriter:
 
 
 class NoMetrics:
-    """What all processes but one have in place of a MetricsWriter."""
+    """A MetricsWriter that does nothing, for all processes but one."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Does nothing."""

@@ -1,12 +1,13 @@
-"""Objectives: what training minimises, with the forward passes that it takes.
+"""Objectives: the functions that training minimises, including their forward passes.
 
     objective(apply, params, batch, key) -> Sums
 
-`apply(params, inputs, key) -> (outputs, sown)` is one pass of the module, with dropout drawn from `key` or, where that
-is None, without; `forward` makes it. The sums are over targets: they may be added over the parts of a batch, and are
-divided once. An objective that holds arrays, such as a teacher's parameters, is a `jax.tree_util.Partial` with them as
-arguments: then they are placed and passed as the state is. The train step knows nothing else of an objective. A new one
-is a function here and a line in `OBJECTIVES` or, as R-Drop, in the function that makes the objective of a task.
+`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. Dropout is drawn
+from `key`; if `key` is None there is no dropout. The sums are over targets: they may be added over the parts of a
+batch, and are divided once. If an objective needs arrays, such as a teacher's parameters, make it a
+`jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state. The
+train step depends on nothing else of an objective. To add an objective, write a function here and add a line to
+`OBJECTIVES`; a variant such as R-Drop goes into the function that makes the objective of its task.
 """
 
 import functools
@@ -29,11 +30,11 @@ Measure = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> 
 Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Array, Any]]
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 
-SOWN = 'losses'  # the collection that modules sow losses of their own into, such as a balance of experts
+SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
 
 
 def forward(module: nn.Module) -> Apply:
-    """One pass of a module: its outputs, and what it has sown into the collection 'losses'."""
+    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
     def apply(params, inputs, key):
         outputs, variables = module.apply({'params': params}, **inputs, deterministic=key is None, mutable=[SOWN],
                                           rngs=None if key is None else {'dropout': key})
@@ -42,29 +43,29 @@ def forward(module: nn.Module) -> Apply:
 
 
 def make_objective(config: ConfigDict, data: Data) -> Objective:
-    """What a config trains for on its data: its task's objective, with the options of config.train."""
+    """Returns the objective of the config's task, with the options of config.train."""
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
 def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
-    """Cross-entropy of one pass, or of two by R-Drop."""
+    """Returns the cross-entropy of one pass, or of two passes with R-Drop."""
     train = config.train
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
     return r_drop(measure, train.r_drop) if train.r_drop else supervised(measure)
 
 
 def make_squared_error(config: ConfigDict, data: Data) -> Objective:
-    """Squared error, which has no options."""
+    """Returns the squared error, which has no options."""
     return supervised(squared_error)
 
 
-# The name of a task's objective (configs/tasks.py) -> what makes it of a config and its data.
+# The name of a task's objective (configs/tasks.py) -> the function that makes it from a config and its data.
 OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data], Objective]] = {
     'cross_entropy': make_cross_entropy, 'squared_error': make_squared_error}
 
 
 def supervised(measure: Measure) -> Objective:
-    """One pass, measured against the targets."""
+    """Returns the objective that compares the outputs of one pass with the targets."""
     def objective(apply, params, batch, key):
         outputs, sown = apply(params, batch['inputs'], key)
         return with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
@@ -72,12 +73,12 @@ def supervised(measure: Measure) -> Objective:
 
 
 def r_drop(measure: Measure, alpha: float) -> Objective:
-    """R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4): two passes with other dropout are to agree.
+    """R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4): two passes with different dropout should agree.
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
-    summed over the targets, with the gradient through both passes; the targets count once. Measures such as the
-    accuracy are means over the passes. Without dropout, in an evaluation, it is one pass: both would be the same.
+    The loss is summed over the targets, which count once; the gradient flows through both passes. Metrics such as the
+    accuracy are means over the two passes. An evaluation has no dropout and makes one pass: both would be the same.
     """
     single = supervised(measure)
 
@@ -102,6 +103,6 @@ def symmetric_divergence(logits: Float[Array, '*batch classes'],
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """The sums with the losses that modules have sown: each a mean over targets, hence weighed by their number."""
+    """Adds the losses that modules have sown. Each is a mean over targets, so it is weighted by their number."""
     losses = jax.tree.leaves(sown)
     return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums

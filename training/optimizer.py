@@ -16,11 +16,11 @@ SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
 
 def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the number of steps made so far (the first step has 0). Steps whose update
-    was left out count, so that a cosine ends with the training.
+    """Returns the learning rate as a function of the number of steps made so far (0 at the first step). Steps whose
+    update was skipped count, so that a cosine ends with the training.
 
     'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
-    'inverse_sqrt': the same shape by its peak: peak * min(step / warmup, sqrt(warmup / step)).
+    'inverse_sqrt': the same curve, given by its peak: peak * min(step / warmup, sqrt(warmup / step)).
     'cosine': linear to the peak over `warmup`, then half a cosine to peak * final at `steps`.
     """
     peak, warmup = config['peak'], config['warmup']
@@ -37,11 +37,11 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
 
 
 def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adam (section 5.3: beta 0.9, 0.98, eps 1e-9), after clipping the gradient's norm where config.clip > 0.
+    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9). If config.clip > 0, the gradient's norm is clipped first.
 
-    With config.weight_decay, AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices shrink by learning
-    rate * weight_decay a step; vectors, such as layer norms, do not, nor do biases of any shape. With config.ema, the
-    state holds an average of the parameters too (`average_parameters`).
+    With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices decay by
+    learning rate * weight_decay a step; vectors, such as the scales of layer norms, and biases of any shape do not.
+    With config.ema the state also has an average of the parameters (`average_parameters`).
     """
     optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
                             weight_decay=config['weight_decay'],
@@ -54,26 +54,26 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
 
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
-    """Whether a parameter is a matrix. Biases of many layers or experts may be one array of two axes."""
+    """Whether weight decay applies: to matrices, but not to biases, which may have two axes if stacked over layers."""
     name = next((str(part.key) for part in reversed(path) if isinstance(part, jax.tree_util.DictKey)), '')
     return parameter.ndim > 1 and not name.endswith('bias')
 
 
 class AverageState(NamedTuple):
-    """What `average_parameters` keeps. The leaves may also be shapes or shardings."""
+    """The state of `average_parameters`. The leaves may also be shapes or shardings."""
     updates: Any     # int [], the number of updates made
-    average: PyTree  # like the parameters; before the first update, these
+    average: PyTree  # like the parameters; equal to them before the first update
 
 
 def average_parameters(decay: float) -> optax.GradientTransformation:
-    """Keeps an exponential moving average of the parameters, and leaves the updates as they are. It comes last.
+    """Keeps an exponential moving average of the parameters, and does not change the updates. It must come last.
 
     After update t, which gives the parameters p_t, the average is
 
         a_t = (1 - decay) / (1 - decay^t) * sum_{s=1..t} decay^(t-s) p_s,
 
-    with the correction of Adam's moments (Kingma and Ba 2015, arXiv:1412.6980, section 3), so that the parameters from
-    before the first update have no part in it. The equal form
+    with the bias correction of Adam's moments (Kingma and Ba 2015, arXiv:1412.6980, section 3), so that the initial
+    parameters do not contribute. The equivalent form
 
         a_t = a_{t-1} + (1 - decay) / (1 - decay^t) * (p_t - a_{t-1})
 
@@ -94,9 +94,9 @@ def average_parameters(decay: float) -> optax.GradientTransformation:
 
 
 def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
-    """What to evaluate and decode with: the average that the optimizer's state holds, or else `params`.
+    """Returns the parameters for evaluation and decoding: the average in the optimizer's state, or else `params`.
 
-    The state is one of `make_optimizer`, or what a checkpoint holds of one: lists and dictionaries.
+    The state is that of `make_optimizer`, or its form in a checkpoint: lists and dictionaries.
     """
     last = opt_state[-1] if isinstance(opt_state, tuple | list) and opt_state else None
     if isinstance(last, AverageState):

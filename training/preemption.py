@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM, which schedulers send before they kill, and SIGINT, which is Ctrl-C."""
+"""Stops a run on request: on SIGTERM, which schedulers send before they kill, and on SIGINT (Ctrl-C)."""
 
 import contextlib
 import logging
@@ -18,18 +18,18 @@ log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """While this is open, the first signal stops the run as soon as nothing is lost; the second, at once.
+    """While open, the first signal stops the run as soon as no work is lost, and the second stops it at once.
 
-    Before the loop, and inside `nothing_to_lose`, that is immediately: SystemExit(75) is raised in the main thread.
-    Within `at_a_step` the signal is only noted, and the loop looks at `requested` after each step.
+    Before the training loop, and inside `nothing_to_lose`, the first signal stops immediately: SystemExit(75) is raised
+    in the main thread. Inside `at_a_step` the signal is only recorded, and the loop checks `requested` after each step.
     """
 
     def __init__(self):
         self._received, self._later, self._done = None, False, 'nothing is lost'
 
     def __enter__(self) -> 'StopSignals':
-        # Python runs a handler between two instructions of the main thread only, and one step or compilation may take
-        # minutes. The number of the signal is in this pipe at once, for a thread that waits for the second one.
+        # Python runs a handler only between two instructions of the main thread, and one step or compilation may take
+        # minutes. The number of the signal is in this pipe at once; a thread reads it and waits for the second signal.
         self._listener, self._pipe = socket.socketpair()
         self._pipe.setblocking(False)
         self._former = {number: signal.signal(number, self._note) for number in SIGNALS}
@@ -45,7 +45,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Within this, a signal is only noted."""
+        """Inside this, a signal is only recorded."""
         self._later = True
         try:
             yield
@@ -54,10 +54,10 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[None]:
-        """Within this, inside `at_a_step`, a signal stops the run: the next start repeats what it interrupts.
+        """Inside this, within `at_a_step`, a signal stops the run: the next start repeats the interrupted work.
 
-        `done` says what is saved. Of several processes, none leaves alone, since the others would wait for it: they
-        go on to the next step.
+        `done` says what is saved. With several processes a signal is only recorded: a process that left alone would
+        leave the others waiting, so all continue to the next step.
         """
         if jax.process_count() > 1:
             yield
@@ -72,11 +72,11 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Whether the run is to be saved and left."""
+        """Whether the run should save and stop."""
         return self._received is not None
 
     def leave(self, done: str) -> None:
-        """Raises SystemExit with the status STOPPED, after saying why."""
+        """Logs the reason, and raises SystemExit with the status STOPPED."""
         by = signal.Signals(self._received).name if self._received else 'a signal to another process'
         log.info('stopped by %s: %s; run the same command again to go on', by, done)
         sys.exit(STOPPED)
@@ -90,10 +90,10 @@ class StopSignals:
     def _listen(self) -> None:
         with self._listener:
             count = 0
-            while number := self._listener.recv(1):  # nothing: the pipe is closed
+            while number := self._listener.recv(1):  # empty: the pipe is closed
                 if number[0] in SIGNALS:
                     count += 1
                     if count == 2:
-                        os._exit(128 + number[0])  # as a shell reports it
+                        os._exit(128 + number[0])  # the status that a shell reports
                     name = signal.Signals(number[0]).name
                     os.write(2, f'\n{name}: stopping; once more, and it is at once\n'.encode())

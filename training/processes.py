@@ -1,4 +1,4 @@
-"""Many processes: how one joins the others of its job, which one leads, and where they wait for each other."""
+"""Several processes: joining a job, choosing a leader, and waiting for each other."""
 
 import contextlib
 import glob
@@ -26,17 +26,17 @@ log = logging.getLogger('allyouneed.train')
 def connect(address: str | None = None, count: int | None = None, number: int | None = None) -> None:
     """Joins this process to the others of its job, if there are any. Call it before anything touches a device.
 
-    Given nothing, a job is found where `srun` started several tasks (Slurm), on TPU pods and GKE, and in an indexed
-    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]), by JAX's own detection. Any other process,
-    one inside of an interactive allocation included, is on its own.
+    Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
+    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, also one in an
+    interactive allocation.
 
     Args:
-      address: HOST:PORT of process 0, where all others can reach it.
-      count: processes in all.
-      number: this one's, from 0.
+      address: HOST:PORT of process 0, reachable from all others.
+      count: the number of processes.
+      number: the number of this process, from 0.
 
     Raises:
-      UserError: if some but not all are given, one is impossible, or the others cannot be reached.
+      UserError: if some but not all arguments are given, one is impossible, or the others cannot be reached.
     """
     given = {'--coordinator_address': address, '--num_processes': count, '--process_id': number}
     missing = [flag for flag, value in given.items() if value is None]
@@ -64,11 +64,11 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
     check_devices()
     if not is_leader():
-        logging.getLogger('allyouneed').setLevel(logging.ERROR)  # one of them tells what happens
+        logging.getLogger('allyouneed').setLevel(logging.ERROR)  # only the leader logs progress
 
 
 def check_devices() -> None:
-    """Raises UserError if JAX finds no device of the kind that it is told to use."""
+    """Raises UserError if JAX finds no device of the platform that JAX_PLATFORMS asks for."""
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
@@ -78,10 +78,10 @@ def check_devices() -> None:
 
 
 def wait_for(host: str, port: int) -> None:
-    """Returns when somebody listens there: JAX would end this process without a word that helps.
+    """Waits until process 0 listens at the address. JAX itself would end this process without a helpful message.
 
     Raises:
-      UserError: if nobody does within PATIENCE seconds.
+      UserError: if it does not listen within PATIENCE seconds.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -96,15 +96,15 @@ def wait_for(host: str, port: int) -> None:
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Arguments of jax.distributed.initialize for the job that this process belongs to, or None if it is alone.
+    """Returns jax.distributed.initialize's arguments for the job of this process, or None if the process is alone.
 
-    JAX could be asked at once, but counts the tasks of an allocation, not those that were started, and in a pod of
-    Kubernetes it insists on a Job.
+    JAX's own detection is not used directly: it counts the tasks of an allocation instead of the tasks that were
+    started, and in a Kubernetes pod it requires a Job.
     """
     tasks = int(environment.get('SLURM_STEP_NUM_TASKS', 0))
     if tasks:
-        # JAX gives each task the one GPU of its number on the node: wrong for a task that is alone on its node and
-        # has all of them, and for one that Slurm already gave its own.
+        # JAX gives each task the one GPU with the task's number on the node. That is wrong for a task that is alone on
+        # its node and has all GPUs, and for a task to which Slurm has already assigned its own GPU.
         visible = environment.get('CUDA_VISIBLE_DEVICES', '')
         alone = tasks == int(environment.get('SLURM_STEP_NUM_NODES', 0))
         all_mine = visible and (alone or ',' not in visible)
@@ -122,14 +122,14 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def is_leader() -> bool:
-    """Whether this process is the one that writes metrics and logs."""
+    """Whether this process is the one that writes the metrics and the log."""
     return jax.process_index() == 0
 
 
 def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool]:
-    """Each of `values` where it is greatest in any process.
+    """Returns, for each of `values`, the maximum over all processes.
 
-    Several processes compare theirs after every tenth step; after other steps, all of them get zeros.
+    Several processes compare their values only after every tenth step; after other steps the result is zeros.
     """
     if jax.process_count() == 1:
         return values
@@ -140,9 +140,9 @@ def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool
 
 @contextlib.contextmanager
 def leader_first(what: str) -> Iterator[None]:
-    """The body runs in the leader, and when it is through with it, or has failed, in all others.
+    """Runs the body in the leader first; the other processes run it when the leader has finished or failed.
 
-    What the leader puts into a shared cache is thus made once.
+    So results that the leader stores in a shared cache are computed once.
     """
     def wait():
         if jax.process_count() > 1:

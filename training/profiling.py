@@ -1,4 +1,4 @@
-"""A window of steps under JAX's profiler."""
+"""Profiles a range of steps with JAX's profiler."""
 
 import logging
 import re
@@ -17,15 +17,15 @@ log = logging.getLogger('allyouneed.train')
 class ProfilerWindow:
     """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
 
-    There TensorBoard's profile plugin, the package xprof, finds them; `perfetto_trace.json.gz` among the files is for
-    ui.perfetto.dev.
+    TensorBoard's profile plugin (the package xprof) shows the trace; ui.perfetto.dev opens its file
+    `perfetto_trace.json.gz`.
     """
 
     def __init__(self, steps: str | None, workdir: Path, of: int = sys.maxsize):
-        """`steps` is 'FIRST:LAST', or None; `of` how many there are.
+        """`steps` is 'FIRST:LAST' or None; `of` is the number of steps of the run.
 
         Raises:
-          UserError: if it is anything else, or begins behind the last step.
+          UserError: if `steps` has another form, or FIRST is after the last step.
         """
         self._folder, self._tracing = workdir / 'tensorboard', False
         found = re.fullmatch(r'(\d{1,18}):(\d{1,18})', '0:0' if steps is None else steps)
@@ -36,19 +36,19 @@ class ProfilerWindow:
             raise UserError(f'--profile_steps={steps} is behind the last step, config.train.steps={of}')
 
     def before(self, step: int) -> None:
-        """Begins with the first step; a run that resumes within the window, with that."""
+        """Starts the trace before the first step in the range, or before the step at which a run resumes inside it."""
         if not self._tracing and self._first <= step <= self._last:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._tracing = True
 
     def after(self, step: int, results: Any) -> None:
-        """Ends with the last step, when its `results` are there."""
+        """Ends the trace after the last step, once its `results` are computed."""
         if self._tracing and step >= self._last:
             jax.block_until_ready(results)
             self.close()
 
     def close(self) -> None:
-        """Ends the trace, if one has begun, and logs how to look at it."""
+        """Ends the trace, if one has started, and logs how to view it."""
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

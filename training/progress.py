@@ -1,4 +1,4 @@
-"""How far a training is, beside its state, and what is due after a step: plain values, without JAX."""
+"""The progress of a training besides its state, and what is due after a step: plain values, without JAX."""
 
 import dataclasses
 import functools
@@ -12,15 +12,17 @@ from configs.tasks import goodness
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What the loop knows beside the state. Every checkpoint has it, as it was before its step was evaluated.
+    """The values that the training loop keeps besides the state.
+
+    Every checkpoint stores them as they were before its step was evaluated.
 
     Attributes:
       best: the best metric of the evaluations so far; None before the first.
       without_better: the number of evaluations since the best one.
-      stopped: whether patience has ended.
-      skipped: the number of steps whose update was left out, since loss or gradient was not finite.
-      sums: the fields of a `Sums`, added up over the steps since the last line of the log; None if there are none.
-      seconds: the time that these steps took.
+      stopped: whether patience has run out.
+      skipped: the number of steps whose update was skipped because loss or gradient was not finite.
+      sums: the fields of a `Sums`, added over the steps since the last line of the log; None without such steps.
+      seconds: the duration of these steps.
     """
     best: float | None = None
     without_better: int = 0
@@ -30,29 +32,32 @@ class Progress:
     seconds: float = 0.0
 
     def judge(self, value: float, *, metric: str, patience: int) -> 'Progress':
-        """The progress after an evaluation that found `value`. Patience ends after so many without a better one."""
+        """Returns the progress after an evaluation with the metric `value`.
+
+        The run stops after `patience` evaluations without a better value; 0 means never.
+        """
         better = self.best is None or goodness(metric, value) > goodness(metric, self.best)
         without_better = 0 if better else self.without_better + 1
         return dataclasses.replace(self, best=value if better else self.best, without_better=without_better,
                                    stopped=0 < patience <= without_better)
 
     def clear_sums(self) -> 'Progress':
-        """The progress after a line of the log."""
+        """Returns the progress after a line of the log: without sums."""
         return dataclasses.replace(self, sums=None, seconds=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint; `Progress(**content)` reads it."""
+        """Returns a dict for JSON, for a checkpoint; `Progress(**content)` reads it."""
         return dataclasses.asdict(self)
 
 
 def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progress:
-    """The progress after evaluations that found these values, one after the other."""
+    """Returns the progress after evaluations with these values, in their order."""
     return functools.reduce(lambda progress, value: progress.judge(value, metric=metric, patience=patience), values,
                             Progress())
 
 
 class Due(NamedTuple):
-    """What the loop does after a step, in this order."""
+    """What the training loop does after a step, in this order."""
     log: bool
     save: bool
     stop: bool
@@ -60,14 +65,14 @@ class Due(NamedTuple):
 
 
 def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requested: bool = False) -> Due:
-    """What is due after `step`, counted from 1.
+    """Returns what is due after `step`, counted from 1.
 
     The last step is logged, saved and evaluated. A step is saved before it is evaluated, and before the run stops.
 
     Args:
       step: the number of steps made.
-      config: of the run.
-      minutes: since the last checkpoint, or since the start.
+      config: the config of the run.
+      minutes: the time since the last checkpoint, or since the start.
       stop_requested: whether a signal has asked the run to stop.
     """
     last = step == config.train.steps

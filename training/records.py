@@ -1,4 +1,4 @@
-"""What a run directory holds as files, read without JAX."""
+"""Reads the files of a run directory, without JAX."""
 
 import contextlib
 import importlib.util
@@ -17,20 +17,20 @@ from files import read_bytes
 
 CONFIG = 'config.json'
 METRICS_FILE = 'metrics.jsonl'
-EVALUATED = 'validation_'  # what the names of an evaluation's measures begin with
+EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The resolved config of a run, of this or an earlier version, with all options of today.
+    """Returns the resolved config of a run of this or an earlier version, with all current options.
 
     Raises:
-      UserError: if it is not there, or damaged.
+      UserError: if the config is missing or damaged.
     """
     return read_said_config(workdir)[0]
 
 
 def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """The config of a run, and the options that it does not say."""
+    """Returns the config of a run, and the options that its file does not set."""
     path = workdir / CONFIG
     try:
         said = json.loads(read_bytes(path).decode())
@@ -52,15 +52,15 @@ def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
-    """What the evaluations of a run found, by step."""
+    """Returns {step: value of `metric`} of a run's evaluations."""
     name = EVALUATED + metric
     return {int(line['step']): line[name] for line in read_metrics(workdir) if name in line}
 
 
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
-    """The lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
+    """Returns the lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
 
-    Without what a run that was killed in the middle of a line left there, and without what is no number.
+    Incomplete lines, which a killed run may leave, and values that are not numbers are left out.
     """
     path, lines = Path(workdir) / METRICS_FILE, []
     for line in read_bytes(path).splitlines() if path.exists() else []:
@@ -73,9 +73,9 @@ def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """The command that shows the events of a folder, and what to install first: TensorBoard is no part of this project.
+    """Returns the command that shows the events in a folder, and what to install first.
 
-    `plugins` are the packages that what is to be seen needs besides.
+    TensorBoard is not installed with this project. `plugins` are further packages that the events need.
     """
     missing = [name for name in ('tensorboard', *plugins) if importlib.util.find_spec(name) is None]
     first = f' (after pip install {" ".join(missing)})' if missing else ''

@@ -1,4 +1,4 @@
-"""What a process takes of its machine: memory, and the time that JAX compiles."""
+"""Resources of a process: its memory, and the time that JAX spends on compiling."""
 
 import resource
 import sys
@@ -8,15 +8,17 @@ import jax
 
 
 def peak_resident() -> int:
-    """Bytes of memory that this process has had at most. The system counts them in kilobytes, but macOS in bytes."""
+    """Returns the peak resident memory of this process, in bytes. Systems count in kilobytes, macOS in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
 def memory() -> dict[str, float]:
-    """GB: 'resident_gb' of this process, and of the first device, where it tells, 'device_gb' and 'device_peak_gb'."""
+    """Returns memory in GB: 'resident_gb' of this process; 'device_gb' and 'device_peak_gb' of the first device, if
+    the device reports them.
+    """
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # no Linux: the peak instead
+    except OSError:  # not Linux: the peak instead
         resident = peak_resident()
     of_device = jax.local_devices()[0].memory_stats() or {}
     found = {'resident_gb': resident, 'device_gb': of_device.get('bytes_in_use'),
@@ -25,9 +27,9 @@ def memory() -> dict[str, float]:
 
 
 class CompileTime:
-    """Seconds that JAX has spent on tracing, lowering and compiling since this was made.
+    """Counts the seconds that JAX has spent on tracing, lowering and compiling since the object was created.
 
-    JAX keeps the listener for the life of the process, so there is one, `compile_time`.
+    JAX keeps the listener for the life of the process, so there is only one object, `compile_time`.
     """
 
     def __init__(self):

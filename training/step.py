@@ -1,4 +1,4 @@
-"""The train step: one pure function; training/compiled.py compiles it."""
+"""The train step, a pure function. training/compiled.py compiles it."""
 
 import functools
 import zlib
@@ -21,45 +21,45 @@ from training.objective import Apply, Objective
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that training changes; with the config, all that it depends on.
+    """All that training changes. Together with the config it determines the rest of the training.
 
-    The leaves of this pytree may also be shapes or shardings, hence they are not annotated as arrays.
+    The leaves of this pytree may also be shapes or shardings, so they are not annotated as arrays.
     """
-    step: Any                 # int [], the number of steps made, those whose update was left out included
+    step: Any                 # int [], the number of steps made, including those whose update was skipped
     params: Params
     opt_state: optax.OptState
 
 
 def key_for(use: str, seed: int) -> Key[Array, '']:
-    """The random key for one use, 'params' or 'dropout', of a run's seed: another one for each use and each seed."""
+    """Returns the random key of a run for one use, 'params' or 'dropout'; it differs between uses and seeds."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(use.encode()))
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """A fresh state. `example` is any batch: only its shapes count."""
+    """Returns a fresh state. `example` is any batch: only its shapes are used."""
     return nn.unbox(boxed_state(module, optimizer, example, seed))
 
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """The same, parameters and what the optimizer keeps of them in the boxes that hold the names of their axes."""
+    """Like `init_state`, with parameters and optimizer state in Flax's boxes, which have the names of the axes."""
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-# Many keywords: what changes from step to step is given by position, what is fixed when it is compiled by keyword.
+# Arguments that change from step to step are positional; those fixed at compilation are keywords.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
                axis_name: str | None = None,
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
-    """One update on the mean of an objective over the real tokens of the global batch.
+    """Makes one update on the mean of an objective over the real tokens of the global batch.
 
-    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one
-    after the other; devices along `axis_name`) and divided once. The mean of the parts' means would weigh
-    the tokens of a part with much padding more. `place` puts parameters and gradients where they are computed.
+    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one after the
+    other; devices along `axis_name`) and divided once. A mean of the parts' means would give the tokens of a part with
+    much padding more weight. `place` sets the shardings of parameters and gradients for the computation.
 
-    Where the sum of the losses or the norm of the gradient is not finite, nothing but the step changes, and the
-    sums say so: `skipped` is 1 and the others are 0. The learning rate follows the step, so it goes on; Adam's
-    correction of its moments' bias follows the updates.
+    If the sum of the losses or the norm of the gradient is not finite, only the step changes: the returned `skipped` is
+    1, and all other sums are 0. The learning rate depends on the step, so it moves on; Adam's bias correction depends
+    on the number of updates.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -78,7 +78,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
             new = gradient(params, part, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, total, new), None
 
-        # Every accumulate-th row: batches that are sharded by rows stay so.
+        # Each part takes every accumulate-th row, so batches stay sharded by rows.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
         first = gradient(params, jax.tree.map(lambda x: x[0], parts), jax.random.fold_in(key, 0))
@@ -98,7 +98,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """An optimizer's state whose learning-rate schedules are at `step`: optax has them count updates instead."""
+    """Sets the learning-rate schedules in an optimizer's state to `step`; in optax they count updates."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 
@@ -108,24 +108,24 @@ def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptSta
 
 def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply,
               axis_name: str | None = None) -> Sums:
-    """The same sums, without dropout."""
+    """Returns the sums of an objective over a batch, without dropout."""
     sums = objective(apply, params, batch, None)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 
 def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
-    """The sums over all `batches` of a compiled eval_step."""
+    """Adds the sums of a compiled eval_step over all `batches`."""
     return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
                             (step(params, batch) for batch in batches))
 
 
 def parameter_count(params: PyTree) -> int:
-    """Number of parameters; shared ones count once."""
+    """Returns the number of parameters; shared ones count once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
 def use_compilation_cache(cache: Path) -> None:
-    """Keeps compiled programs, so that a second start takes seconds. JAX_COMPILATION_CACHE_DIR, if set, says where."""
+    """Caches compiled programs, so that a second start takes seconds; in JAX_COMPILATION_CACHE_DIR, if it is set."""
     if jax.config.values['jax_compilation_cache_dir'] is None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

@@ -1,4 +1,4 @@
-"""What a training is going to be, said before it starts: the model's parts, and how long it may take."""
+"""A summary of a training before it starts: the parts of the model, and an estimate of the time."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from jax.typing import DTypeLike
 from training.step import parameter_count
 
 LAYER = re.compile(r'layers_\d+')
-MATRIX = 1024        # rows and columns of the products that are timed
-MATMUL_SHARE = 0.4   # of a step's time that goes into matrix products at full speed; seen on CPUs: 0.35 to 0.55
+MATRIX = 1024        # rows and columns of the timed products
+MATMUL_SHARE = 0.4   # share of a step's time for matrix products at full speed; measured on CPUs: 0.35 to 0.55
 
 
 def parameter_table(params: Any) -> str:
-    """The parameters by part: how many, and of which shapes. Equal layers share their lines.
+    """Returns a table of the parameters by part: their number and their shapes. Equal layers share their lines.
 
     `params` is the nested dict of a module's parameters, or of their shapes.
     """
@@ -47,7 +47,7 @@ def parameter_table(params: Any) -> str:
 
 
 def shapes(part: Any) -> str:
-    """'query.kernel 128x4x32, ...', or of a single array '128x4x32'."""
+    """Returns the shapes of a part as 'query.kernel 128x4x32, ...', or '128x4x32' for a single array."""
     def sizes(leaf: Any) -> str:
         return 'x'.join(map(str, leaf.shape)) or 'scalar'
 
@@ -56,9 +56,10 @@ def shapes(part: Any) -> str:
 
 
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
-    """Floating-point operations of the matrix products in `function(*arguments)`, those of loops at each turn.
+    """Returns the floating-point operations of the matrix products in `function(*arguments)`.
 
-    A product of [m, k] and [k, n] counts 2 m k n. Arguments may be shapes. Nothing is computed or compiled.
+    A product of [m, k] and [k, n] counts 2 m k n, in a loop once for each iteration. Arguments may be shapes. Nothing
+    is computed or compiled.
     """
     return _flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -75,18 +76,18 @@ def _flops(jaxpr: core.Jaxpr) -> int:
         values = equation.params.values()
         inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
         inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
-        total += equation.params.get('length', 1) * sum(  # a scan's number of turns
+        total += equation.params.get('length', 1) * sum(  # a scan's number of iterations
             _flops(each) for each in inner if isinstance(each, core.Jaxpr))
     return total
 
 
 def seconds_a_step(flops: int, dtype: DTypeLike) -> float:
-    """A guess for all devices together, before anything is compiled, from the speed of one product on one of them."""
+    """Estimates the seconds of a step on all devices, before compilation, from the speed of a product on one device."""
     return flops / (MATMUL_SHARE * matmul_speed(dtype) * jax.device_count())
 
 
 def matmul_speed(dtype: DTypeLike) -> float:
-    """Floating-point operations a second of square matrix products on one device, the best of a few."""
+    """Returns the floating-point operations per second of a square matrix product on one device, the best of five."""
     matrix = jnp.ones((MATRIX, MATRIX), dtype)
     product = jax.jit(jnp.matmul)
     product(matrix, matrix).block_until_ready()
@@ -99,7 +100,7 @@ def matmul_speed(dtype: DTypeLike) -> float:
 
 
 def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3.5 h', '2.1 days'."""
+    """Formats a duration: '40 s', '12 min', '3.5 h', '2.1 days'."""
     for most, length, unit in (90, 1, 's'), (5400, 60, 'min'):
         if seconds < most:
             return f'{seconds / length:.0f} {unit}'

@@ -1,4 +1,4 @@
-"""The run directory: one run at a time, of one config, on the same data."""
+"""The run directory: it belongs to one config and one set of data, and one process at a time uses it."""
 
 import contextlib
 import datetime
@@ -20,29 +20,36 @@ from files import check_folder, check_name, expanded, naming, read_json, write_t
 from input_pipeline.data import KEPT, Data
 from training.records import CONFIG, METRICS_FILE, read_said_config
 
-CHANGES = 'changes.jsonl'  # of the config: a line each time
+CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 LOCK = 'lock'
-OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS_FILE, 'checkpoints')  # what a run consists of, and nothing else may write
+OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS_FILE, 'checkpoints')  # parts of a run, which other outputs must not replace
 SPLITS = ('train', 'validation')  # what training reads
 
 log = logging.getLogger('allyouneed.train')
 
 
 class RunDirectory:
-    """Opened for training: fresh, or `resumed` if it holds a run already. Locked until it is closed.
+    """A run directory opened for training: new, or `resumed` if it already has a run. Locked until it is closed.
 
-    A fresh one is not made before `claim`, so that a mistake found earlier leaves nothing behind.
+    A new directory is not created before `claim`, so that an error found earlier leaves nothing behind.
 
-    A run that was begun before an option existed goes on as it began: where its config does not say a value, and the
-    one asked for is no more than the recipe's, `config` gets what was meant then.
+    A run that started before an option existed keeps its behaviour: if its config does not set the option, and the
+    command line does not either, `config` gets the value that the run started with.
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, writes: bool = True, asked: Collection[str] = ()):
-        """`writes`: this process is the one of its job that writes there, and locks it. `asked`: the options that the
-        command line sets.
+        """Opens the directory.
 
-        Raises UserError if it is not a run's, another process uses it, or keys differ that may not change.
+        Args:
+          path: the directory.
+          config: the config of this start.
+          writes: whether this process is the one of its job that writes to the directory and locks it.
+          asked: the options that the command line sets.
+
+        Raises:
+          UserError: if the directory has other files but no run, another process uses it, or options differ that must
+            not change.
         """
         if not path:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
@@ -51,7 +58,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file: give a directory')
         self._lock, self._changed = None, {}
-        # Of a start that was killed while it claimed the directory, these may lie there.
+        # A start that was killed while it claimed the directory may have left these files.
         there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
         others = there - {LOCK, KEPT, f'{CONFIG}.tmp'}
         if CONFIG not in others and others:
@@ -77,13 +84,13 @@ class RunDirectory:
                     + '\nGive another --workdir, or the config of that run to resume it')
 
     def check_data(self, data: Data) -> None:
-        """Raises UserError if the run was begun on other data, naming what changed."""
+        """Raises UserError, naming the changes, if the run started on other data."""
         if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
             raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. A run that went on '
                             'would be of neither: bring the former data back, or give another --workdir')
 
     def claim(self, config: ConfigDict, data: Data) -> None:
-        """Makes the directory self-contained: decode.py needs nothing else. Says what has changed in the config."""
+        """Writes all that decode.py needs into the directory, and logs the changes of the config."""
         if not self._writes:
             return
         if not self.resumed:
@@ -108,7 +115,7 @@ class RunDirectory:
         write_text(self.path / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
 
     def close(self) -> None:
-        """Lets another process have it."""
+        """Releases the lock."""
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -120,7 +127,7 @@ class RunDirectory:
         self.close()
 
     def _hold(self) -> None:
-        """The system lets go of such a lock when the process ends, however it ends."""
+        """Locks the directory. The system releases the lock when the process ends, however it ends."""
         if not self._writes:
             return
         path = self.path / LOCK
@@ -136,7 +143,7 @@ class RunDirectory:
                             'give another --workdir') from None
         except OSError as error:
             log.warning('%s cannot be locked (%s): see to it that no two runs use this directory', path, error.strerror)
-        with contextlib.suppress(OSError):  # a full disk; the lock holds without these words
+        with contextlib.suppress(OSError):  # a full disk; the lock works without this text
             self._lock.truncate(0)
             started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
             self._lock.write(f'process {os.getpid()} on {socket.gethostname()}, started {started}\n')
@@ -144,19 +151,19 @@ class RunDirectory:
 
 
 def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """{key: (value there, value here)} where they differ."""
+    """Returns {option: (value there, value here)} for the options that differ."""
     before, now = flatten(there), flatten(here)
     return {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())
             if before.get(key) != now.get(key)}
 
 
 def may_change(key: str) -> str | None:
-    """What is to be known of a change of `key` when a run goes on, or None if it must not change."""
+    """Returns a note about changing the option `key` of a resumed run, or None if it must not change."""
     return BY_NAME[key].resume if key in BY_NAME else None
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """For each of `splits` that a run knows, and that is other data now: 'train: train.en, train.de'."""
+    """Returns 'train: train.en, train.de' for each of `splits` whose data differs from the run's."""
     path = workdir / KEPT / FINGERPRINTS
     kept = read_json(path, 'Take it from a copy of the run')
     changed = []
@@ -172,7 +179,7 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
 
 
 def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> digest of the files that a fingerprint knows."""
+    """Returns {name: digest} of the files in a fingerprint."""
     files = fingerprint.get('files', [fingerprint.get('file')])
     return {str(file[0]): file[1] for file in files if isinstance(file, list) and len(file) == 2
             } if isinstance(files, list) else {}

@@ -1,9 +1,8 @@
-"""Sweeps: one file, one grid of overrides of a recipe; and the few words that grids are made with.
+"""Sweeps: each file is one grid of overrides of a recipe. This module has the functions that build grids.
 
-A sweep file has a function `get_sweep(config)`, which gets the resolved recipe and returns a sweep: a list of
-overrides, one for each run, each a dict from option to value, such as {'model.num_heads': 2, 'seed': 1}. They are
-plain lists and dicts: `+` puts two sweeps one after the other, a comprehension picks from one, and [{}] is the recipe
-as it is.
+A sweep file has a function `get_sweep(config)`, which takes the resolved recipe and returns a sweep: a list with the
+overrides of each run, as a dict from option to value such as {'model.num_heads': 2, 'seed': 1}. Sweeps are plain lists
+of dicts: `+` joins two sweeps, a comprehension selects runs, and [{}] is the recipe without overrides.
 
     from configs.sweeps import over, product, seeds
 
@@ -22,21 +21,21 @@ from errors import UserError
 Overrides = dict[str, Any]  # {'model.num_heads': 2, ...}
 Sweep = list[Overrides]
 
-MOST_LETTERS = 160  # of a name: file systems take 255 bytes, and names get endings
+MOST_LETTERS = 160  # of a name: file systems allow 255 bytes, and names get suffixes
 
 
 def over(option: str, values: Iterable[Any]) -> Sweep:
-    """One run for each value of one option."""
+    """Returns one run for each value of one option."""
     return [{option: value} for value in values]
 
 
 def seeds(count: int) -> Sweep:
-    """The same run `count` times, from seeds 0, 1, ...: a report merges them into mean and spread."""
+    """Returns the same run `count` times, with seeds 0, 1, ...; a report gives their mean and spread."""
     return over('seed', range(count))
 
 
 def product(*sweeps: Sweep) -> Sweep:
-    """Every combination; the last sweep varies fastest.
+    """Returns every combination of the sweeps' runs; the last sweep varies fastest.
 
     Raises:
       UserError: if two of the sweeps set the same option.
@@ -45,7 +44,7 @@ def product(*sweeps: Sweep) -> Sweep:
 
 
 def zipped(*sweeps: Sweep) -> Sweep:
-    """The first of each, the second of each, ...: options that change together.
+    """Combines the sweeps run by run, as zip does: for options that change together.
 
     Raises:
       UserError: if the sweeps differ in length, or two of them set the same option.
@@ -56,14 +55,14 @@ def zipped(*sweeps: Sweep) -> Sweep:
 
 
 def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
-    """A name for each run, made from what differs: 'num_heads=4,d_k=32,seed=1'; 'base' where nothing is overridden.
+    """Returns a name for each run, made from its differing options: 'num_heads=4,d_k=32,seed=1', or 'base' without any.
 
-    Names are made of characters that any file system takes, and do not depend on the order of the runs. The seed
-    comes last, and is named wherever it is set, so that more seeds can be added later.
+    Names have only characters that any file system allows, and do not depend on the order of the runs. The seed comes
+    last, and is included wherever it is set, so that more seeds can be added later.
 
     Args:
-      sweep: no two of its runs alike.
-      options: all options of the config, which tell how short an option's name can be.
+      sweep: the runs, all different.
+      options: all options of the config; they decide how far an option's name can be shortened.
     """
     options = list(options)
     short = short_names(options)
@@ -73,19 +72,19 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
         told_here = sorted((option for option in overrides if option in told), key=lambda option: option == 'seed')
         name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in told_here) or 'base'
         names.append(name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}~{_digest(overrides)}')
-    # Values that only differ in characters which a name cannot hold.
+    # A digest distinguishes values that differ only in characters which a name cannot contain.
     return [f'{name}~{_digest(overrides)}' if names.count(name) > 1 else name
             for name, overrides in zip(names, sweep, strict=True)]
 
 
 def differing(sweep: Sweep) -> list[str]:
-    """The options in which the runs differ, in the order of their first appearance."""
+    """Returns the options in which the runs differ, in order of first appearance."""
     options = dict.fromkeys(option for overrides in sweep for option in overrides)
     return [option for option in options if len({repr(overrides.get(option)) for overrides in sweep}) > 1]
 
 
 def short_names(options: Iterable[str]) -> dict[str, str]:
-    """For each option the shortest end of its name that is no other option's: 'num_heads', but 'data.seed'."""
+    """Maps each option to the shortest suffix of its name that is unique: 'num_heads', but 'data.seed'."""
     options = list(options)
     ends = [_ends(option) for option in options]
     return {option: next((end for end in of_option if sum(end in others for others in ends) == 1), option)

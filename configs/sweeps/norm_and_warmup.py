@@ -1,8 +1,8 @@
-"""Post- against pre-norm, over learning rates and warmup: what post-norm needs the warmup for (Xiong et al. 2020).
+"""Post-norm and pre-norm over learning rates and warmup: why post-norm needs the warmup (Xiong et al. 2020).
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/norm_and_warmup.py --workdir=sweeps/norm
 
-Learning rates: a third of the recipe's highest, its own, and three times it. Warmup: its own, and a single step.
+Learning rates: the recipe's peak, a third of it, and three times it. Warmup: the recipe's, and a single step.
 """
 
 from configs.options import choices

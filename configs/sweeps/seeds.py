@@ -1,4 +1,4 @@
-"""The recipe from five seeds: how much of a difference is luck.
+"""The recipe with five seeds: how large a difference is chance.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/seeds.py --workdir=sweeps/seeds
 """

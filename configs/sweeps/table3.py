@@ -3,8 +3,8 @@ r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled 
     python sweep.py --config=configs/demo.py --config.model.position=sinusoidal --sweep=configs/sweeps/table3.py \
                     --workdir=sweeps/table3
 
-The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64); here each number of its table is that
-share of the recipe's. (D)'s dropout and label smoothing are the paper's own numbers.
+The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64). Here each value of its table is
+scaled by the ratio of the recipe's value to the base model's. Dropout and label smoothing in (D) are not scaled.
 """
 
 from configs.options import flatten
@@ -18,7 +18,7 @@ def get_sweep(config):
     d_v = model.d_v or model.d_model // model.num_heads
 
     heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4) if not (d_k * model.num_heads) % h]
-    a = zipped(over('model.num_heads', heads),  # as much computation with fewer wide heads, or many narrow ones
+    a = zipped(over('model.num_heads', heads),  # the same computation with fewer, wider heads or more, narrower ones
                over('model.d_k', [d_k * model.num_heads // h for h in heads]),
                over('model.d_v', [d_v * model.num_heads // h for h in heads]))
     b = over('model.d_k', shares(d_k, 1 / 4, 1 / 2))  # narrow keys: is compatibility harder than a dot product?
@@ -36,5 +36,5 @@ def get_sweep(config):
 
 
 def shares(value, *shares):
-    """Whole numbers, those shares of `value`, that are not `value` itself."""
+    """Returns the given shares of `value`, rounded to whole numbers, without `value` itself."""
     return sorted({max(1, round(value * share)) for share in shares} - {value})
