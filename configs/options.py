@@ -5,8 +5,9 @@ docs/options.md (python -m tools.options_page) are made from this table. Default
 (section 5), where the paper gives one.
 
 If only some models, tasks or values of other options use an option, its field `only` lists them. Setting the option
-with any other is an error: no option is accepted and ignored. In `only`, 'task.data', 'task.objective' and
-'task.answerer' are the parts of a task (`configs/tasks.py`).
+with any other is an error. Two options are accepted where nothing uses them, because recipes and sweeps set them for
+several cases: data.name (beside files and built-in text) and model.max_length (beside positions that are not learned).
+In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses

@@ -115,6 +115,8 @@ def test_what_meant_nothing_to_an_earlier_run_is_no_obstacle():
     builtin = {'data.source': 'builtin', 'data.validation_share': 0.3}
     assert versions.upgraded(builtin, 1)['data.validation_share'] == 0.1
     assert versions.upgraded({'data.validation_share': 0.3}, versions.VERSION)['data.validation_share'] == 0.3
+    assert versions.upgraded({'data.splits.train': 'mine'}, 2)['data.splits.train'] == 'train'  # refused since 3
+    assert versions.upgraded({'data.splits.train': 'mine'}, 3)['data.splits.train'] == 'mine'
 
 
 def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypatch):

@@ -14,7 +14,8 @@ Made from `configs/options.py` and `configs/tasks.py` by `python -m tools.option
 
 Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults
 are those of the paper's base model (*Attention Is All You Need*, section 5), where the paper gives one. Setting an
-option that the config does not use is an error. A run may resume with another value of the options marked
+option that the config does not use is an error, except `data.name` and `model.max_length`, which are ignored there. A
+run may resume with another value of the options marked
 \N{ANTICLOCKWISE OPEN CIRCLE ARROW}.
 
 """

@@ -54,7 +54,7 @@ class Parrot(Generator):
 
 
 class Shout(TextModel):
-    """Answers without a search, hence without what a search needs."""
+    """Answers without a search. A test in which anything else is asked of it fails."""
 
     def examples(self, data, split, count, options):
         raise NotImplementedError
