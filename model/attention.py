@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
+from model.dropout import drop
 from model.positional import rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -164,8 +165,7 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, va
 
 def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:
     """Dropout on attention weights; each `chunk` of queries draws its own."""
-    keep = jax.random.bernoulli(jax.random.fold_in(key, chunk), 1 - rate, weights.shape)
-    return jnp.where(keep, weights / (1 - rate), 0)
+    return drop(weights, rate, jax.random.fold_in(key, chunk))
 
 
 class MultiHeadAttention(nn.Module):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from model.attention import MultiHeadAttention
+from model.dropout import Dropout
 from model.positional import RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
@@ -111,7 +112,7 @@ class FeedForward(nn.Module):
         to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
         hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, name='inner')(inputs)
         hidden = ACTIVATIONS[config.activation](hidden)
-        hidden = nn.Dropout(config.feed_forward_dropout)(hidden, deterministic=deterministic)
+        hidden = Dropout(config.feed_forward_dropout)(hidden, deterministic)
         return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, name='outer')(hidden)
 
 
@@ -133,10 +134,10 @@ class Residual(nn.Module):
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         """The inputs with what `sublayer` makes of them."""
         norm = layer_norm(self.config, name='norm')
-        drop = nn.Dropout(self.config.dropout, deterministic=deterministic)
+        drop = Dropout(self.config.dropout)
         if self.config.norm == 'pre':
-            return inputs + drop(sublayer(norm(inputs)))
-        return norm(inputs + drop(sublayer(inputs)))
+            return inputs + drop(sublayer(norm(inputs)), deterministic)
+        return norm(inputs + drop(sublayer(inputs), deterministic))
 
 
 class EncoderBlock(nn.Module):

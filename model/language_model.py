@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache
+from model.dropout import Dropout
 from model.embedding import embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding
 from model.relation import Relation
@@ -57,7 +58,7 @@ class LanguageModel(nn.Module):
         if not self.tie_embeddings:
             self.output = output_projection(self.vocab_size, config.dtype)
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
-        self.embedding_dropout = nn.Dropout(config.dropout)
+        self.embedding_dropout = Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
 
     @property
@@ -118,7 +119,7 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens, positions, length, deterministic):
         x = self.embedding(tokens) * self.config.d_model ** 0.5
         x = x + self.position(positions, length).astype(self.config.dtype)
-        return self.embedding_dropout(x, deterministic=deterministic)
+        return self.embedding_dropout(x, deterministic)
 
     def _logits(self, x):
         if not self.tie_embeddings:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from model.blocks import BlockConfig, SelfAttentionStack
+from model.dropout import Dropout
 from model.positional import sinusoids
 
 POOLINGS = ('class_token', 'mean')
@@ -113,7 +114,7 @@ class PatchTransformer(nn.Module):
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
-        x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
+        x = Dropout(config.dropout)(x, deterministic)
         encoder = SelfAttentionStack(config, self.num_layers, self.remat, name='encoder')
         x = encoder(x, deterministic=deterministic)
         pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)

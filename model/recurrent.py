@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
+from model.dropout import Dropout
 from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.relation import Mask, padding_mask
 
@@ -252,7 +253,7 @@ class RNNSearch(nn.Module):
             self.source_embedding = embedding(self.source_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings == 'none':
             self.output = output_projection(self.target_vocab_size, self.dtype)
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.encoder = RecurrentEncoder(self.d_hidden, self.dtype)
         self.decoder = RecurrentDecoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
         self.hidden = dense((2 if self.readout == 'maxout' else 1) * self.d_model, 'state', 'mlp', self.dtype)
@@ -287,14 +288,14 @@ class RNNSearch(nn.Module):
         return self._logits(x, states, contexts, deterministic=True), cache
 
     def _embed(self, embedding, tokens, deterministic):
-        return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic=deterministic)
+        return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic)
 
     def _logits(self, x, states, contexts, deterministic):
         """The logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))
-        t = self.drop(t, deterministic=deterministic)
+        t = self.drop(t, deterministic)
         if self.share_embeddings == 'none':
             return self.output(t).astype(jnp.float32)
         return tied_logits(t, self.target_embedding)

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
 from model.cache import Cache, Memory
+from model.dropout import Dropout
 from model.embedding import check_sharing, embedding, output_projection, tied_logits
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
@@ -100,7 +101,7 @@ class Transformer(nn.Module):
             self.output = output_projection(self.target_vocab_size, config.dtype)
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
-        self.embedding_dropout = nn.Dropout(config.dropout)
+        self.embedding_dropout = Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
         self.decoder = Decoder(config, self.num_layers, self.remat)
 
@@ -145,7 +146,7 @@ class Transformer(nn.Module):
 
     def _add_positions(self, embedded, positions, deterministic):
         x = embedded * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
-        return self.embedding_dropout(x, deterministic=deterministic)
+        return self.embedding_dropout(x, deterministic)
 
     def _logits(self, x):
         if self.share_embeddings == 'none':
