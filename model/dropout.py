@@ -5,7 +5,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Key, UInt32
 from typing_extensions import override
 
 LEVELS = 2 ** 16  # a number is kept or dropped by 16 bits: rates are rounded to multiples of 1 / LEVELS

@@ -3,7 +3,10 @@
 Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
 """
 
+from typing import Any
+
 import flax.linen as nn
+import flax.struct
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -21,10 +24,43 @@ def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
     return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
 
 
-def output_projection(size: int, dtype: DTypeLike) -> nn.Dense:
-    """From a state to logits, where no embedding does it."""
-    init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-    return nn.Dense(size, use_bias=False, dtype=dtype, kernel_init=init)
+class Projection(flax.struct.PyTreeNode):
+    """States and the table that makes logits of them: logits[..., v] = states . table[v].
+
+    A loss can be computed from both without the logits of a whole batch, which are often the largest array of a
+    training (`training.loss.cross_entropy`).
+
+    Attributes:
+      states: float [..., d_model].
+      table: float [vocab, d_model], in float32.
+    """
+    states: Any  # an array; in jax.eval_shape's answers its shape, hence no annotation that is checked
+    table: Any
+
+    def logits(self) -> Float[Array, '*batch vocab']:
+        """Logits in float32, of a product in the dtype of the states."""
+        return jnp.einsum('...d,vd->...v', self.states, self.table.astype(self.states.dtype),
+                          preferred_element_type=jnp.float32)
+
+
+def tied(states: Float[Array, '*batch d_model'], table: nn.Embed) -> Projection:
+    """The embedding, transposed, as the output projection."""
+    return Projection(states, table.embedding)
+
+
+class OutputProjection(nn.Module):
+    """From states to logits where no embedding does it.
+
+    Attributes:
+      size: of the vocabulary.
+    """
+    size: int
+
+    @nn.compact
+    def __call__(self, states: Float[Array, '*batch d_model']) -> Projection:
+        """The states and this module's matrix."""
+        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
+        return Projection(states, self.param('kernel', init, (states.shape[-1], self.size)).T)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:
@@ -34,9 +70,3 @@ def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) 
     if sharing == 'all' and source_vocab_size != target_vocab_size:
         raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
                          f'{source_vocab_size} pieces and the target {target_vocab_size}')
-
-
-def tied_logits(states: Float[Array, 'batch length d_model'], table: nn.Embed) -> Float[Array, 'batch length vocab']:
-    """Logits in float32, from the embedding, transposed, as the output projection."""
-    weight = table.embedding.astype(states.dtype)
-    return jnp.einsum('btd,vd->btv', states, weight, preferred_element_type=jnp.float32)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache
 from model.dropout import Dropout
-from model.embedding import embedding, output_projection, tied_logits
+from model.embedding import OutputProjection, Projection, embedding, tied
 from model.positional import PositionalEncoding
 from model.relation import Relation
 
@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
         config = self.config
         self.embedding = embedding(self.vocab_size, config.d_model, config.dtype)
         if not self.tie_embeddings:
-            self.output = output_projection(self.vocab_size, config.dtype)
+            self.output = OutputProjection(self.vocab_size)
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
@@ -74,13 +74,18 @@ class LanguageModel(nn.Module):
         `segments` numbers the documents that a row is packed from, which do not see each other, and `positions`
         counts within each.
         """
+        return self.projection(tokens, segments, positions, deterministic).logits()
+
+    def projection(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
+                   positions: Int[Array, 'batch length'] | None = None, deterministic: bool = True) -> Projection:
+        """What the logits are made from, for a loss that does without them."""
         length = tokens.shape[1]
         if positions is None:
             positions = jnp.arange(length)[None]
         # The look-ahead goes by the place in the row; positions may begin anew in it.
         relation = Relation.within(jnp.arange(length)[None], visible=tokens != self.pad, segments=segments, causal=True)
         x = self._embed(tokens, positions, length, deterministic)
-        return self._logits(self.encoder(x, relation, deterministic))
+        return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
         """Reads a whole prompt in one pass. Padding comes last."""
@@ -114,14 +119,12 @@ class LanguageModel(nn.Module):
         relation = jax.tree.map(lambda field: jnp.repeat(field, beam, axis=0), relation)
         x = self._embed(token, begin + cache.position, 0, deterministic=True)
         x, state = self.encoder.decode_step(x, cache.state, prompt + cache.position, relation)
-        return self._logits(x), cache.replace(state=state, position=cache.position + 1)
+        return self._project(x).logits(), cache.replace(state=state, position=cache.position + 1)
 
     def _embed(self, tokens, positions, length, deterministic):
         x = self.embedding(tokens) * self.config.d_model ** 0.5
         x = x + self.position(positions, length).astype(self.config.dtype)
         return self.embedding_dropout(x, deterministic)
 
-    def _logits(self, x):
-        if not self.tie_embeddings:
-            return self.output(x).astype(jnp.float32)
-        return tied_logits(x, self.embedding)
+    def _project(self, x):
+        return tied(x, self.embedding) if self.tie_embeddings else self.output(x)

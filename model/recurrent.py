@@ -18,7 +18,7 @@ from typing_extensions import override
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout
-from model.embedding import check_sharing, embedding, output_projection, tied_logits
+from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
 from model.relation import Mask, padding_mask
 
 READOUTS = ('maxout', 'linear')
@@ -252,7 +252,7 @@ class RNNSearch(nn.Module):
         if self.share_embeddings != 'all':
             self.source_embedding = embedding(self.source_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings == 'none':
-            self.output = output_projection(self.target_vocab_size, self.dtype)
+            self.output = OutputProjection(self.target_vocab_size)
         self.drop = Dropout(self.dropout)
         self.encoder = RecurrentEncoder(self.d_hidden, self.dtype)
         self.decoder = RecurrentDecoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
@@ -266,9 +266,14 @@ class RNNSearch(nn.Module):
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
         """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        return self.projection(source, target, deterministic).logits()
+
+    def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
+                   deterministic: bool = True) -> Projection:
+        """What the logits are made from, for a loss that does without them."""
         memory = self.encode(source, deterministic)
         x = self._embed(self.target_embedding, target, deterministic)
-        return self._logits(x, *self.decoder(x, memory), deterministic)
+        return self._project(x, *self.decoder(x, memory), deterministic)
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at: h_j, float [batch, source, 2 d_hidden]."""
@@ -285,17 +290,15 @@ class RNNSearch(nn.Module):
         """The newest token of each hypothesis -> logits of the one after it."""
         x = self._embed(self.target_embedding, token, deterministic=True)
         states, contexts, cache = self.decoder.decode_step(x, cache)
-        return self._logits(x, states, contexts, deterministic=True), cache
+        return self._project(x, states, contexts, deterministic=True).logits(), cache
 
     def _embed(self, embedding, tokens, deterministic):
         return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic)
 
-    def _logits(self, x, states, contexts, deterministic):
-        """The logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
+    def _project(self, x, states, contexts, deterministic):
+        """What makes the logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))
         t = self.drop(t, deterministic)
-        if self.share_embeddings == 'none':
-            return self.output(t).astype(jnp.float32)
-        return tied_logits(t, self.target_embedding)
+        return self.output(t) if self.share_embeddings == 'none' else tied(t, self.target_embedding)

@@ -8,7 +8,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
 from model.cache import Cache, Memory
 from model.dropout import Dropout
-from model.embedding import check_sharing, embedding, output_projection, tied_logits
+from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         if self.share_embeddings != 'all':
             self.source_embedding = embedding(self.source_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings == 'none':
-            self.output = output_projection(self.target_vocab_size, config.dtype)
+            self.output = OutputProjection(self.target_vocab_size)
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.embedding_dropout = Dropout(config.dropout)
@@ -113,12 +113,16 @@ class Transformer(nn.Module):
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
         """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        return self.projection(source, target, deterministic).logits()
+
+    def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
+                   deterministic: bool = True) -> Projection:
+        """What the logits are made from, for a loss that does without them."""
         memory = self.encode(source, deterministic)
         length = target.shape[1]
         relation = Relation.within(jnp.arange(length)[None], visible=target != self.pad, causal=True)
         x = self._embed_target(target, jnp.arange(length), length, deterministic)
-        return self._logits(self.decoder(x, memory.states, relation, Relation(visible=memory.visible),
-                                         deterministic))
+        return self._project(self.decoder(x, memory.states, relation, Relation(visible=memory.visible), deterministic))
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at."""
@@ -138,7 +142,7 @@ class Transformer(nn.Module):
         """The newest token of each hypothesis -> logits of the one after it."""
         x = self._embed_target(token, cache.position, 0, deterministic=True)
         x, cache = self.decoder.decode_step(x, cache)
-        return self._logits(x), cache
+        return self._project(x).logits(), cache
 
     def _embed_target(self, tokens, positions, length, deterministic):
         encoding = self.target_position(positions, length)
@@ -148,7 +152,5 @@ class Transformer(nn.Module):
         x = embedded * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
         return self.embedding_dropout(x, deterministic)
 
-    def _logits(self, x):
-        if self.share_embeddings == 'none':
-            return self.output(x).astype(jnp.float32)
-        return tied_logits(x, self.target_embedding)
+    def _project(self, x):
+        return self.output(x) if self.share_embeddings == 'none' else tied(x, self.target_embedding)

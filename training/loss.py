@@ -1,11 +1,16 @@
 """Losses as sums over real targets: the sums over the parts of a batch are added, and divided once at the end."""
 
+import functools
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from model.embedding import Projection
+
+TILE = 2 ** 24  # logits of a device that are in memory at a time
 
 
 class Sums(flax.struct.PyTreeNode):
@@ -28,21 +33,110 @@ class Sums(flax.struct.PyTreeNode):
         return {f'{prefix}{name}': value for name, value in means.items()}
 
 
-def cross_entropy(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
+def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets: Int[Array, '*batch'],
                   weights: Float[Array, '*batch'], label_smoothing: float) -> Sums:
     """Cross-entropy with the smoothed target distribution (1 - eps) * onehot + eps / classes (section 5.4).
 
     Computed without that distribution: -sum_c q_c log p_c = lse - (1 - eps) * logit[target] - eps * mean(logits).
+    `outputs` are logits, or what they are made from: then they are never in memory as a whole.
     """
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    loss = normaliser - (1 - label_smoothing) * target_logit
-    if label_smoothing:
-        loss -= label_smoothing * logits.mean(axis=-1)
-    # A prediction is correct where no logit exceeds the target's: cheaper than an argmax.
-    correct = target_logit >= logits.max(axis=-1)
-    return Sums(loss=jnp.sum(loss * weights), tokens=jnp.sum(weights),
-                others={'nll': jnp.sum((normaliser - target_logit) * weights), 'accuracy': jnp.sum(correct * weights)})
+    if isinstance(outputs, Projection):
+        loss, others = _tiled(outputs.states, outputs.table, targets, weights, label_smoothing)
+    else:
+        normaliser = jax.nn.logsumexp(outputs, axis=-1)
+        target_logit = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
+        losses = normaliser - (1 - label_smoothing) * target_logit
+        if label_smoothing:
+            losses -= label_smoothing * outputs.mean(axis=-1)
+        # A prediction is correct where no logit exceeds the target's: cheaper than an argmax.
+        correct = target_logit >= outputs.max(axis=-1)
+        loss, others = jnp.sum(losses * weights), {'nll': jnp.sum((normaliser - target_logit) * weights),
+                                                   'accuracy': jnp.sum(correct * weights)}
+    return Sums(loss=loss, tokens=jnp.sum(weights), others=others)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _tiled(states, table, targets, weights, label_smoothing):
+    """The loss and the other sums of `cross_entropy`, from the logits of some positions at a time.
+
+    The loss has gradients with respect to states and table. They are computed together with it, tile by tile, so no
+    tile is computed twice. The other sums have none.
+    """
+    return _scan(states, table, targets, weights, label_smoothing, gradients=False)[0]
+
+
+def _forward(states, table, targets, weights, label_smoothing):
+    return _scan(states, table, targets, weights, label_smoothing, gradients=True)
+
+
+def _backward(label_smoothing, gradients, cotangents):
+    of_states, of_table = gradients
+    scale = cotangents[0]  # of the loss
+    return (of_states * scale.astype(of_states.dtype), of_table * scale, None, None)
+
+
+_tiled.defvjp(_forward, _backward)
+
+
+def _scan(states, table, targets, weights, label_smoothing, *, gradients):
+    """((loss, others), gradients with respect to states and table or None), positions [batch, length] in tiles.
+
+    With p the softmax and q the smoothed target, the gradient of the loss with respect to the logits of a position is
+    weight * (p - q). Only p is a matrix: q's part is a row of the table and the mean of the rows.
+    """
+    dtype, (classes, width) = states.dtype, table.shape
+    matrix, mean_row = table.astype(dtype), table.mean(axis=0)
+    positions = [each.reshape(targets.shape[0], -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
+    length = positions[0].shape[1]
+    count, tile = tiles(targets.shape[0], length, classes)
+
+    def split(array):
+        padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
+        return jnp.moveaxis(jnp.pad(array, padding).reshape(len(array), count, tile, *array.shape[2:]), 1, 0)
+
+    def step(carry, part):
+        states, targets, weights = part
+        logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
+        greatest = logits.max(axis=-1)
+        unnormalised = jnp.exp(logits - greatest[..., None])
+        total = unnormalised.sum(axis=-1)
+        normaliser = greatest + jnp.log(total)
+        target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        losses = normaliser - (1 - label_smoothing) * target_logit
+        if label_smoothing:
+            losses -= label_smoothing * (states.astype(jnp.float32) @ mean_row)
+        correct = target_logit >= greatest
+        sums = [jnp.sum(each * weights) for each in (losses, normaliser - target_logit, correct)]
+        if not gradients:
+            return jax.tree.map(jnp.add, carry, (sums, None)), None
+        # The softmax is normalised where it is smaller, in the factors of its products.
+        scale, unnormalised = (weights / total)[..., None], unnormalised.astype(dtype)
+        of_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
+        of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
+        of_table = jnp.einsum('btd,btv->dv', (scale * states).astype(dtype), unnormalised,
+                              preferred_element_type=jnp.float32)
+        return jax.tree.map(jnp.add, carry, (sums, of_table)), of_states.astype(dtype)
+
+    nothing = [jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None
+    ((loss, nll, accuracy), of_table), of_states = jax.lax.scan(step, nothing, tuple(map(split, positions)))
+    found = loss, {'nll': nll, 'accuracy': accuracy}
+    if not gradients:
+        return found, None
+    of_states = jnp.moveaxis(of_states, 0, 1).reshape(len(targets), -1, width)[:, :length].reshape(states.shape)
+    weighted = weights[..., None] * states.astype(jnp.float32)
+    of_table = of_table.T.at[targets].add((label_smoothing - 1) * weighted)
+    of_table -= label_smoothing / classes * weighted.reshape(-1, width).sum(axis=0)
+    return found, (of_states, of_table)
+
+
+def tiles(rows: int, length: int, classes: int) -> tuple[int, int]:
+    """Into how many tiles the positions of a batch are cut, and how many positions a tile has of each row.
+
+    A tile has about TILE logits on each device. It is a part of each row, so that rows stay on their devices.
+    """
+    least = min(length, -(-rows * length * classes // (TILE * jax.device_count())))
+    count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
+    return count, -(-length // count)
 
 
 def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],

@@ -2,7 +2,8 @@
 
     objective(apply, params, batch, key) -> Sums
 
-`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. Dropout is drawn
+`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. If the module
+makes logits over a vocabulary, `outputs` are what they are made from; `whole(outputs)` are the logits. Dropout is drawn
 from `key`; if `key` is None there is no dropout. The sums are over targets: they may be added over the parts of a
 batch, and are divided once. If an objective needs arrays, such as a teacher's parameters, make it a
 `jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state. The
@@ -24,10 +25,12 @@ from configs.tasks import TASKS
 from input_pipeline.batches import Batch
 from input_pipeline.data import Data
 from model import Params
+from model.embedding import Projection
 from training.loss import Sums, cross_entropy, squared_error
 
-Measure = Callable[[Array, Array, Array], Sums]  # outputs, targets, weights -> sums
-Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Array, Any]]
+Outputs = Array | Projection
+Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
+Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Outputs, Any]]
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
@@ -35,11 +38,18 @@ SOWN = 'losses'  # the collection into which modules sow their own losses, such 
 
 def forward(module: nn.Module) -> Apply:
     """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
+    method = 'projection' if hasattr(module, 'projection') else None
+
     def apply(params, inputs, key):
         outputs, variables = module.apply({'params': params}, **inputs, deterministic=key is None, mutable=[SOWN],
-                                          rngs=None if key is None else {'dropout': key})
+                                          method=method, rngs=None if key is None else {'dropout': key})
         return outputs, variables.get(SOWN, {})
     return apply
+
+
+def whole(outputs: Outputs) -> Array:
+    """Returns the logits of outputs that are a Projection, and other outputs as they are."""
+    return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
 def make_objective(config: ConfigDict, data: Data) -> Objective:
@@ -85,7 +95,8 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
     def objective(apply, params, batch, key):
         if key is None:
             return single(apply, params, batch, key)
-        passes = [apply(params, batch['inputs'], each) for each in jax.random.split(key)]
+        passes = [(whole(outputs), sown) for outputs, sown in (
+            apply(params, batch['inputs'], each) for each in jax.random.split(key))]
         first, second = (with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
                          for outputs, sown in passes)
         apart = jnp.sum(symmetric_divergence(passes[0][0], passes[1][0]) * batch['weights'])

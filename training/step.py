@@ -87,12 +87,15 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         total = jax.lax.psum(total, axis_name)
     gradients, sums = total
     gradients = jax.tree.map(lambda g: g / sums.tokens, place(gradients))
-    updates, opt_state = optimizer.update(gradients, schedule_at(state.opt_state, state.step), state.params)
-    params = optax.apply_updates(state.params, updates)
     finite = jnp.isfinite(sums.loss) & jnp.isfinite(optax.tree.norm(gradients))
-    params, opt_state, sums = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old),
-        (params, opt_state, sums), (state.params, state.opt_state, jax.tree.map(jnp.zeros_like, sums)))
+
+    def update(params, opt_state):
+        updates, opt_state = optimizer.update(gradients, schedule_at(opt_state, state.step), params)
+        return optax.apply_updates(params, updates), opt_state
+
+    # A branch and not a select: a select reads the old state after the new one is computed, so it is copied.
+    params, opt_state = jax.lax.cond(finite, update, lambda *old: old, state.params, state.opt_state)
+    sums = jax.tree.map(lambda each: jnp.where(finite, each, 0), sums)
     return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
             sums.replace(skipped=jnp.where(finite, 0, 1)))
 
