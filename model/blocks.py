@@ -13,6 +13,7 @@ from typing_extensions import override
 from model.attention import MultiHeadAttention
 from model.dropout import Dropout
 from model.positional import RelativeBias
+from model.product import dot_general
 from model.relation import UNRESTRICTED, Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
@@ -110,10 +111,11 @@ class FeedForward(nn.Module):
         init = nn.initializers.xavier_uniform()
         to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
         to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
-        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, name='inner')(inputs)
+        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, dot_general=dot_general, name='inner')(inputs)
         hidden = ACTIVATIONS[config.activation](hidden)
         hidden = Dropout(config.feed_forward_dropout)(hidden, deterministic)
-        return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, name='outer')(hidden)
+        return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, dot_general=dot_general,
+                        name='outer')(hidden)
 
 
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
