@@ -10,7 +10,7 @@ file with an array `inputs`, and writes a line for each example.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import read_command_line, run_script, use_huge_pages
+from command_line import STARTED, read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -76,16 +76,16 @@ from inference.text import Output, SearchOptions, TextModel, search_options
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.sources import read_lines
-from input_pipeline.token_store import cache_folder
 from training.records import CONFIG
 from training.resources import compile_time
-from training.step import parameter_count, use_compilation_cache
+from training.step import parameter_count
 from training.workdir import OWN, changed_data
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 BETWEEN = '-' * 15  # two continuations
 
 log = logging.getLogger('allyouneed.decode')
+IMPORTED = time.perf_counter()
 
 
 def main() -> None:
@@ -103,8 +103,6 @@ def main() -> None:
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
     run = inference.load(WORKDIR.value, CHECKPOINT.value)
-    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
-    use_compilation_cache(cache_folder(''))
     check_flags_are_used(run)
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -181,7 +179,7 @@ def open_page(run: Run) -> Page | None:
 def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page | None) -> None:
     """Writes an answer for each line of `path`; lines are read as they are answered."""
     search = with_all_hypotheses(options) if page else options
-    count, began, compiled_before = 0, time.perf_counter(), compile_time.seconds
+    count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(OUTPUT.value) as output:
         for answers in model.respond_all(read_lines(path), search):
             for number, answer in enumerate(answers, count + 1):
@@ -190,6 +188,11 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
                 output.write(output_line(model, answer, number, options.n_best, page) + '\n')
             output.flush()
             count += len(answers)
+            start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
+                              f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
+                              f'{compile_time.seconds - compiled_before:.1f}')
+    if start:
+        log.info('%s', start)
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
     log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
              count / max(seconds - compiling, 1e-9))

@@ -10,7 +10,7 @@ SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import flag_files_explained, read_command_line, run_script, use_huge_pages
+from command_line import STARTED, flag_files_explained, read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -78,6 +78,7 @@ from training.summary import duration, parameter_table, seconds_a_step
 from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
+IMPORTED = time.perf_counter()
 
 
 class Setup(NamedTuple):
@@ -245,6 +246,9 @@ def make_step(compiled: Compiled, state: TrainState, batch: Batch,
         shapes.add(shape)
         log.info('compilation %d: batches of %s, %.1f s', len(shapes), ' x '.join(map(str, shape)),
                  compile_time.seconds - compiled_before)
+        if len(shapes) == 1:
+            log.info('first step after %.1f s, of which imports %.1f s and compiling %.1f s',
+                     time.perf_counter() - STARTED, IMPORTED - STARTED, compile_time.seconds)
     return state, sums
 
 

@@ -18,11 +18,13 @@ from inference.text import Output, SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, open_data, read_sizes
+from input_pipeline.token_store import cache_folder
 from input_pipeline.tokenizer import PAD, Tokenizer
 from model.build import build_model
 from training.checkpoints import Checkpoints
 from training.processes import check_devices
 from training.records import read_config
+from training.step import use_compilation_cache
 
 Answerer = Translator | Generator | Predictor
 
@@ -57,6 +59,8 @@ class Run:
 
     def __init__(self, workdir: Path, checkpoint: str):
         self.workdir, self.config = workdir, read_config(workdir)
+        # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+        use_compilation_cache(cache_folder(''))
         check_devices()
         checkpoints = Checkpoints(workdir, metric=self.config.eval.metric)
         params, self.checkpoint = checkpoints.parameters(checkpoint)
@@ -106,6 +110,8 @@ def _first_line(error: Exception) -> str:
 
 def load(workdir: str | Path, checkpoint: str | int = 'best') -> Run:
     """Opens a run directory; works on any number of devices.
+
+    From here on, JAX keeps compiled programs in the user's cache, unless jax_compilation_cache_dir is set already.
 
     Args:
       workdir: what train.py was given.

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
@@ -33,6 +31,9 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bo
     'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens: what papers on Multi30k report comes close
     to it, but uses Moses' tokens. Never compare it with 'bleu'.
     """
+    from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
+    from sacrebleu.metrics.chrf import CHRF
+
     bleu, lowercased = BLEU(), BLEU(lowercase=True)
     scores = {
         'n': len(outputs),

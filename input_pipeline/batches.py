@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
-import grain
 import numpy as np
 from jaxtyping import Int
 
@@ -194,5 +193,7 @@ class _Steps:
 
 def prefetch(plan: Plan, first: int, last: int, part: Part = ALL) -> Iterator[Batch]:
     """Yields batches first, first + 1, ... last - 1, or a part of each; a thread prepares them in advance."""
+    import grain  # slow to import, so only where it is used: decoding needs none
+
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(grain.MapDataset.source(_Steps(plan, first, last, part)).to_iter_dataset(options))

@@ -102,6 +102,11 @@ def test_our_own_fault_keeps_its_traceback():
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'ours' in done.stderr
 
 
+def test_garbage_is_collected_again_once_the_script_begins():
+    body = 'import gc; print(gc.isenabled(), gc.get_freeze_count() > 10_000)'
+    assert run(body=body).stdout == 'began\nTrue True\n'
+
+
 def test_log_goes_to_stderr():
     done = run(body='import logging; logging.getLogger("allyouneed.x").info("step %d", 3)')
     assert (done.returncode, done.stdout, done.stderr) == (0, 'began\n', 'step 3\n')

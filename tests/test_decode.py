@@ -46,6 +46,28 @@ def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
                      re.MULTILINE)
     seconds, compiling, rate = map(float, said.groups())
     assert 0.6 <= compiling < seconds - 0.3 and 10 < rate <= 25  # 0.4 s, and more on a busy machine
+    said = re.search(r'^first line after (.*) s: imports (.*), opening the run (.*), compiling the search (.*)$',
+                     done.stderr, re.MULTILINE)
+    first, *parts = map(float, said.groups())
+    assert parts[0] > 0.2 and parts[2] == pytest.approx(compiling, abs=0.051)
+    assert first == pytest.approx(sum(parts) + 0.4, abs=0.3)  # what is left is the search
+
+
+def test_nobody_waits_for_libraries_that_answering_needs_not(run):
+    line = [sys.executable, '-X', 'importtime', 'decode.py', f'--workdir={run[0]}', '--input=-']
+    done = subprocess.run(line, cwd=ROOT, input='one\n', capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
+    imported = {each.rpartition('|')[2].strip() for each in done.stderr.splitlines()}
+    assert 'orbax.checkpoint' in imported
+    assert not imported & {'grain', 'sacrebleu', 'matplotlib', 'tensorboardX', 'tensorflow_datasets', 'sklearn'}
+
+
+def test_all_programs_of_a_start_are_kept_for_the_next(run, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
+    subprocess.run([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-'], cwd=ROOT, input=b'one\n',
+                   env=environment | {'XDG_CACHE_HOME': str(tmp_path)}, capture_output=True, timeout=120, check=True)
+    kept = {path.name.partition('-')[0] for path in (tmp_path / 'allyouneed' / 'xla').iterdir()}
+    assert {'jit_checksum', 'jit__encode_and_search'} <= kept
 
 
 def test_lines_in_are_lines_out(run):

@@ -68,6 +68,11 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def path_tree(tree: Any) -> Any:
+    """Returns the tree with the path of each leaf in its place."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
+
+
 def checksums(tree: Any) -> dict[str, list[int]]:
     """Maps each leaf's path to its checksum."""
     # One after the other: programs on several devices that run concurrently may deadlock.
@@ -249,10 +254,11 @@ class Checkpoints:
     def _read(self, step: int, like: Any | None) -> tuple[Any, dict[str, Any]]:
         """Returns the state and the progress of a checkpoint exactly as they were written.
 
-        The state has the structure of `like`; for None, it is plain dictionaries on one device.
+        The state has the structure of `like`. For None, it is not the whole state but the parameters to use, as plain
+        dictionaries on one device: the rest, which may be twice as much, is not read.
 
         Raises:
-          Damaged: if it cannot be read, or its values differ from those written.
+          Damaged: if it cannot be read, or the values that are read differ from those written.
           UserError: if its arrays differ from those of `like`.
         """
         folder = self._folder / str(step)
@@ -263,21 +269,25 @@ class Checkpoints:
             if digest != _digest(content):
                 raise Damaged('its progress does not match its checksum')
             stored = described(folder / 'state')
-            with contextlib.closing(ocp.StandardCheckpointer()) as reader:
-                if like is None:
-                    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-                    like = jax.tree.map(
-                        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), stored)
-                else:
-                    known = shapes(stored)  # no checksum covers it; earlier versions kept no other
-                    saved = content.get('shapes') or {path: known[path] for path in expected}
-                    refuse_other_arrays(folder, saved, shapes(like))
-                # By path, since parts of an optimizer without arrays are not on disk.
-                places = by_path(like)
-                read = by_path(reader.restore(folder / 'state', jax.tree_util.tree_map_with_path(
-                    lambda path, _: places[_name(path)], stored)))
-                state = jax.tree_util.tree_map_with_path(lambda path, _: read[_name(path)], like)
-            found = checksums(state)
+            if like is None:
+                wanted = path_tree(stored)
+                wanted = parameters_to_use(wanted['params'], wanted.get('opt_state'))
+                device, there = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), by_path(stored)
+                places = {path: jax.ShapeDtypeStruct(there[path].shape, there[path].dtype, sharding=device)
+                          for path in jax.tree.leaves(wanted)}
+                expected = {path: expected.get(path) for path in places}
+            else:
+                known = shapes(stored)  # no checksum covers it; earlier versions kept no other
+                saved = content.get('shapes') or {path: known[path] for path in expected}
+                refuse_other_arrays(folder, saved, shapes(like))
+                wanted, places = path_tree(like), by_path(like)
+            # By path, since parts of an optimizer without arrays are not on disk.
+            asked = jax.tree.map(lambda path: places.get(path, ocp.PLACEHOLDER), path_tree(stored))
+            with contextlib.closing(ocp.PyTreeCheckpointer()) as reader:
+                read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(
+                    asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
+            state = jax.tree.map(read.__getitem__, wanted)
+            found = checksums({path: read[path] for path in places})
             if changed := sorted(path for path in expected.keys() | found.keys()
                                  if expected.get(path) != found.get(path)):
                 raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '
@@ -290,8 +300,7 @@ class Checkpoints:
         return state, content['progress']
 
     def _read_parameters(self, step: int) -> Params:
-        state = self._read(step, None)[0]
-        return parameters_to_use(state['params'], state.get('opt_state'))
+        return self._read(step, None)[0]
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""

@@ -1,5 +1,6 @@
 """The exponential moving average of the parameters: what it is, that it follows the state, that it is what answers."""
 
+import contextlib
 import json
 import shutil
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import inference
@@ -110,8 +112,8 @@ def test_a_run_evaluates_and_answers_with_it_and_resumes_bit_for_bit(tmp_path):
 
     run = inference.load(tmp_path / 'whole', 'latest')
     data: Any = run.data()
-    with open_checkpoints(tmp_path / 'whole') as checkpoints:
-        state, _ = checkpoints._read(12, None)
+    with contextlib.closing(ocp.StandardCheckpointer()) as reader:
+        state = jax.device_get(reader.restore(tmp_path / 'whole' / 'checkpoints' / '12' / 'state'))
     average, last = state['opt_state'][-1], state['params']
     assert average['updates'] == 12
     jax.tree.map(np.testing.assert_array_equal, run.model.params, average['average'])

@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+import training.checkpoints
 from errors import UserError
 from training.checkpoints import SEEDS, checksum, open_checkpoints
 from training.metrics import MetricsWriter
+from training.optimizer import AverageState
 from training.records import evaluations
 from training.step import TrainState
 
@@ -70,6 +72,21 @@ def test_averaged_parameters_are_the_mean(saved):
         assert steps == [2, 5, 6]
         np.testing.assert_allclose(params['w'], np.full((2, 3), (2 + 5 + 6) / 3), rtol=1e-6)
         assert checkpoints.parameters('latest')[0]['w'][0, 0] == 6
+
+
+def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
+    made = state(1)
+    made = made.replace(opt_state=(optax.adam(0.1).init(made.params), AverageState(jnp.int32(1), made.params)))
+    with open_checkpoints(tmp_path, keep_last=2) as checkpoints:
+        checkpoints.save(1, made, {})
+        checkpoints.save(2, made.replace(opt_state=made.opt_state[:1]), {})
+    read = []
+    checked = training.checkpoints.checksums
+    monkeypatch.setattr(training.checkpoints, 'checksums', lambda tree: read.append(set(tree)) or checked(tree))
+    with open_checkpoints(tmp_path) as checkpoints:
+        for step in ('1', '2'):
+            jax.tree.map(np.testing.assert_array_equal, checkpoints.parameters(step)[0], made.params)
+    assert read == [{'opt_state/1/average/w'}, {'params/w'}]
 
 
 @pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset'])
