@@ -29,3 +29,6 @@ WORKLOADS = {
     'tiny': Workload(num_layers=4, d_model=128, d_ff=256, num_heads=4, vocab_size=8000, batch=128, length=32),
     'base': Workload(num_layers=6, d_model=512, d_ff=2048, num_heads=8, vocab_size=32_000, batch=16, length=64),
 }
+
+# What is decoded: SENTENCES sources of SOURCE tokens, BATCH at a time, each to exactly TARGET tokens.
+SENTENCES, SOURCE, TARGET, BATCH = 256, 24, 32, 64
