@@ -6,18 +6,39 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from benchmarks.workloads import BATCH, SENTENCES, SOURCE, TARGET, Workload
+from benchmarks.measure import peak_memory
+from benchmarks.turns import Ready
+from benchmarks.workloads import (
+    BATCH,
+    BETA2,
+    BOS,
+    EOS,
+    EPSILON,
+    LABEL_SMOOTHING,
+    LEARNING_RATE,
+    PAD,
+    SENTENCES,
+    SOURCE,
+    TARGET,
+    UNK,
+    Workload,
+)
+from errors import UserError
 from inference.search import IMPOSSIBLE, Vocabulary, beam_search, sample
 from input_pipeline.batches import Batch
+from model.blocks import BlockConfig
+from model.transformer import Transformer
 from training.loss import cross_entropy
 from training.objective import forward, supervised
 from training.step import init_state, train_step
 
-VOCABULARY = Vocabulary(pad=0, bos=1, eos=2, others=(3,))
+VOCABULARY = Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 
 
 @dataclasses.dataclass
@@ -42,15 +63,22 @@ class Program:
                 - memory.alias_size_in_bytes) / 2 ** 30
 
 
+def make_model(workload: Workload, dtype: str) -> Transformer:
+    """The Transformer of the paper, embeddings tied."""
+    config = BlockConfig(d_model=workload.d_model, d_ff=workload.d_ff, num_heads=workload.num_heads,
+                         dropout=workload.dropout, dtype=dtype)
+    return Transformer(config, workload.num_layers, workload.vocab_size, workload.vocab_size)
+
+
 def train_program(workload: Workload, dtype: str) -> Program:
     """The train step with Adam and label smoothing; each call goes on from the state that the last one left."""
-    module = workload.module(dtype)
+    module = make_model(workload, dtype)
     tokens = jax.random.randint(jax.random.key(0), (workload.batch, workload.length), 4, workload.vocab_size)
     batch: Batch = {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens,
                     'weights': jnp.ones(tokens.shape)}
-    optimizer = optax.adam(1e-3, b2=0.98, eps=1e-9)
+    optimizer = optax.adam(LEARNING_RATE, b2=BETA2, eps=EPSILON)
     state = init_state(module, optimizer, batch, seed=0)
-    objective = supervised(functools.partial(cross_entropy, label_smoothing=0.1))
+    objective = supervised(functools.partial(cross_entropy, label_smoothing=LABEL_SMOOTHING))
     step = jax.jit(functools.partial(train_step, objective=objective, apply=forward(module), optimizer=optimizer,
                                      dropout_key=jax.random.key(1)), donate_argnums=0)
     began = time.perf_counter()
@@ -65,11 +93,19 @@ def train_program(workload: Workload, dtype: str) -> Program:
     return Program(compiled, call, compile_s)
 
 
-def decode_program(workload: Workload, dtype: str, beam: int, sentences: int = SENTENCES) -> Program:
-    """A search for exactly TARGET tokens for each of `sentences` sources, BATCH at a time; a beam of 1 is greedy."""
-    module = workload.module(dtype)
+def decode_program(workload: Workload, dtype: str, beam: int, sentences: int = SENTENCES,
+                   model: str | None = None) -> Program:
+    """A search for exactly TARGET tokens for each of `sentences` sources, BATCH at a time; a beam of 1 is greedy.
+
+    With `model`, weights and sources are written there (.npz), so that another library can do the same.
+    """
+    module = make_model(workload, dtype)
     sources = jax.random.randint(jax.random.key(0), (sentences // BATCH, BATCH, SOURCE), 4, workload.vocab_size)
     variables = jax.jit(module.init)(jax.random.key(1), sources[0], sources[0])
+
+    if model:
+        np.savez(model, sources=sources, **flax.traverse_util.flatten_dict(
+            jax.device_get(flax.linen.unbox(variables['params'])), sep='/'))
 
     @jax.jit
     def decode(variables, source):
@@ -93,3 +129,31 @@ def decode_program(workload: Workload, dtype: str, beam: int, sentences: int = S
     compiled = decode.lower(variables, sources[0]).compile()
     compile_s = time.perf_counter() - began
     return Program(compiled, lambda: [compiled(variables, source) for source in sources], compile_s)
+
+
+def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Ready:
+    """For benchmarks.turns."""
+    return ready(train_program(workload, dtype), beside_peers)
+
+
+def ready_decode(workload: Workload, dtype: str, beam: int, model: str, beside_peers: bool) -> Ready:
+    """For benchmarks.turns; the answer is the best output of each sentence. Writes the `model` for the peers."""
+    program = decode_program(workload, dtype, beam, model=model if beside_peers else None)
+    answer = np.concatenate([found.tokens[:, 0] for found in program.call()])
+    lengths = (answer != PAD).sum(axis=1)
+    assert (lengths == TARGET).all(), lengths
+    return ready(program, beside_peers, answer.tolist())
+
+
+def ready(program: Program, beside_peers: bool, answer: list[list[int]] | None = None) -> Ready:
+    """A program, and where it runs.
+
+    Raises:
+      UserError: if that is not the CPU, and peers run there.
+    """
+    device = jax.devices()[0]
+    if beside_peers and device.platform != 'cpu':
+        raise UserError(f'--peers run on the CPU, and JAX on {device.device_kind}: set JAX_PLATFORMS=cpu')
+    return Ready(lambda: jax.block_until_ready(program.call()), {
+        'compile_s': round(program.compile_s, 2), 'program_gb': round(program.memory_gb, 3),
+        'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}, answer, peak_memory)

@@ -16,7 +16,6 @@ if __name__ == '__main__':
 import collections
 import dataclasses
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 

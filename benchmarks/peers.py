@@ -1,0 +1,152 @@
+"""The libraries beside which the product is timed, each as its documentation says that it is fast."""
+
+import functools
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.turns import CORES, Ready
+from benchmarks.workloads import (
+    BATCH,
+    BETA2,
+    BOS,
+    EOS,
+    EPSILON,
+    LABEL_SMOOTHING,
+    LEARNING_RATE,
+    PAD,
+    SOURCE,
+    TARGET,
+    UNK,
+    Workload,
+)
+
+
+def torch_train_step(workload: Workload, compiled: bool) -> Ready:
+    """PyTorch's nn.Transformer: its fused attention, the fused Adam, dropout where ours has it and nowhere else.
+
+    With `compiled`, model and loss are compiled by torch.compile, forward and backward.
+    """
+    import torch
+
+    torch.set_num_threads(CORES)
+    functional, length = torch.nn.functional, workload.length
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(workload.vocab_size, workload.d_model)
+            torch.nn.init.normal_(self.embedding.weight, std=workload.d_model ** -0.5)
+            self.transformer = torch.nn.Transformer(
+                workload.d_model, workload.num_heads, workload.num_layers, workload.num_layers, workload.d_ff,
+                workload.dropout, batch_first=True)
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # post-norm has none
+            for module in self.transformer.modules():
+                if isinstance(module, torch.nn.MultiheadAttention):
+                    module.dropout = 0.0  # on the weights
+                if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
+                    module.dropout.p = 0.0  # inside the feed-forward sublayer
+            self.register_buffer('positions', torch.tensor(sinusoids(length, workload.d_model)))
+            self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
+
+        def embed(self, tokens):
+            embedded = self.embedding(tokens) * workload.d_model ** 0.5 + self.positions
+            return functional.dropout(embedded, workload.dropout)
+
+        def forward(self, source, target, wanted):
+            hidden = self.transformer(self.embed(source), self.embed(target), tgt_mask=self.mask, tgt_is_causal=True)
+            logits = functional.linear(hidden, self.embedding.weight)
+            return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=LABEL_SMOOTHING)
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (0.9, BETA2), EPSILON, fused=True)
+    tokens = torch.randint(4, workload.vocab_size, (workload.batch, length))
+    loss = torch.compile(model) if compiled else model
+
+    def call():
+        optimizer.zero_grad()
+        loss(tokens, tokens, tokens).backward()
+        optimizer.step()
+
+    began = time.perf_counter()
+    call()  # compiles
+    compile_s = {'compile_s': round(time.perf_counter() - began, 2)} if compiled else {}
+    return Ready(call, {**compile_s, 'device': 'cpu', 'torch': torch.__version__})
+
+
+def sinusoids(length: int, d_model: int) -> np.ndarray:
+    """[length, d_model] float32, as model/positional.py has them."""
+    angles = np.arange(length)[:, None] / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
+
+
+def ctranslate2_decode(workload: Workload, beam: int, model: str) -> Ready:
+    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file (save_model)."""
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
+        specification(workload, arrays).save(folder)
+        sources = [list(map(str, source)) for source in arrays['sources'].reshape(-1, arrays['sources'].shape[-1])]
+        began = time.perf_counter()
+        translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=1,
+                                            intra_threads=CORES)
+        load_s = time.perf_counter() - began
+    translate = functools.partial(
+        translator.translate_batch, sources, max_batch_size=BATCH, beam_size=beam, max_decoding_length=TARGET,
+        min_decoding_length=TARGET, suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
+    answer = [list(map(int, result.hypotheses[0])) for result in translate()]
+    return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
+                 answer)
+
+
+def specification(workload: Workload, arrays: Mapping[str, np.ndarray]) -> Any:
+    """CTranslate2's description of the model, a TransformerSpec, with its weights."""
+    from ctranslate2.specs import transformer_spec
+
+    layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
+    encoder = transformer_spec.TransformerEncoderSpec(layers, heads, pre_norm=False)
+    decoder = transformer_spec.TransformerDecoderSpec(layers, heads, pre_norm=False)
+
+    def norm(spec, name):
+        spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
+
+    def projection(*names):
+        """[out, in] of projections from one stream, one after the other."""
+        return np.concatenate([arrays[f'{name}/kernel'].reshape(width, -1).T for name in names])
+
+    def attention(spec, name, *groups):
+        norm(spec.layer_norm, name)
+        for linear, group in zip(spec.linear, groups, strict=False):
+            linear.weight = projection(*(f'{name}/{each}' for each in group))
+        spec.linear[-1].weight = np.ascontiguousarray(arrays[f'{name}/output/kernel'].reshape(-1, width).T)
+
+    def feed_forward(spec, name):
+        norm(spec.layer_norm, name)
+        for linear, each in (spec.linear_0, 'inner'), (spec.linear_1, 'outer'):
+            linear.weight = np.ascontiguousarray(arrays[f'{name}/{each}/kernel'].T)
+            linear.bias = arrays[f'{name}/{each}/bias']
+
+    for spec, stack in (encoder, 'encoder'), (decoder, 'decoder'):
+        # Its own sinusoids begin at position 1, with other frequencies.
+        spec.position_encodings.encodings = sinusoids(SOURCE + TARGET, width)
+        for number, layer in enumerate(spec.layer):
+            name = f'{stack}/layers_{number}'
+            attention(layer.self_attention, f'{name}/self_attention', ('query', 'key', 'value'))
+            if spec is decoder:
+                attention(layer.attention, f'{name}/cross_attention', ('query',), ('key', 'value'))
+            feed_forward(layer.ffn, f'{name}/feed_forward')
+    table = arrays['target_embedding/embedding']
+    encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
+    found = transformer_spec.TransformerSpec(encoder, decoder)
+    found.config.layer_norm_epsilon = 1e-6
+    found.config.unk_token, found.config.bos_token, found.config.eos_token = map(str, (UNK, BOS, EOS))
+    found.config.decoder_start_token = str(BOS)
+    pieces = list(map(str, range(workload.vocab_size)))
+    found.register_source_vocabulary(pieces)
+    found.register_target_vocabulary(pieces)
+    found.validate()
+    found.optimize()
+    return found
