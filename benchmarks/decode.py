@@ -18,7 +18,7 @@ from pathlib import Path
 from absl import flags
 
 from benchmarks.turns import System, check_peers, in_turns, report_turns
-from benchmarks.workloads import SENTENCES, TARGET, WORKLOADS
+from benchmarks.workloads import WORKLOADS, Search
 
 LIBRARIES = {'ctranslate2': 'ctranslate2'}  # peer -> what it is imported from
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'Which sizes.')
@@ -30,17 +30,17 @@ PEERS = flags.DEFINE_list('peers', [], f'Time these too: {", ".join(LIBRARIES)}.
 def main() -> None:
     check_peers(PEERS.value, LIBRARIES, DTYPE.value)
     workload = WORKLOADS[WORKLOAD.value]
-    for beam in 1, 4:
+    for search in Search(beam=1), Search(beam=4):
         with tempfile.TemporaryDirectory() as folder:
             model = str(Path(folder) / 'model.npz')  # ours writes it, the peers read it
-            found = in_turns(
-                [System('allyouneed', 'benchmarks.ours:ready_decode', (workload, DTYPE.value, beam, model,
-                                                                       bool(PEERS.value))),
-                 *(System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, beam, model))
-                   for peer in dict.fromkeys(PEERS.value))], TURNS.value)
-        report_turns(found, SENTENCES * TARGET, {
-            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value,
-            'method': 'greedy' if beam == 1 else 'beam', 'beam': beam})
+            ours = System('allyouneed', 'benchmarks.ours:ready_decode',
+                          (workload, DTYPE.value, search, model, bool(PEERS.value)))
+            peers = [System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, search, model))
+                     for peer in PEERS.value]
+            found = in_turns([ours, *peers], TURNS.value)
+        report_turns(found, search.sentences * search.target, {
+            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': search.method,
+            'beam': search.beam})
 
 
 if __name__ == '__main__':

@@ -64,7 +64,7 @@ def _computations(text: str) -> Iterator[tuple[str, dict[str, Instruction]]]:
 
 
 def _op(one: Instruction, computations: dict[str, dict[str, Instruction]], vocab_size: int) -> Op:
-    called = re.search(r'(?:calls|to_apply)=%?([\w.\-]+)', one.text) if one.opcode in ('fusion', 'custom-call') else None
+    called = re.search(r'calls=%?([\w.\-]+)', one.text)  # of a fusion
     inside = computations.get(called[1], {}) if called else {}
     parts = list(inside.values()) or [one]
     among = inside or next(each for each in computations.values() if one.name in each)
@@ -135,9 +135,10 @@ def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size
 
 
 def place_of(op_name: str) -> str:
-    """'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' -> 'encoder/layers/norm/add'; marks the backward."""
-    parts = [part for part in op_name.split('/') if not re.match(r'(jit|jvp|transpose|vmap|checkpoint)\(|\w+\.\w+$', part)]
-    if 'while' in parts and 'closed_call' in parts:
-        parts = [part for part in parts if part not in ('while', 'body', 'closed_call')]
-    place = '/'.join(re.sub(r'_\d+$', '', part) for part in parts)
-    return f'{place} (backward)' if 'transpose(' in op_name else place
+    """'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' -> 'encoder/layers/norm/add'.
+
+    Transformations and methods are left out, and the numbers of layers, so that the same place of all has one name.
+    """
+    parts = [re.sub(r'_\d+$', '', part) for part in op_name.split('/')
+             if not re.match(r'(jit|jvp|transpose|vmap|checkpoint)\(|\w+\.\w+$|(while|body|closed_call)$', part)]
+    return '/'.join(parts) + (' (backward)' if 'transpose(' in op_name else '')

@@ -15,7 +15,6 @@ import optax
 from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
 from benchmarks.workloads import (
-    BATCH,
     BETA2,
     BOS,
     EOS,
@@ -23,10 +22,8 @@ from benchmarks.workloads import (
     LABEL_SMOOTHING,
     LEARNING_RATE,
     PAD,
-    SENTENCES,
-    SOURCE,
-    TARGET,
     UNK,
+    Search,
     Workload,
 )
 from errors import UserError
@@ -93,16 +90,12 @@ def train_program(workload: Workload, dtype: str) -> Program:
     return Program(compiled, call, compile_s)
 
 
-def decode_program(workload: Workload, dtype: str, beam: int, sentences: int = SENTENCES,
-                   model: str | None = None) -> Program:
-    """A search for exactly TARGET tokens for each of `sentences` sources, BATCH at a time; a beam of 1 is greedy.
-
-    With `model`, weights and sources are written there (.npz), so that another library can do the same.
-    """
-    module = make_model(workload, dtype)
-    sources = jax.random.randint(jax.random.key(0), (sentences // BATCH, BATCH, SOURCE), 4, workload.vocab_size)
+def decode_program(workload: Workload, dtype: str, search: Search, model: str | None = None) -> Program:
+    """A search over all its sentences. With `model`, weights and sources are written there (.npz), for the peers."""
+    module, target = make_model(workload, dtype), search.target
+    sources = jax.random.randint(jax.random.key(0), (search.sentences // search.batch, search.batch, search.source), 4,
+                                 workload.vocab_size)
     variables = jax.jit(module.init)(jax.random.key(1), sources[0], sources[0])
-
     if model:
         np.savez(model, sources=sources, **flax.traverse_util.flatten_dict(
             jax.device_get(flax.linen.unbox(variables['params'])), sep='/'))
@@ -114,16 +107,16 @@ def decode_program(workload: Workload, dtype: str, beam: int, sentences: int = S
 
         def step(tokens, cache):
             logits, cache = apply(tokens, cache, method='decode_step')
-            # No early end: the limit alone ends an output, so that every one has TARGET tokens.
-            early = cache.position < TARGET
-            return logits.at[..., VOCABULARY.eos].set(jnp.where(early, IMPOSSIBLE, 0.0)), cache
+            # No early end: the limit alone ends an output, so that every one has `target` tokens.
+            early = cache.position < target
+            return logits.at[..., EOS].set(jnp.where(early, IMPOSSIBLE, 0.0)), cache
 
         memory = apply(source, method='encode')
-        cache = apply(memory, beam, TARGET, method='init_cache')
-        start, limits = jnp.full(BATCH, VOCABULARY.bos), jnp.full(BATCH, TARGET)
-        if beam == 1:
-            return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET)
-        return beam_search(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET, beam=beam)
+        cache = apply(memory, search.beam, target, method='init_cache')
+        start, limits = jnp.full(search.batch, BOS), jnp.full(search.batch, target)
+        if search.method == 'greedy':
+            return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=target)
+        return beam_search(step, cache, start, limits, vocabulary=VOCABULARY, max_length=target, beam=search.beam)
 
     began = time.perf_counter()
     compiled = decode.lower(variables, sources[0]).compile()
@@ -136,12 +129,12 @@ def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Read
     return ready(train_program(workload, dtype), beside_peers)
 
 
-def ready_decode(workload: Workload, dtype: str, beam: int, model: str, beside_peers: bool) -> Ready:
+def ready_decode(workload: Workload, dtype: str, search: Search, model: str, beside_peers: bool) -> Ready:
     """For benchmarks.turns; the answer is the best output of each sentence. Writes the `model` for the peers."""
-    program = decode_program(workload, dtype, beam, model=model if beside_peers else None)
+    program = decode_program(workload, dtype, search, model if beside_peers else None)
     answer = np.concatenate([found.tokens[:, 0] for found in program.call()])
     lengths = (answer != PAD).sum(axis=1)
-    assert (lengths == TARGET).all(), lengths
+    assert (lengths == search.target).all(), lengths
     return ready(program, beside_peers, answer.tolist())
 
 

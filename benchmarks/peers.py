@@ -10,7 +10,6 @@ import numpy as np
 
 from benchmarks.turns import CORES, Ready
 from benchmarks.workloads import (
-    BATCH,
     BETA2,
     BOS,
     EOS,
@@ -18,9 +17,8 @@ from benchmarks.workloads import (
     LABEL_SMOOTHING,
     LEARNING_RATE,
     PAD,
-    SOURCE,
-    TARGET,
     UNK,
+    Search,
     Workload,
 )
 
@@ -83,26 +81,27 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 
-def ctranslate2_decode(workload: Workload, beam: int, model: str) -> Ready:
+def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
     """CTranslate2's Translator in float32, with the product's own weights and sources, from a file (save_model)."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
-        specification(workload, arrays).save(folder)
+        specification(workload, search.source + search.target, arrays).save(folder)
         sources = [list(map(str, source)) for source in arrays['sources'].reshape(-1, arrays['sources'].shape[-1])]
         began = time.perf_counter()
         translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=1,
                                             intra_threads=CORES)
         load_s = time.perf_counter() - began
     translate = functools.partial(
-        translator.translate_batch, sources, max_batch_size=BATCH, beam_size=beam, max_decoding_length=TARGET,
-        min_decoding_length=TARGET, suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
+        translator.translate_batch, sources, max_batch_size=search.batch, beam_size=search.beam,
+        max_decoding_length=search.target, min_decoding_length=search.target,
+        suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
     answer = [list(map(int, result.hypotheses[0])) for result in translate()]
     return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
                  answer)
 
 
-def specification(workload: Workload, arrays: Mapping[str, np.ndarray]) -> Any:
+def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
     """CTranslate2's description of the model, a TransformerSpec, with its weights."""
     from ctranslate2.specs import transformer_spec
 
@@ -131,7 +130,7 @@ def specification(workload: Workload, arrays: Mapping[str, np.ndarray]) -> Any:
 
     for spec, stack in (encoder, 'encoder'), (decoder, 'decoder'):
         # Its own sinusoids begin at position 1, with other frequencies.
-        spec.position_encodings.encodings = sinusoids(SOURCE + TARGET, width)
+        spec.position_encodings.encodings = sinusoids(positions, width)
         for number, layer in enumerate(spec.layer):
             name = f'{stack}/layers_{number}'
             attention(layer.self_attention, f'{name}/self_attention', ('query', 'key', 'value'))

@@ -28,10 +28,10 @@ PEERS = flags.DEFINE_list('peers', [], f'Time these too: {", ".join(LIBRARIES)}.
 def main() -> None:
     check_peers(PEERS.value, LIBRARIES, DTYPE.value)
     workload = WORKLOADS[WORKLOAD.value]
-    found = in_turns(
-        [System('allyouneed', 'benchmarks.ours:ready_train_step', (workload, DTYPE.value, bool(PEERS.value))),
-         *(System(peer, 'benchmarks.peers:torch_train_step', (workload, peer == 'torch.compile'))
-           for peer in PEERS.value)], TURNS.value)
+    ours = System('allyouneed', 'benchmarks.ours:ready_train_step', (workload, DTYPE.value, bool(PEERS.value)))
+    peers = [System(peer, 'benchmarks.peers:torch_train_step', (workload, peer == 'torch.compile'))
+             for peer in PEERS.value]
+    found = in_turns([ours, *peers], TURNS.value)
     report_turns(found, workload.batch * workload.length,
                  {'benchmark': 'train_step', 'workload': WORKLOAD.value, 'dtype': DTYPE.value})
 

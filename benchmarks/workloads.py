@@ -21,8 +21,21 @@ WORKLOADS = {
     'base': Workload(num_layers=6, d_model=512, d_ff=2048, num_heads=8, vocab_size=32_000, batch=16, length=64),
 }
 
-# Training.
-LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9
-# Decoding: SENTENCES sources of SOURCE tokens, BATCH at a time, each to exactly TARGET tokens.
-SENTENCES, SOURCE, TARGET, BATCH = 256, 24, 32, 64
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """`sentences` sources of `source` tokens, `batch` at a time, each decoded to exactly `target` tokens."""
+    beam: int
+    sentences: int = 256
+    batch: int = 64
+    source: int = 24
+    target: int = 32
+
+    @property
+    def method(self) -> str:
+        """A beam of 1 is greedy search."""
+        return 'greedy' if self.beam == 1 else 'beam'
+
+
+LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # of Adam
 PAD, BOS, EOS, UNK = range(4)
