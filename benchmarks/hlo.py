@@ -34,19 +34,22 @@ class Op:
       place: where in the model, the numbers of layers left out; with what it computes there.
       shape: of its result.
       flops: of its matrix products; 0 where it has none.
+      fused: it runs as a part of another one.
     """
     name: str
     kind: str
     place: str
     shape: str
     flops: int
+    fused: bool = False
 
 
 def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
     """The operations of a compiled program (`compiled.as_text()`) by name, those inside loops too."""
     computations = dict(_computations(text))
-    return {each.name: _op(each, computations, vocab_size)
-            for instructions in computations.values() for each in instructions.values()}
+    fused = {called[1] for called in re.finditer(r' fusion\(.*calls=%?([\w.\-]+)', text)}
+    return {each.name: _op(each, computations, vocab_size, name in fused)
+            for name, instructions in computations.items() for each in instructions.values()}
 
 
 def _computations(text: str) -> Iterator[tuple[str, dict[str, Instruction]]]:
@@ -63,7 +66,7 @@ def _computations(text: str) -> Iterator[tuple[str, dict[str, Instruction]]]:
                                          op_name[1] if op_name else '')
 
 
-def _op(one: Instruction, computations: dict[str, dict[str, Instruction]], vocab_size: int) -> Op:
+def _op(one: Instruction, computations: dict[str, dict[str, Instruction]], vocab_size: int, fused: bool) -> Op:
     called = re.search(r'calls=%?([\w.\-]+)', one.text)  # of a fusion
     inside = computations.get(called[1], {}) if called else {}
     parts = list(inside.values()) or [one]
@@ -72,7 +75,7 @@ def _op(one: Instruction, computations: dict[str, dict[str, Instruction]], vocab
     told = [each for each in (*products, one, *reversed(parts)) if each.op_name]
     op_name = told[0].op_name if told else _nearest_place(one, computations)
     return Op(one.name, kind_of(one, parts, op_name, vocab_size), place_of(op_name), one.shape.partition('{')[0],
-              sum(flops(each, among) for each in products))
+              sum(flops(each, among) for each in products), fused)
 
 
 def _nearest_place(one: Instruction, computations: dict[str, dict[str, Instruction]]) -> str:

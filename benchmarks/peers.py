@@ -24,44 +24,13 @@ from benchmarks.workloads import (
 
 
 def torch_train_step(workload: Workload, compiled: bool) -> Ready:
-    """PyTorch's nn.Transformer: its fused attention, the fused Adam, dropout where ours has it and nowhere else.
-
-    With `compiled`, model and loss are compiled by torch.compile, forward and backward.
-    """
+    """PyTorch's nn.Transformer with the fused Adam; with `compiled`, model and loss go through torch.compile."""
     import torch
 
     torch.set_num_threads(CORES)
-    functional, length = torch.nn.functional, workload.length
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = torch.nn.Embedding(workload.vocab_size, workload.d_model)
-            torch.nn.init.normal_(self.embedding.weight, std=workload.d_model ** -0.5)
-            self.transformer = torch.nn.Transformer(
-                workload.d_model, workload.num_heads, workload.num_layers, workload.num_layers, workload.d_ff,
-                workload.dropout, batch_first=True)
-            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # post-norm has none
-            for module in self.transformer.modules():
-                if isinstance(module, torch.nn.MultiheadAttention):
-                    module.dropout = 0.0  # on the weights
-                if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
-                    module.dropout.p = 0.0  # inside the feed-forward sublayer
-            self.register_buffer('positions', torch.tensor(sinusoids(length, workload.d_model)))
-            self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
-
-        def embed(self, tokens):
-            embedded = self.embedding(tokens) * workload.d_model ** 0.5 + self.positions
-            return functional.dropout(embedded, workload.dropout)
-
-        def forward(self, source, target, wanted):
-            hidden = self.transformer(self.embed(source), self.embed(target), tgt_mask=self.mask, tgt_is_causal=True)
-            logits = functional.linear(hidden, self.embedding.weight)
-            return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=LABEL_SMOOTHING)
-
-    model = Model()
+    model = torch_model(workload)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (0.9, BETA2), EPSILON, fused=True)
-    tokens = torch.randint(4, workload.vocab_size, (workload.batch, length))
+    tokens = torch.randint(4, workload.vocab_size, (workload.batch, workload.length))
     loss = torch.compile(model) if compiled else model
 
     def call():
@@ -70,9 +39,46 @@ def torch_train_step(workload: Workload, compiled: bool) -> Ready:
         optimizer.step()
 
     began = time.perf_counter()
-    call()  # compiles
+    call()
     compile_s = {'compile_s': round(time.perf_counter() - began, 2)} if compiled else {}
     return Ready(call, {**compile_s, 'device': 'cpu', 'torch': torch.__version__})
+
+
+def torch_model(workload: Workload) -> Any:
+    """A module: source, target and wanted tokens -> the loss. Dropout is where ours has it, and nowhere else.
+
+    nn.Transformer computes its attention by scaled_dot_product_attention. It has biases in attention, and we none.
+    """
+    import torch
+
+    functional, length, width = torch.nn.functional, workload.length, workload.d_model
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(workload.vocab_size, width)
+            torch.nn.init.normal_(self.embedding.weight, std=width ** -0.5)
+            self.transformer = torch.nn.Transformer(width, workload.num_heads, workload.num_layers,
+                                                    workload.num_layers, workload.d_ff, workload.dropout,
+                                                    batch_first=True)
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # post-norm has none at the end
+            for module in self.transformer.modules():
+                if isinstance(module, torch.nn.MultiheadAttention):
+                    module.dropout = 0.0  # on the weights
+                if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
+                    module.dropout.p = 0.0  # inside the feed-forward sublayer
+            self.register_buffer('positions', torch.tensor(sinusoids(length, width)))
+            self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
+
+        def embed(self, tokens):
+            return functional.dropout(self.embedding(tokens) * width ** 0.5 + self.positions, workload.dropout)
+
+        def forward(self, source, target, wanted):
+            hidden = self.transformer(self.embed(source), self.embed(target), tgt_mask=self.mask, tgt_is_causal=True)
+            logits = functional.linear(hidden, self.embedding.weight)
+            return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=LABEL_SMOOTHING)
+
+    return Model()
 
 
 def sinusoids(length: int, d_model: int) -> np.ndarray:

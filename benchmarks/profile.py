@@ -8,24 +8,14 @@ how many threads worked for an operation on average while it ran, `GFLOP/s` coun
 --each prints every operation by the name that it has in the compiled program, which --hlo=FILE writes.
 """
 
-from command_line import run_script, use_huge_pages
+from command_line import read_command_line, run_script, use_huge_pages
 
+# ruff: noqa: E402 (flags come before the imports that take seconds)
 if __name__ == '__main__':
     use_huge_pages()
 
-import collections
-import dataclasses
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import jax
 from absl import flags
-from jax.profiler import ProfileData
 
-from benchmarks.hlo import Op, ops_of
-from benchmarks.measure import times
-from benchmarks.ours import Program, decode_program, train_program
 from benchmarks.workloads import WORKLOADS, Search
 
 WHAT = flags.DEFINE_enum('what', 'train_step', ['train_step', 'decode'], 'What is profiled.')
@@ -36,22 +26,18 @@ RUNS = flags.DEFINE_integer('runs', 4, 'Steps or searches that are profiled; the
 TOP = flags.DEFINE_integer('top', 40, 'Lines of the first table.', lower_bound=1)
 EACH = flags.DEFINE_bool('each', False, 'Every operation by itself.')
 HLO = flags.DEFINE_string('hlo', None, 'Write the compiled program here.')
-IDLE = 'nothing runs'
 
+if __name__ == '__main__':
+    read_command_line()
 
-@dataclasses.dataclass
-class Cost:
-    """Of one or more operations: how often they ran, seconds of the clock, seconds of all threads, flops."""
-    count: float = 0
-    seconds: float = 0
-    thread_seconds: float = 0
-    flops: float = 0
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-    def add(self, other: 'Cost') -> None:
-        self.count += other.count
-        self.seconds += other.seconds
-        self.thread_seconds += other.thread_seconds
-        self.flops += other.flops
+from benchmarks.hlo import Op, ops_of
+from benchmarks.ours import decode_program, train_program
+from benchmarks.trace import IDLE, Cost, profile
 
 
 def main() -> None:
@@ -77,68 +63,8 @@ def main() -> None:
     print_table(costs, ops, by=lambda op: (op.kind,), top=100)
 
 
-def profile(program: Program, runs: int) -> tuple[float, dict[str, Cost]]:
-    """Seconds of a run without the profiler, and the costs of one with it, by operation: of `runs` the fastest."""
-    times(program.call, 2)
-    return min(times(program.call, runs)), min(
-        (profiled(program) for _ in range(runs)), key=lambda costs: sum(cost.seconds for cost in costs.values()))
-
-
-def profiled(program: Program) -> dict[str, Cost]:
-    """The costs of one run, by operation."""
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            jax.block_until_ready(program.call())
-        [trace] = Path(folder).rglob('*.xplane.pb')
-        return costs_of(ProfileData.from_file(str(trace)))
-
-
-def costs_of(trace: ProfileData) -> dict[str, Cost]:
-    """The cost of each operation, and of IDLE: what lies between the first operation and the last."""
-    costs, last = collections.defaultdict(Cost), None
-    stacks, launched_by = collections.defaultdict(list), {}  # thread -> operations, the innermost last; task -> one
-    for at, _, thread, what, name in sorted(marks(trace), key=lambda mark: mark[:2]):
-        busy = [stack[-1] for stack in stacks.values() if stack and stack[-1]]
-        if last is not None:
-            for each in busy or [IDLE]:
-                costs[each].seconds += (at - last) / 1e9 / len(busy or [IDLE])
-                costs[each].thread_seconds += (at - last) / 1e9 * bool(busy)
-        last, stack = at, stacks[thread]
-        if what == 'begin':
-            stack.append(name)
-            costs[name].count += 1
-        elif what == 'launch':
-            launched_by[name] = stack[-1] if stack else None
-        elif what == 'work':
-            stack.append(launched_by.get(name))
-        elif stack:
-            stack.pop()
-    return dict(costs)
-
-
-def marks(trace: ProfileData) -> Iterator[tuple[float, int, str, str, str]]:
-    """(nanosecond, rank among those of the same instant, thread, what happens, of which operation or task).
-
-    An operation's own event covers what the thread does that begins it. It may launch tasks, which other threads
-    work on, even after the event's end; tasks may launch tasks. On a GPU or a TPU there are events only.
-    """
-    for plane in trace.planes:
-        for line in plane.lines:
-            thread = f'{plane.name} {line.name}'
-            for event in line.events:
-                told = dict(event.stats)
-                if 'hlo_op' in told:
-                    yield event.start_ns, 3, thread, 'begin', str(told['hlo_op'])
-                    yield event.start_ns + event.duration_ns, 1, thread, 'end', str(told['hlo_op'])
-                elif event.name == 'ThreadpoolListener::Record':
-                    yield event.start_ns, 4, thread, 'launch', str(told['_p'])
-                elif event.name == 'ThreadpoolListener::StartRegion':
-                    yield event.start_ns, 2, thread, 'work', str(told['_c'])
-                elif event.name == 'ThreadpoolListener::StopRegion':
-                    yield event.start_ns, 0, thread, 'end', ''
-
-
-def print_table(costs: dict[str, Cost], ops: dict[str, Op], by, top: int) -> None:
+def print_table(costs: Mapping[str, Cost], ops: Mapping[str, Op], by: Callable[[Op], tuple[str, ...]],
+                top: int) -> None:
     """The `top` groups of operations that take the most time, and their sum."""
     groups, total = collections.defaultdict(Cost), Cost()
     for name, cost in costs.items():

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from errors import UserError
 
 PAUSE = 0.3  # seconds
@@ -102,11 +104,10 @@ def report_turns(found: Mapping[str, Timed], tokens: int, what: Mapping[str, Any
     first, *others = found
     for other in others:
         same = agreement(found[first].answer, found[other].answer)
-        ratios = sorted(theirs / ours for ours, theirs in zip(found[first].seconds, found[other].seconds, strict=True))
-        lower, upper = (ratios[round(share * (len(ratios) - 1))] for share in (0.25, 0.75))
+        ratios = np.divide(found[other].seconds, found[first].seconds)
         print(json.dumps({
-            **what, 'ratio': round(statistics.median(ratios), 3), 'of': f'{first} to {other}',
-            'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **same}), flush=True)
+            **what, 'ratio': round(np.median(ratios), 3), 'of': f'{first} to {other}',
+            'quartiles': np.quantile(ratios, [0.25, 0.75]).round(3).tolist(), 'turns': len(ratios), **same}), flush=True)
 
 
 def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> dict[str, float]:
