@@ -107,7 +107,8 @@ def report_turns(found: Mapping[str, Timed], tokens: int, what: Mapping[str, Any
         ratios = np.divide(found[other].seconds, found[first].seconds)
         print(json.dumps({
             **what, 'ratio': round(np.median(ratios), 3), 'of': f'{first} to {other}',
-            'quartiles': np.quantile(ratios, [0.25, 0.75]).round(3).tolist(), 'turns': len(ratios), **same}), flush=True)
+            'quartiles': np.quantile(ratios, [0.25, 0.75]).round(3).tolist(), 'turns': len(ratios), **same}),
+            flush=True)
 
 
 def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> dict[str, float]:
