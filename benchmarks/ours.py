@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict
 
 from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
@@ -97,8 +99,8 @@ def decode_program(workload: Workload, dtype: str, search: Search, model: str | 
                                  workload.vocab_size)
     variables = jax.jit(module.init)(jax.random.key(1), sources[0], sources[0])
     if model:
-        np.savez(model, sources=sources, **flax.traverse_util.flatten_dict(
-            jax.device_get(flax.linen.unbox(variables['params'])), sep='/'))
+        params: Any = flatten_dict(jax.device_get(nn.unbox(variables['params'])), sep='/')
+        np.savez(model, sources=sources, **params)
 
     @jax.jit
     def decode(variables, source):

@@ -1,6 +1,7 @@
 """The libraries beside which the product is timed, each as its documentation says that it is fast."""
 
 import functools
+import importlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,8 +26,7 @@ from benchmarks.workloads import (
 
 def torch_train_step(workload: Workload, compiled: bool) -> Ready:
     """PyTorch's nn.Transformer with the fused Adam; with `compiled`, model and loss go through torch.compile."""
-    import torch
-
+    torch: Any = importlib.import_module('torch')
     torch.set_num_threads(CORES)
     model = torch_model(workload)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (0.9, BETA2), EPSILON, fused=True)
@@ -49,8 +49,7 @@ def torch_model(workload: Workload) -> Any:
 
     nn.Transformer computes its attention by scaled_dot_product_attention. It has biases in attention, and we none.
     """
-    import torch
-
+    torch: Any = importlib.import_module('torch')
     functional, length, width = torch.nn.functional, workload.length, workload.d_model
 
     class Model(torch.nn.Module):
@@ -66,7 +65,7 @@ def torch_model(workload: Workload) -> Any:
                 if isinstance(module, torch.nn.MultiheadAttention):
                     module.dropout = 0.0  # on the weights
                 if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
-                    module.dropout.p = 0.0  # inside the feed-forward sublayer
+                    module.dropout = torch.nn.Identity()  # inside the feed-forward sublayer
             self.register_buffer('positions', torch.tensor(sinusoids(length, width)))
             self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -89,8 +88,7 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
 
 def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
     """CTranslate2's Translator in float32, with the product's own weights and sources, from a file (save_model)."""
-    import ctranslate2
-
+    ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
         specification(workload, search.source + search.target, arrays).save(folder)
         sources = [list(map(str, source)) for source in arrays['sources'].reshape(-1, arrays['sources'].shape[-1])]
@@ -109,11 +107,10 @@ def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
 
 def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
     """CTranslate2's description of the model, a TransformerSpec, with its weights."""
-    from ctranslate2.specs import transformer_spec
-
+    specs: Any = importlib.import_module('ctranslate2.specs.transformer_spec')
     layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
-    encoder = transformer_spec.TransformerEncoderSpec(layers, heads, pre_norm=False)
-    decoder = transformer_spec.TransformerDecoderSpec(layers, heads, pre_norm=False)
+    encoder = specs.TransformerEncoderSpec(layers, heads, pre_norm=False)
+    decoder = specs.TransformerDecoderSpec(layers, heads, pre_norm=False)
 
     def norm(spec, name):
         spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
@@ -145,7 +142,7 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
             feed_forward(layer.ffn, f'{name}/feed_forward')
     table = arrays['target_embedding/embedding']
     encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
-    found = transformer_spec.TransformerSpec(encoder, decoder)
+    found = specs.TransformerSpec(encoder, decoder)
     found.config.layer_norm_epsilon = 1e-6
     found.config.unk_token, found.config.bos_token, found.config.eos_token = map(str, (UNK, BOS, EOS))
     found.config.decoder_start_token = str(BOS)

@@ -47,7 +47,7 @@ def main() -> None:
     else:
         search = Search(beam=BEAM.value, sentences=64)
         program, steps = decode_program(workload, DTYPE.value, search), search.target
-    text = program.compiled.as_text()
+    text = program.compiled.as_text() or ''
     if HLO.value:
         Path(HLO.value).write_text(text)
     seconds, costs = profile(program, RUNS.value)

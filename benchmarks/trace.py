@@ -3,8 +3,9 @@
 import collections
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.profiler import ProfileData
@@ -43,14 +44,14 @@ def profiled(program: Program) -> dict[str, Cost]:
         with jax.profiler.trace(folder):
             jax.block_until_ready(program.call())
         [trace] = Path(folder).rglob('*.xplane.pb')
-        return costs_of(ProfileData.from_file(str(trace)))
+        return costs_of(ProfileData.from_file(str(trace)).planes)
 
 
-def costs_of(trace: ProfileData) -> dict[str, Cost]:
-    """The cost of each operation, and of IDLE: what lies between the first operation and the last."""
+def costs_of(planes: Iterable[Any]) -> dict[str, Cost]:
+    """The cost of each operation of ProfileData's planes, and of IDLE, from the first operation to the last."""
     costs, last = collections.defaultdict(Cost), None
     stacks, launched_by = collections.defaultdict(list), {}  # thread -> operations, the innermost last; task -> one
-    for at, _, thread, what, name in sorted(marks(trace), key=lambda mark: mark[:2]):
+    for at, _, thread, what, name in sorted(marks(planes), key=lambda mark: mark[:2]):
         busy = [stack[-1] for stack in stacks.values() if stack and stack[-1]]
         if last is not None:
             for each in busy or [IDLE]:
@@ -69,13 +70,13 @@ def costs_of(trace: ProfileData) -> dict[str, Cost]:
     return dict(costs)
 
 
-def marks(trace: ProfileData) -> Iterator[tuple[float, int, str, str, str]]:
+def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, str]]:
     """(nanosecond, rank among those of the same instant, thread, what happens, of which operation or task).
 
     An operation's own event covers what the thread does that begins it. It may launch tasks, which other threads
     work on, even after the event's end; tasks may launch tasks. On a GPU or a TPU there are events only.
     """
-    for plane in trace.planes:
+    for plane in planes:
         for line in plane.lines:
             thread = f'{plane.name} {line.name}'
             for event in line.events:
