@@ -1,8 +1,9 @@
 """Speed of decoding: python -m benchmarks.decode [--workload=tiny|base] [--peers=ctranslate2]
 
-256 sources of 24 tokens, each decoded to exactly 32 tokens, 64 at a time, greedy and with a beam of 4. JSON lines as of
-benchmarks.train_step, for each beam; all systems take turns, with the same weights. The line of a ratio also says which
-share of the tokens is the same in both: the last one of each output, which the length forces, is left out.
+A batch of 64 sources of 24 tokens, each decoded to exactly 32 tokens, greedy and with a beam of 4, by what decode.py
+calls, from tokens to text. JSON lines as of benchmarks.train_step, for each beam; all systems take turns, with the same
+weights. The line of a ratio also says which share of the tokens is the same in both, but for the last one of an output,
+which is the end token where we force it.
 
 Run it on a quiet machine, and compare figures of one run only.
 """
@@ -23,7 +24,7 @@ from benchmarks.workloads import WORKLOADS, Search
 LIBRARIES = {'ctranslate2': 'ctranslate2'}  # peer -> what it is imported from
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'Which sizes.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
-TURNS = flags.DEFINE_integer('turns', 7, 'Timed passes of each system over all sentences.', lower_bound=1)
+TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches of each system.', lower_bound=1)
 PEERS = flags.DEFINE_list('peers', [], f'Time these too: {", ".join(LIBRARIES)}.')
 
 

@@ -45,7 +45,7 @@ class Op:
 
 
 def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
-    """The operations of a compiled program (`compiled.as_text()`) by name, those inside loops too."""
+    """The operations of a compiled program by name, those inside loops too."""
     computations = dict(_computations(text))
     fused = {called[1] for called in re.finditer(r' fusion\(.*calls=%?([\w.\-]+)', text)}
     return {each.name: _op(each, computations, vocab_size, name in fused)

@@ -1,65 +1,47 @@
-"""The product's own train step and search at the size of a workload, compiled and ready to be called."""
+"""The product's own train step and search at the size of a workload, ready to be called."""
 
-import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax.traverse_util import flatten_dict
+from typing_extensions import override
 
 from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
-from benchmarks.workloads import (
-    BETA2,
-    BOS,
-    EOS,
-    EPSILON,
-    LABEL_SMOOTHING,
-    LEARNING_RATE,
-    PAD,
-    UNK,
-    Search,
-    Workload,
-)
+from benchmarks.workloads import EOS, Search, Workload
+from configs import base
 from errors import UserError
-from inference.search import IMPOSSIBLE, Vocabulary, beam_search, sample
+from inference.text import SearchOptions
+from inference.translate import Translator
 from input_pipeline.batches import Batch
+from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from training.loss import cross_entropy
 from training.objective import forward, supervised
+from training.optimizer import make_optimizer, make_schedule
+from training.resources import compile_time
 from training.step import init_state, train_step
 
-VOCABULARY = Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 
-
-@dataclasses.dataclass
-class Program:
-    """Something that XLA has compiled.
+class Program(NamedTuple):
+    """A function that XLA has compiled.
 
     Attributes:
-      compiled: what XLA made.
       call: runs it once, on what it was made for; what comes back can be waited for.
       compile_s: seconds that compiling took.
+      gigabytes: what it holds at its peak by XLA's account: arguments, results and temporaries.
     """
-    compiled: jax.stages.Compiled
     call: Callable[[], Any]
     compile_s: float
-
-    @property
-    def memory_gb(self) -> float:
-        """What the program holds at its peak by XLA's own account: arguments, results and temporaries."""
-        memory = self.compiled.memory_analysis()
-        assert memory is not None, 'XLA tells it on every device that this runs on'
-        return (memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-                - memory.alias_size_in_bytes) / 2 ** 30
+    gigabytes: float
 
 
 def make_model(workload: Workload, dtype: str) -> Transformer:
@@ -70,78 +52,94 @@ def make_model(workload: Workload, dtype: str) -> Transformer:
 
 
 def train_program(workload: Workload, dtype: str) -> Program:
-    """The train step with Adam and label smoothing; each call goes on from the state that the last one left."""
-    module = make_model(workload, dtype)
+    """The train step of configs/base.py, the program that training/compiled.py has for one device.
+
+    Each call goes on from the state that the last one left.
+    """
+    config, module = base.get_config(), make_model(workload, dtype)
     tokens = jax.random.randint(jax.random.key(0), (workload.batch, workload.length), 4, workload.vocab_size)
     batch: Batch = {'inputs': {'source': tokens, 'target': tokens}, 'targets': tokens,
                     'weights': jnp.ones(tokens.shape)}
-    optimizer = optax.adam(LEARNING_RATE, b2=BETA2, eps=EPSILON)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, d_model=workload.d_model, steps=1000))
     state = init_state(module, optimizer, batch, seed=0)
-    objective = supervised(functools.partial(cross_entropy, label_smoothing=LABEL_SMOOTHING))
+    objective = supervised(functools.partial(cross_entropy, label_smoothing=config.train.label_smoothing))
     step = jax.jit(functools.partial(train_step, objective=objective, apply=forward(module), optimizer=optimizer,
                                      dropout_key=jax.random.key(1)), donate_argnums=0)
     began = time.perf_counter()
     compiled = step.lower(state, batch).compile()
-    compile_s = time.perf_counter() - began
+    compile_s, memory = time.perf_counter() - began, compiled.memory_analysis()
+    assert memory is not None, 'XLA tells it on every device that this runs on'
+    held = (memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+            - memory.alias_size_in_bytes)
 
     def call():
         nonlocal state
         state, sums = compiled(state, batch)
         return sums
 
-    return Program(compiled, call, compile_s)
+    return Program(call, compile_s, held / 2 ** 30)
 
 
-def decode_program(workload: Workload, dtype: str, search: Search, model: str | None = None) -> Program:
-    """A search over all its sentences. With `model`, weights and sources are written there (.npz), for the peers."""
-    module, target = make_model(workload, dtype), search.target
-    sources = jax.random.randint(jax.random.key(0), (search.sentences // search.batch, search.batch, search.source), 4,
-                                 workload.vocab_size)
-    variables = jax.jit(module.init)(jax.random.key(1), sources[0], sources[0])
-    if model:
-        params: Any = flatten_dict(jax.device_get(nn.unbox(variables['params'])), sep='/')
-        np.savez(model, sources=sources, **params)
+class Translations:
+    """The search of a translator for the best output of each of `search.sentences` sources, random ones.
 
-    @jax.jit
-    def decode(variables, source):
-        def apply(*args, method) -> Any:
-            return module.apply(variables, *args, method=method)
+    Attributes:
+      params: random, but such that no output ends early: the end token has a logit of 0, and some other more.
+      sources: [sentences, source].
+    """
 
-        def step(tokens, cache):
-            logits, cache = apply(tokens, cache, method='decode_step')
-            # No early end: the limit alone ends an output, so that every one has `target` tokens.
-            early = cache.position < target
-            return logits.at[..., EOS].set(jnp.where(early, IMPOSSIBLE, 0.0)), cache
+    def __init__(self, workload: Workload, dtype: str, search: Search):
+        module = make_model(workload, dtype)
+        self.search, self.sources = search, np.random.default_rng(0).integers(
+            4, workload.vocab_size, (search.sentences, search.source))
+        params: Any = nn.unbox(jax.jit(module.init)(jax.random.key(1), self.sources[:1], self.sources[:1]))['params']
+        table = params['target_embedding']['embedding']
+        params['target_embedding']['embedding'] = table.at[EOS].set(0.0)
+        self.params = params
+        self._options = SearchOptions(method=search.method, beam=search.beam, batch_size=search.batch,
+                                      extra_length=search.target - search.source)
+        self._translator = Translator(module, params, {'source': Numbers(), 'target': Numbers()}, search.source)
 
-        memory = apply(source, method='encode')
-        cache = apply(memory, search.beam, target, method='init_cache')
-        start, limits = jnp.full(search.batch, BOS), jnp.full(search.batch, target)
-        if search.method == 'greedy':
-            return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=target)
-        return beam_search(step, cache, start, limits, vocabulary=VOCABULARY, max_length=target, beam=search.beam)
+    def __call__(self) -> list[list[int]]:
+        """The tokens of each output but for the end token, which the limit forces."""
+        found = self._translator.find_all(self.sources.tolist(), range(self.search.sentences), self._options)
+        return [hypotheses[0].tokens for hypotheses in found]
 
-    began = time.perf_counter()
-    compiled = decode.lower(variables, sources[0]).compile()
-    compile_s = time.perf_counter() - began
-    return Program(compiled, lambda: [compiled(variables, source) for source in sources], compile_s)
+    def save(self, path: str) -> None:
+        """Writes weights and sources (.npz), so that another library can do the same."""
+        params: Any = flatten_dict(jax.device_get(self.params), sep='/')
+        np.savez(path, sources=self.sources, **params)
+
+
+class Numbers(ByteTokenizer):
+    """A tokenizer that writes any tokens, as numbers."""
+
+    @override
+    def decode(self, tokens: Iterable[int | np.integer]) -> str:
+        return ' '.join(map(str, tokens))
 
 
 def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Ready:
     """For benchmarks.turns."""
-    return ready(train_program(workload, dtype), beside_peers)
+    program = train_program(workload, dtype)
+    told = {'compile_s': round(program.compile_s, 2), 'program_gb': round(program.gigabytes, 3), **where(beside_peers)}
+    return Ready(lambda: jax.block_until_ready(program.call()), told, None, peak_memory)
 
 
 def ready_decode(workload: Workload, dtype: str, search: Search, model: str, beside_peers: bool) -> Ready:
     """For benchmarks.turns; the answer is the best output of each sentence. Writes the `model` for the peers."""
-    program = decode_program(workload, dtype, search, model if beside_peers else None)
-    answer = np.concatenate([found.tokens[:, 0] for found in program.call()])
-    lengths = (answer != PAD).sum(axis=1)
-    assert (lengths == search.target).all(), lengths
-    return ready(program, beside_peers, answer.tolist())
+    translations = Translations(workload, dtype, search)
+    if beside_peers:
+        translations.save(model)
+    compiled_before, answer = compile_time.seconds, translations()
+    lengths = {len(tokens) for tokens in answer}
+    assert lengths == {search.target - 1}, lengths
+    told = {'compile_s': round(compile_time.seconds - compiled_before, 2), **where(beside_peers)}
+    return Ready(translations, told, answer, peak_memory)
 
 
-def ready(program: Program, beside_peers: bool, answer: list[list[int]] | None = None) -> Ready:
-    """A program, and where it runs.
+def where(beside_peers: bool) -> dict[str, str]:
+    """The device and the versions.
 
     Raises:
       UserError: if that is not the CPU, and peers run there.
@@ -149,6 +147,4 @@ def ready(program: Program, beside_peers: bool, answer: list[list[int]] | None =
     device = jax.devices()[0]
     if beside_peers and device.platform != 'cpu':
         raise UserError(f'--peers run on the CPU, and JAX on {device.device_kind}: set JAX_PLATFORMS=cpu')
-    return Ready(lambda: jax.block_until_ready(program.call()), {
-        'compile_s': round(program.compile_s, 2), 'program_gb': round(program.memory_gb, 3),
-        'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}, answer, peak_memory)
+    return {'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}

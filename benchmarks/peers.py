@@ -87,11 +87,11 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
 
 
 def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
-    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file (save_model)."""
+    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file."""
     ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
         specification(workload, search.source + search.target, arrays).save(folder)
-        sources = [list(map(str, source)) for source in arrays['sources'].reshape(-1, arrays['sources'].shape[-1])]
+        sources = [list(map(str, source)) for source in arrays['sources']]
         began = time.perf_counter()
         translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=1,
                                             intra_threads=CORES)
@@ -100,7 +100,8 @@ def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
         translator.translate_batch, sources, max_batch_size=search.batch, beam_size=search.beam,
         max_decoding_length=search.target, min_decoding_length=search.target,
         suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
-    answer = [list(map(int, result.hypotheses[0])) for result in translate()]
+    # It has no end token where the length ends an output; in ours the last token is one.
+    answer = [list(map(int, result.hypotheses[0][:-1])) for result in translate()]
     return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
                  answer)
 

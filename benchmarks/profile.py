@@ -5,7 +5,7 @@ layer) together; and kinds. `ms` is of one train step, or of one token's step of
 figures add up to the time of the step: an instant in which several operations run is shared among them. `threads` is
 how many threads worked for an operation on average while it ran, `GFLOP/s` counts matrix products only.
 
---each prints every operation by the name that it has in the compiled program, which --hlo=FILE writes.
+--each prints every operation by the name that it has in the compiled program; --hlo=DIR keeps the programs.
 """
 
 from command_line import read_command_line, run_script, use_huge_pages
@@ -25,37 +25,51 @@ BEAM = flags.DEFINE_integer('beam', 4, 'Of the search; 1 is greedy.', lower_boun
 RUNS = flags.DEFINE_integer('runs', 4, 'Steps or searches that are profiled; the fastest counts.', lower_bound=1)
 TOP = flags.DEFINE_integer('top', 40, 'Lines of the first table.', lower_bound=1)
 EACH = flags.DEFINE_bool('each', False, 'Every operation by itself.')
-HLO = flags.DEFINE_string('hlo', None, 'Write the compiled program here.')
+HLO = flags.DEFINE_string('hlo', None, 'Folder for the compiled programs, as text.')
 
 if __name__ == '__main__':
     read_command_line()
 
 import collections
 import dataclasses
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.hlo import Op, ops_of
-from benchmarks.ours import decode_program, train_program
-from benchmarks.trace import IDLE, Cost, profile
+from benchmarks.ours import Translations, train_program
+from benchmarks.trace import IDLE, Cost, Name, profile
+from files import expanded
 
 
 def main() -> None:
+    with tempfile.TemporaryDirectory() as dump:
+        # XLA, which reads this at its first use, writes there what it compiles.
+        os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_dump_to={dump} --xla_dump_hlo_as_text'
+        report(Path(dump))
+
+
+def report(dump: Path) -> None:
+    """Profiles, and prints the two tables."""
     workload = WORKLOADS[WORKLOAD.value]
     if WHAT.value == 'train_step':
-        program, steps = train_program(workload, DTYPE.value), 1
+        call, steps = train_program(workload, DTYPE.value).call, 1
     else:
-        search = Search(beam=BEAM.value, sentences=64)
-        program, steps = decode_program(workload, DTYPE.value, search), search.target
-    text = program.compiled.as_text() or ''
-    if HLO.value:
-        Path(HLO.value).write_text(text)
-    seconds, costs = profile(program, RUNS.value)
+        search = Search(beam=BEAM.value)
+        call, steps = Translations(workload, DTYPE.value, search), search.target
+    seconds, costs = profile(call, RUNS.value)
     for cost in costs.values():
         for field in dataclasses.fields(cost):
             setattr(cost, field.name, getattr(cost, field.name) / steps)
-    ops = ops_of(text, workload.vocab_size)
-    ops[IDLE] = Op(IDLE, IDLE, '', '', 0)
+    ops = {IDLE: Op(IDLE[1], IDLE[1], '', '', 0)}
+    for program in {program for program, _ in costs if program}:
+        text = max(dump.glob(f'*.{program}.*after_optimizations.txt'))  # the last one of this name
+        if HLO.value:
+            expanded(HLO.value).mkdir(parents=True, exist_ok=True)
+            shutil.copy(text, expanded(HLO.value))
+        ops |= {(program, name): op for name, op in ops_of(text.read_text(), workload.vocab_size).items()}
     print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms a step without the profiler')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else
                 (lambda op: (op.kind, op.place, op.shape)), top=TOP.value)
@@ -63,12 +77,12 @@ def main() -> None:
     print_table(costs, ops, by=lambda op: (op.kind,), top=100)
 
 
-def print_table(costs: Mapping[str, Cost], ops: Mapping[str, Op], by: Callable[[Op], tuple[str, ...]],
+def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable[[Op], tuple[str, ...]],
                 top: int) -> None:
     """The `top` groups of operations that take the most time, and their sum."""
     groups, total = collections.defaultdict(Cost), Cost()
     for name, cost in costs.items():
-        op = ops.get(name, Op(name, 'not of this program', '', '', 0))
+        op = ops.get(name, Op(name[1], 'not found', '', '', 0))
         cost = dataclasses.replace(cost, flops=cost.count * op.flops)
         groups[by(op)].add(cost)
         total.add(cost)

@@ -1,10 +1,9 @@
-"""How the cost grows: python -m benchmarks.scaling [--what=train_step|decode] [--figure=scaling.png]
+"""How the cost grows: python -m benchmarks.scaling [--figure=scaling.png]
 
-Time and memory of a small model as one size grows and the others stay: the length of the sequences, the batch, the
-vocabulary, the width (with the feed-forward's, of twice it; heads stay 32 wide). A JSON line for each point, then one
-for each size with the exponents p of cost ~ size^p, the slopes of the larger half of the points in the figure, where
-what does not grow weighs least. Time is of one train step, or of one token's step of a search with a beam of 4
-(encoding is in it); memory is what the program holds, by XLA's account. The whole takes a few minutes.
+Time and memory of a train step of a small model as one size grows and the others stay: the length of the sequences, the
+batch, the vocabulary, the width (with the feed-forward's, of twice it; heads stay 32 wide). A JSON line for each point,
+then one for each size with the exponents p of cost ~ size^p: the slopes of the larger half of the points in the figure,
+where what does not grow weighs least. Memory is what the step holds, by XLA's account. The whole takes a few minutes.
 """
 
 from command_line import read_command_line, run_script, use_huge_pages
@@ -15,7 +14,6 @@ if __name__ == '__main__':
 
 from absl import flags
 
-WHAT = flags.DEFINE_enum('what', 'train_step', ['train_step', 'decode'], 'Whose cost.')
 RUNS = flags.DEFINE_integer('runs', 5, 'Timed runs of each point; the fastest counts.', lower_bound=1)
 FIGURE = flags.DEFINE_string('figure', 'scaling.png', 'Where the figure goes.')
 
@@ -32,8 +30,8 @@ from matplotlib.figure import Figure
 
 from analysis.pictures import save_figure
 from benchmarks.measure import times
-from benchmarks.ours import Program, decode_program, train_program
-from benchmarks.workloads import Search, Workload
+from benchmarks.ours import train_program
+from benchmarks.workloads import Workload
 from files import expanded
 
 BASE = Workload(num_layers=2, d_model=128, d_ff=256, num_heads=4, vocab_size=4000, batch=16, length=64)
@@ -50,7 +48,7 @@ class Point(NamedTuple):
 
 
 def main() -> None:
-    what = {'benchmark': 'scaling', 'what': WHAT.value}
+    what = {'benchmark': 'scaling'}
     curves = {}
     for size, values in SIZES.items():
         curves[size] = [measure(size, value) for value in values]
@@ -65,15 +63,9 @@ def main() -> None:
 
 def measure(size: str, value: int) -> Point:
     """The cost of BASE with one size changed."""
-    workload, steps = resized(size, value), 1
-    if WHAT.value == 'train_step':
-        program: Program = train_program(workload, 'float32')
-    else:
-        search = Search(beam=4, sentences=workload.batch, batch=workload.batch, source=workload.length,
-                        target=workload.length)
-        program, steps = decode_program(workload, 'float32', search), workload.length
+    program = train_program(resized(size, value), 'float32')
     times(program.call, 1)  # warm up
-    return Point(value, 1e3 * min(times(program.call, RUNS.value)) / steps, program.memory_gb)
+    return Point(value, 1e3 * min(times(program.call, RUNS.value)), program.gigabytes)
 
 
 def resized(size: str, value: int) -> Workload:
@@ -93,9 +85,8 @@ def exponent(points: Sequence[Point], cost: str) -> float:
 def plot(curves: dict[str, list[Point]]) -> Figure:
     """Time and memory against each size, as a multiple of BASE's, on logarithmic axes."""
     figure = Figure(figsize=(11, 4.5), layout='constrained')
-    unit = 'train step' if WHAT.value == 'train_step' else 'step of a search'
     for axes, (cost, label) in zip(figure.subplots(1, 2), {
-            'ms': f'milliseconds of a {unit}', 'gb': 'gigabytes'}.items(), strict=True):
+            'ms': 'milliseconds of a train step', 'gb': 'gigabytes'}.items(), strict=True):
         for marker, (size, points) in zip('osD^', curves.items(), strict=False):
             start = SIZES[size][1]
             axes.plot([point.value / start for point in points], [getattr(point, cost) for point in points],

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import jax
 from jax.profiler import ProfileData
 
 from benchmarks.measure import times
-from benchmarks.ours import Program
 
-IDLE = 'nothing runs'
+Name = tuple[str, str]  # of a program, and of an operation in it
+IDLE: Name = '', 'nothing runs'
 
 
 @dataclasses.dataclass
@@ -31,23 +31,23 @@ class Cost:
         self.flops += other.flops
 
 
-def profile(program: Program, runs: int) -> tuple[float, dict[str, Cost]]:
-    """Seconds of a run without the profiler, and the costs of one with it, by operation: of `runs` the fastest."""
-    times(program.call, 2)
-    return min(times(program.call, runs)), min(
-        (profiled(program) for _ in range(runs)), key=lambda costs: sum(cost.seconds for cost in costs.values()))
+def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
+    """Seconds of a call without the profiler, and the costs of one with it, by operation: of `runs` the fastest."""
+    times(call, 2)
+    return min(times(call, runs)), min(
+        (profiled(call) for _ in range(runs)), key=lambda costs: sum(cost.seconds for cost in costs.values()))
 
 
-def profiled(program: Program) -> dict[str, Cost]:
-    """The costs of one run, by operation."""
+def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
+    """The costs of one call, by operation."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready(program.call())
+            jax.block_until_ready(call())
         [trace] = Path(folder).rglob('*.xplane.pb')
         return costs_of(ProfileData.from_file(str(trace)).planes)
 
 
-def costs_of(planes: Iterable[Any]) -> dict[str, Cost]:
+def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
     """The cost of each operation of ProfileData's planes, and of IDLE, from the first operation to the last."""
     costs, last = collections.defaultdict(Cost), None
     stacks, launched_by = collections.defaultdict(list), {}  # thread -> operations, the innermost last; task -> one
@@ -70,7 +70,7 @@ def costs_of(planes: Iterable[Any]) -> dict[str, Cost]:
     return dict(costs)
 
 
-def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, str]]:
+def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
     """(nanosecond, rank among those of the same instant, thread, what happens, of which operation or task).
 
     An operation's own event covers what the thread does that begins it. It may launch tasks, which other threads
@@ -82,11 +82,11 @@ def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, str]]:
             for event in line.events:
                 told = dict(event.stats)
                 if 'hlo_op' in told:
-                    yield event.start_ns, 3, thread, 'begin', str(told['hlo_op'])
-                    yield event.start_ns + event.duration_ns, 1, thread, 'end', str(told['hlo_op'])
+                    yield event.start_ns, 3, thread, 'begin', (told['hlo_module'], told['hlo_op'])
+                    yield event.start_ns + event.duration_ns, 1, thread, 'end', None
                 elif event.name == 'ThreadpoolListener::Record':
-                    yield event.start_ns, 4, thread, 'launch', str(told['_p'])
+                    yield event.start_ns, 4, thread, 'launch', told['_p']
                 elif event.name == 'ThreadpoolListener::StartRegion':
-                    yield event.start_ns, 2, thread, 'work', str(told['_c'])
+                    yield event.start_ns, 2, thread, 'work', told['_c']
                 elif event.name == 'ThreadpoolListener::StopRegion':
-                    yield event.start_ns, 0, thread, 'end', ''
+                    yield event.start_ns, 0, thread, 'end', None

@@ -26,7 +26,7 @@ WORKLOADS = {
 class Search:
     """`sentences` sources of `source` tokens, `batch` at a time, each decoded to exactly `target` tokens."""
     beam: int
-    sentences: int = 256
+    sentences: int = 64
     batch: int = 64
     source: int = 24
     target: int = 32
