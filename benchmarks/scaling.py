@@ -37,7 +37,7 @@ from files import expanded
 BASE = Workload(num_layers=2, d_model=128, d_ff=256, num_heads=4, vocab_size=4000, batch=16, length=64)
 SIZES = {  # what grows -> its values, that of BASE among them
     'length': [32, 64, 128, 256, 512], 'batch': [8, 16, 32, 64, 128],
-    'vocabulary': [2000, 4000, 8000, 16_000, 32_000], 'width': [64, 128, 256, 512, 1024]}
+    'vocabulary': [2000, 4000, 8000, 16_000, 32_000], 'width': [64, 128, 256, 512]}
 
 
 class Point(NamedTuple):
