@@ -1,6 +1,11 @@
-"""Speed of decoding: python -m benchmarks.decode [--workload=tiny|base] [--dtype=bfloat16]
+"""Speed of decoding: python -m benchmarks.decode [--workload=tiny|base] [--peers=ctranslate2]
 
-256 sources of 24 tokens, each decoded to exactly 32 tokens, 64 at a time, greedy and with a beam of 4. Two JSON lines.
+A batch of 64 sources of 24 tokens, each decoded to exactly 32 tokens, greedy and with a beam of 4, by what decode.py
+calls, from tokens to text. JSON lines as of benchmarks.train_step, for each beam; all systems take turns, with the same
+weights. The line of a ratio also says which share of the tokens is the same in both, but for the last one of an output,
+which is the end token where we force it.
+
+Run it on a quiet machine, and compare figures of one run only.
 """
 
 from command_line import run_script, use_huge_pages
@@ -8,61 +13,35 @@ from command_line import run_script, use_huge_pages
 if __name__ == '__main__':
     use_huge_pages()
 
-import time
-from typing import Any
+import tempfile
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 from absl import flags
 
-from benchmarks.measure import report, times
-from benchmarks.workloads import WORKLOADS
-from inference.search import IMPOSSIBLE, Vocabulary, beam_search, sample
+from benchmarks.turns import System, check_peers, in_turns, report_turns
+from benchmarks.workloads import WORKLOADS, Search
 
+LIBRARIES = {'ctranslate2': 'ctranslate2'}  # peer -> what it is imported from
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'Which sizes.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
-RUNS = flags.DEFINE_integer('runs', 5, 'Timed passes over all sentences.', lower_bound=1)
-SENTENCES, SOURCE, TARGET, BATCH = 256, 24, 32, 64
-VOCABULARY = Vocabulary(pad=0, bos=1, eos=2, others=(3,))
+TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches of each system.', lower_bound=1)
+PEERS = flags.DEFINE_list('peers', [], f'Time these too: {", ".join(LIBRARIES)}.')
 
 
 def main() -> None:
-    module = WORKLOADS[WORKLOAD.value].module(DTYPE.value)
-    sources = jax.random.randint(jax.random.key(0), (SENTENCES // BATCH, BATCH, SOURCE), 4, module.source_vocab_size)
-    variables = jax.jit(module.init)(jax.random.key(1), sources[0], sources[0])
-    for method, beam in (('greedy', 1), ('beam', 4)):
-
-        @jax.jit
-        def decode(variables, source, method=method, beam=beam):
-            def apply(*args, method) -> Any:
-                return module.apply(variables, *args, method=method)
-
-            def step(tokens, cache):
-                logits, cache = apply(tokens, cache, method='decode_step')
-                # No early end: the limit alone ends an output, so that every one has TARGET tokens.
-                early = cache.position < TARGET
-                return logits.at[..., VOCABULARY.eos].set(jnp.where(early, IMPOSSIBLE, 0.0)), cache
-
-            memory = apply(source, method='encode')
-            cache = apply(memory, beam, TARGET, method='init_cache')
-            start, limits = jnp.full(BATCH, VOCABULARY.bos), jnp.full(BATCH, TARGET)
-            if method == 'greedy':
-                return sample(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET)
-            return beam_search(step, cache, start, limits, vocabulary=VOCABULARY, max_length=TARGET, beam=beam)
-
-        began = time.perf_counter()
-        compiled = decode.lower(variables, sources[0]).compile()
-        compile_s = time.perf_counter() - began
-
-        def run(compiled=compiled):
-            return [compiled(variables, source) for source in sources]
-
-        found = run()[0]
-        lengths = (found.tokens[:, 0] != VOCABULARY.pad).sum(axis=1)
-        assert (lengths == TARGET).all(), lengths
-        report(times(run, RUNS.value), SENTENCES * TARGET,
-               {'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': method, 'beam': beam,
-                'system': 'allyouneed', 'compile_s': round(compile_s, 2)})
+    check_peers(PEERS.value, LIBRARIES, DTYPE.value)
+    workload = WORKLOADS[WORKLOAD.value]
+    for search in Search(beam=1), Search(beam=4):
+        with tempfile.TemporaryDirectory() as folder:
+            model = str(Path(folder) / 'model.npz')  # ours writes it, the peers read it
+            ours = System('allyouneed', 'benchmarks.ours:ready_decode',
+                          (workload, DTYPE.value, search, model, bool(PEERS.value)))
+            peers = [System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, search, model))
+                     for peer in PEERS.value]
+            found = in_turns([ours, *peers], TURNS.value)
+        report_turns(found, search.sentences * search.target, {
+            'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': search.method,
+            'beam': search.beam})
 
 
 if __name__ == '__main__':

@@ -2,13 +2,10 @@
 
 import dataclasses
 
-from model.blocks import BlockConfig
-from model.transformer import Transformer
-
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Sizes of a model and of a training batch of `batch` sentence pairs of `length` tokens on each side."""
+    """Sizes of a model, embeddings tied, and of a training batch of `batch` pairs of `length` tokens on each side."""
     num_layers: int
     d_model: int
     d_ff: int
@@ -18,14 +15,27 @@ class Workload:
     length: int
     dropout: float = 0.1
 
-    def module(self, dtype: str) -> Transformer:
-        """The model, embeddings tied."""
-        config = BlockConfig(d_model=self.d_model, d_ff=self.d_ff, num_heads=self.num_heads, dropout=self.dropout,
-                             dtype=dtype)
-        return Transformer(config, self.num_layers, self.vocab_size, self.vocab_size)
-
 
 WORKLOADS = {
     'tiny': Workload(num_layers=4, d_model=128, d_ff=256, num_heads=4, vocab_size=8000, batch=128, length=32),
     'base': Workload(num_layers=6, d_model=512, d_ff=2048, num_heads=8, vocab_size=32_000, batch=16, length=64),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """`sentences` sources of `source` tokens, `batch` at a time, each decoded to exactly `target` tokens."""
+    beam: int
+    sentences: int = 64
+    batch: int = 64
+    source: int = 24
+    target: int = 32
+
+    @property
+    def method(self) -> str:
+        """A beam of 1 is greedy search."""
+        return 'greedy' if self.beam == 1 else 'beam'
+
+
+LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # of Adam
+PAD, BOS, EOS, UNK = range(4)

@@ -1,41 +1,263 @@
 """Every benchmark runs, small, and reports figures that can be."""
 
+import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.profiler import ProfileData
 
-from benchmarks.train_step import torch_times
-from benchmarks.workloads import WORKLOADS
+from benchmarks import scaling
+from benchmarks.hlo import ops_of, place_of
+from benchmarks.ours import Translations, make_model
+from benchmarks.trace import IDLE, costs_of
+from benchmarks.turns import System, Timed, check_peers, in_turns, report_turns
+from benchmarks.workloads import WORKLOADS, Search, Workload
 from errors import UserError
+from training.summary import matmul_flops
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ['--config.model.num_layers=1', '--config.model.d_model=16', '--config.model.d_ff=32',
         '--config.model.num_heads=2',
         '--config.batch.buckets=1', '--config.batch.tokens=512']
+SMALL = Workload(num_layers=2, d_model=16, d_ff=24, num_heads=2, vocab_size=50, batch=3, length=7)
+
+
+def command(name, *arguments, **environment):
+    return subprocess.run([sys.executable, '-m', f'benchmarks.{name}', *arguments], cwd=ROOT, capture_output=True,
+                          text=True, env=os.environ | environment)
 
 
 def lines(name, *arguments):
-    done = subprocess.run([sys.executable, '-m', f'benchmarks.{name}', *arguments], cwd=ROOT, capture_output=True,
-                          text=True)
+    done = command(name, *arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize('name', ['train_step', 'decode', 'profile', 'scaling'])
+def test_help_does_not_wait_for_jax(name):
+    done = command(name, '--help', PYTHONPROFILEIMPORTTIME='1')
+    assert done.returncode == 0 and f'python -m benchmarks.{name}' in done.stdout
+    imported = {line.split('|')[-1].strip() for line in done.stderr.splitlines()}
+    assert 'absl.flags' in imported and not imported & {'jax', 'torch', 'matplotlib', 'ctranslate2'}
+
+
+@pytest.mark.parametrize('name, arguments, message', [
+    ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: there is torch, torch.compile\n'),
+    ('decode', ['--peers=torch'], 'error: --peers=torch: there is ctranslate2\n'),
+    ('decode', ['--turns=0'], 'error: --turns=0'),
+])
+def test_bad_command_lines(name, arguments, message):
+    done = command(name, *arguments)
+    assert (done.returncode, done.stdout) == (2, '') and done.stderr.startswith(message)
+
+
+def test_peers_that_are_refused(monkeypatch):
+    libraries = {'torch': 'torch', 'json': 'json'}
+    monkeypatch.setitem(sys.modules, 'torch', None)  # as if it were not installed
+    with pytest.raises(UserError, match=r"--peers=torch needs torch: python -m pip install -e '\.\[benchmark\]'"):
+        check_peers(['torch'], libraries, 'float32')
+    with pytest.raises(UserError, match='--peers names json twice'):
+        check_peers(['json', 'json'], libraries, 'float32')
+    with pytest.raises(UserError, match='leave out --peers or --dtype=bfloat16'):
+        check_peers(['json'], libraries, 'bfloat16')
+    check_peers([], libraries, 'bfloat16')
+    check_peers(['json'], libraries, 'float32')
+
+
+def test_turns(tmp_path):
+    log, here = tmp_path / 'log', 'tests.benchmarks.systems'
+    systems = [System(name, f'{here}:logging_system', (str(log), name, seconds))
+               for name, seconds in (('A', 0.05), ('B', 0.15))]
+    found = in_turns(systems, 3)
+    assert log.read_text() == 3 * 'AABB'  # the second call of a turn is timed
+    assert [len(timed.seconds) for timed in found.values()] == [3, 3]
+    assert all(0.05 <= second < 0.15 for second in found['A'].seconds) and min(found['B'].seconds) >= 0.15
+    assert len({os.getpid(), *(timed.told['process'] for timed in found.values())}) == 3
+    assert all(0 < timed.peak_memory_gb < 4 for timed in found.values())
+    with pytest.raises(UserError, match='this cannot be'):
+        in_turns([*systems, System('C', f'{here}:impossible_system')], 1)
+    with pytest.raises(RuntimeError, match='the process of D died'):
+        in_turns([System('D', f'{here}:dying_system')], 1)
+
+
+def test_ratios_are_of_turns(capsys):
+    found = {'a': Timed([1.0, 2.0, 4.0], {'device': 'cpu'}, [[5, 6], [8, 9]], 1.5),
+             'b': Timed([3.0, 4.0, 2.0], {}, [[5, 6], [8, 3]], 0.5)}
+    report_turns(found, 100, {'benchmark': 'x'})
+    a, b, ratio = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (a['median_s'], a['best_s'], a['worst_s'], a['tokens_per_second'], a['device']) == (2, 1, 4, 50, 'cpu')
+    assert (b['system'], b['peak_memory_gb'], b['turns']) == ('b', 0.5, 3)
+    assert ratio == {'benchmark': 'x', 'ratio': 2.0, 'of': 'a to b', 'quartiles': [1.25, 2.5], 'turns': 3,
+                     'same_tokens': 0.75}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name, arguments', [
-    ('train_step', ['--runs=1']), ('decode', ['--runs=1']), ('attention', ['--lengths=64', '--runs=1'])])
+    ('train_step', ['--turns=1']), ('decode', ['--turns=1']), ('attention', ['--lengths=64', '--runs=1'])])
 def test_speeds(name, arguments):
     found = lines(name, *arguments)
     assert all(line['tokens_per_second'] > 0 and line['median_s'] > 0 and line['peak_memory_gb'] > 0 for line in found)
 
 
-def test_a_peer_that_is_not_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'torch', None)
-    with pytest.raises(UserError, match=r"--peer=torch needs PyTorch: python -m pip install -e '\.\[benchmark\]'"):
-        torch_times(WORKLOADS['tiny'], 1)
+@pytest.mark.slow
+@pytest.mark.parametrize('name, peer', [('train_step', 'torch'), ('decode', 'ctranslate2')])
+def test_peers(name, peer):
+    pytest.importorskip(peer, reason='needs the benchmark extra')
+    found = lines(name, '--turns=1', f'--peers={peer}')
+    systems = ['allyouneed', peer, None] * len(found[::3])
+    assert [line.get('system') for line in found] == systems
+    for ours, theirs, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
+        assert ratio['ratio'] == pytest.approx(theirs['median_s'] / ours['median_s'], rel=0.01)
+        assert ratio.get('same_tokens', 1) > 0.99
+
+
+@pytest.mark.parametrize('beam', [1, 3])
+def test_ctranslate2_decodes_what_we_decode(beam, tmp_path):
+    pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
+    from benchmarks.peers import ctranslate2_decode
+
+    search, model = Search(beam=beam, sentences=8, batch=4, source=5, target=9), str(tmp_path / 'model.npz')
+    translations = Translations(SMALL, 'float32', search)
+    translations.save(model)
+    ours, theirs = translations(), ctranslate2_decode(SMALL, search, model).answer
+    assert all(len(tokens) == 8 for tokens in (*ours, *theirs))
+    same = np.mean([one == other for one, other in zip(ours, theirs, strict=True)])
+    assert same == 1 if beam == 1 else same >= 0.5  # our last token is the end token, so the best of several may differ
+
+
+def test_torch_trains_a_model_of_our_size():
+    torch = pytest.importorskip('torch', reason='needs the benchmark extra')
+    from benchmarks.peers import torch_model
+
+    module = make_model(SMALL, 'float32')
+    tokens = jnp.ones((1, 2), jnp.int32)
+    params = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)['params']
+    biases = SMALL.num_layers * 3 * 4 * SMALL.d_model  # of attention, which nn.Transformer has and we have not
+    model = torch_model(SMALL)
+    assert sum(each.numel() for each in model.parameters()) == biases + sum(
+        leaf.size for leaf in jax.tree.leaves(params))
+    dropped = [each.p for each in model.modules() if isinstance(each, torch.nn.Dropout) and each.p]
+    assert dropped == [SMALL.dropout] * 5 * SMALL.num_layers
+
+
+def test_the_operations_of_a_program():
+    def function(rows, weights, table, batched):
+        with jax.named_scope('layers_3'):
+            hidden = jnp.tanh(rows @ weights)
+
+        def body(_, x):
+            return jnp.sin(x @ weights @ weights.T)
+        return jax.lax.fori_loop(0, 3, body, rows).sum(), hidden @ table, jnp.einsum('bij,bkj->bik', batched, batched)
+
+    shapes = [(64, 32), (32, 48), (48, 1000), (7, 40, 24)]
+    text = jax.jit(function).lower(*map(jnp.zeros, shapes)).compile().as_text()
+    found = ops_of(text, vocab_size=1000)
+    flops = sorted((op.kind, op.flops) for op in found.values() if op.flops and op.kind.startswith('products'))
+    small = 2 * 64 * 32 * 48
+    assert sorted(set(flops)) == [('products', small), ('products, batched', 2 * 7 * 40 * 40 * 24),
+                                  ('products, vocabulary', 2 * 64 * 48 * 1000)]
+    assert 'layers/tanh' in {op.place for op in found.values()}
+    assert 'loops' in {op.kind for op in found.values()}
+
+
+def test_the_products_of_a_gradient():
+    workload = dataclasses.replace(SMALL, num_layers=1)
+    module, tokens = make_model(workload, 'float32'), jnp.ones((workload.batch, workload.length), jnp.int32)
+    params = module.init(jax.random.key(0), tokens, tokens)
+
+    def loss(params):
+        return jax.nn.logsumexp(module.apply(params, tokens, tokens)).sum()
+
+    found = ops_of(jax.jit(jax.grad(loss)).lower(params).compile().as_text(), workload.vocab_size).values()
+    # A product is a line of its own, and again of the fusion that it is in.
+    assert sum(op.flops for op in found if not op.fused) == pytest.approx(
+        matmul_flops(jax.grad(loss), params), rel=0.05)
+    assert {op.kind for op in found} > {'products', 'products, vocabulary', 'norm'}
+
+
+@pytest.mark.parametrize('op_name, place', [
+    ('jit(train_step)/jvp(Transformer)/Transformer.encode/encoder/layers_0/layers_0.prefill/norm/add',
+     'encoder/layers/norm/add'),
+    ('jit(f)/transpose(jvp(Transformer))/decoder/layers_11/key/dot_general',
+     'decoder/layers/key/dot_general (backward)'),
+    ('jit(decode)/while/body/closed_call/top_k', 'top_k'), ('', '')])
+def test_places(op_name, place):
+    assert place_of(op_name) == place
+
+
+def test_costs_of_a_trace():
+    """Thread 1 runs 'a' (0 to 40 us) with 'b' inside (10 to 20); its task works on thread 2 from 30 to 60."""
+    STATS = ['hlo_op', 'hlo_module', '_p', '_c']
+    KINDS = ['op', *(f'ThreadpoolListener::{name}' for name in ('StartRegion', 'StopRegion', 'Record'))]
+
+    def event(kind, begin, duration=0, **stats):
+        told = ''.join(
+            f'stats {{ metadata_id: {STATS.index(name) + 1} '
+            f'{"str_value" if isinstance(value, str) else "int64_value"}: {json.dumps(value)} }} '
+            for name, value in stats.items())
+        return (f'events {{ metadata_id: {KINDS.index(kind) + 1} offset_ps: {begin * 10**6} '
+                f'duration_ps: {duration * 10**6} {told} }}')
+
+    threads = [[event('op', 0, 40, hlo_op='a', hlo_module='m'), event('op', 10, 10, hlo_op='b', hlo_module='m'),
+                event(KINDS[3], 25, _p=9), event('op', 80, 20, hlo_op='b', hlo_module='m')],
+               [event(KINDS[1], 30, _c=9), event(KINDS[2], 60)]]
+    proto = 'planes { name: "/host:CPU" ' + ''.join(
+        f'lines {{ id: {number} name: "thread {number}" {" ".join(events)} }} '
+        for number, events in enumerate(threads)) + ''.join(
+        f'{what} {{ key: {number} value {{ id: {number} name: "{name}" }} }} '
+        for what, names in (('event_metadata', KINDS), ('stat_metadata', STATS))
+        for number, name in enumerate(names, 1)) + '}'
+    costs = costs_of(ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(proto)).planes)
+    told = {name[1]: (cost.count, round(cost.seconds * 1e6), round(cost.thread_seconds * 1e6))
+            for name, cost in costs.items()}
+    assert told == {'a': (1, 50, 60), 'b': (2, 30, 30), IDLE[1]: (0, 20, 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('what', ['train_step', 'decode'])
+def test_a_profile(what, tmp_path):
+    done = command('profile', f'--what={what}', '--runs=1', '--top=5', f'--hlo={tmp_path}')
+    assert done.returncode == 0, done.stderr
+    assert any('train_step' in path.name or 'search' in path.name for path in tmp_path.iterdir())
+    operations, kinds = done.stdout.split('\n\n')
+    assert len(operations.splitlines()) == 1 + 1 + 5 + 1
+    shares = {line.split('  ')[-1]: float(line.split()[2].rstrip('%')) for line in kinds.splitlines()[1:]}
+    assert shares.pop('total') == 100 and sum(shares.values()) == pytest.approx(100, abs=1)
+    assert shares['products'] > 3 and shares.get('not found', 0) < 1
+
+
+def test_exponents():
+    values = 2.0 ** np.arange(5)
+    quadratic = [scaling.Point(value, 3 * value ** 2, 0.5) for value in values]
+    assert scaling.exponent(quadratic, 'ms') == pytest.approx(2)
+    assert scaling.exponent(quadratic, 'gb') == pytest.approx(0, abs=1e-9)
+    bent = [scaling.Point(value, value if value > 3 else 4, 1) for value in values]
+    assert scaling.exponent(bent[::-1], 'ms') == pytest.approx(1)  # the flat beginning does not count
+
+
+def test_scaling(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(scaling, 'BASE', dataclasses.replace(SMALL, num_layers=1, d_model=32))
+    monkeypatch.setattr(scaling, 'SIZES', {'vocabulary': [512, 4096]})
+    for flag, value in (('RUNS', 1), ('FIGURE', str(tmp_path / 'deep' / 'scaling.png'))):
+        monkeypatch.setattr(scaling, flag, type('Flag', (), {'value': value}))
+    scaling.main()
+    *points, fit = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [point['value'] for point in points] == [512, 4096]
+    assert points[1]['memory_gb'] > points[0]['memory_gb'] > 0
+    assert 0.3 < fit['exponent_of_gb'] < 1.1 and fit['size'] == 'vocabulary'
+    assert (tmp_path / 'deep' / 'scaling.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_workloads_are_fixed():
+    assert WORKLOADS['tiny'].batch * WORKLOADS['tiny'].length == 4096
+    assert WORKLOADS['base'].batch * WORKLOADS['base'].length == 1024
 
 
 @pytest.mark.slow

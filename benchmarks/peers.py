@@ -1,0 +1,155 @@
+"""The libraries beside which the product is timed, each as its documentation says that it is fast."""
+
+import functools
+import importlib
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.turns import CORES, Ready
+from benchmarks.workloads import (
+    BETA2,
+    BOS,
+    EOS,
+    EPSILON,
+    LABEL_SMOOTHING,
+    LEARNING_RATE,
+    PAD,
+    UNK,
+    Search,
+    Workload,
+)
+
+
+def torch_train_step(workload: Workload, compiled: bool) -> Ready:
+    """PyTorch's nn.Transformer with the fused Adam; with `compiled`, model and loss go through torch.compile."""
+    torch: Any = importlib.import_module('torch')
+    torch.set_num_threads(CORES)
+    model = torch_model(workload)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, (0.9, BETA2), EPSILON, fused=True)
+    tokens = torch.randint(4, workload.vocab_size, (workload.batch, workload.length))
+    loss = torch.compile(model) if compiled else model
+
+    def call():
+        optimizer.zero_grad()
+        loss(tokens, tokens, tokens).backward()
+        optimizer.step()
+
+    began = time.perf_counter()
+    call()
+    compile_s = {'compile_s': round(time.perf_counter() - began, 2)} if compiled else {}
+    return Ready(call, {**compile_s, 'device': 'cpu', 'torch': torch.__version__})
+
+
+def torch_model(workload: Workload) -> Any:
+    """A module: source, target and wanted tokens -> the loss. Dropout is where ours has it, and nowhere else.
+
+    nn.Transformer computes its attention by scaled_dot_product_attention. It has biases in attention, and we none.
+    """
+    torch: Any = importlib.import_module('torch')
+    functional, length, width = torch.nn.functional, workload.length, workload.d_model
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(workload.vocab_size, width)
+            torch.nn.init.normal_(self.embedding.weight, std=width ** -0.5)
+            self.transformer = torch.nn.Transformer(width, workload.num_heads, workload.num_layers,
+                                                    workload.num_layers, workload.d_ff, workload.dropout,
+                                                    batch_first=True)
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # post-norm has none at the end
+            for module in self.transformer.modules():
+                if isinstance(module, torch.nn.MultiheadAttention):
+                    module.dropout = 0.0  # on the weights
+                if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
+                    module.dropout = torch.nn.Identity()  # inside the feed-forward sublayer
+            self.register_buffer('positions', torch.tensor(sinusoids(length, width)))
+            self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
+
+        def embed(self, tokens):
+            return functional.dropout(self.embedding(tokens) * width ** 0.5 + self.positions, workload.dropout)
+
+        def forward(self, source, target, wanted):
+            hidden = self.transformer(self.embed(source), self.embed(target), tgt_mask=self.mask, tgt_is_causal=True)
+            logits = functional.linear(hidden, self.embedding.weight)
+            return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=LABEL_SMOOTHING)
+
+    return Model()
+
+
+def sinusoids(length: int, d_model: int) -> np.ndarray:
+    """[length, d_model] float32, as model/positional.py has them."""
+    angles = np.arange(length)[:, None] / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
+
+
+def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
+    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file."""
+    ctranslate2: Any = importlib.import_module('ctranslate2')
+    with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
+        specification(workload, search.source + search.target, arrays).save(folder)
+        sources = [list(map(str, source)) for source in arrays['sources']]
+        began = time.perf_counter()
+        translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=1,
+                                            intra_threads=CORES)
+        load_s = time.perf_counter() - began
+    translate = functools.partial(
+        translator.translate_batch, sources, max_batch_size=search.batch, beam_size=search.beam,
+        max_decoding_length=search.target, min_decoding_length=search.target,
+        suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
+    # It has no end token where the length ends an output; in ours the last token is one.
+    answer = [list(map(int, result.hypotheses[0][:-1])) for result in translate()]
+    return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
+                 answer)
+
+
+def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
+    """CTranslate2's description of the model, a TransformerSpec, with its weights."""
+    specs: Any = importlib.import_module('ctranslate2.specs.transformer_spec')
+    layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
+    encoder = specs.TransformerEncoderSpec(layers, heads, pre_norm=False)
+    decoder = specs.TransformerDecoderSpec(layers, heads, pre_norm=False)
+
+    def norm(spec, name):
+        spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
+
+    def projection(*names):
+        """[out, in] of projections from one stream, one after the other."""
+        return np.concatenate([arrays[f'{name}/kernel'].reshape(width, -1).T for name in names])
+
+    def attention(spec, name, *groups):
+        norm(spec.layer_norm, name)
+        for linear, group in zip(spec.linear, groups, strict=False):
+            linear.weight = projection(*(f'{name}/{each}' for each in group))
+        spec.linear[-1].weight = np.ascontiguousarray(arrays[f'{name}/output/kernel'].reshape(-1, width).T)
+
+    def feed_forward(spec, name):
+        norm(spec.layer_norm, name)
+        for linear, each in (spec.linear_0, 'inner'), (spec.linear_1, 'outer'):
+            linear.weight = np.ascontiguousarray(arrays[f'{name}/{each}/kernel'].T)
+            linear.bias = arrays[f'{name}/{each}/bias']
+
+    for spec, stack in (encoder, 'encoder'), (decoder, 'decoder'):
+        # Its own sinusoids begin at position 1, with other frequencies.
+        spec.position_encodings.encodings = sinusoids(positions, width)
+        for number, layer in enumerate(spec.layer):
+            name = f'{stack}/layers_{number}'
+            attention(layer.self_attention, f'{name}/self_attention', ('query', 'key', 'value'))
+            if spec is decoder:
+                attention(layer.attention, f'{name}/cross_attention', ('query',), ('key', 'value'))
+            feed_forward(layer.ffn, f'{name}/feed_forward')
+    table = arrays['target_embedding/embedding']
+    encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
+    found = specs.TransformerSpec(encoder, decoder)
+    found.config.layer_norm_epsilon = 1e-6
+    found.config.unk_token, found.config.bos_token, found.config.eos_token = map(str, (UNK, BOS, EOS))
+    found.config.decoder_start_token = str(BOS)
+    pieces = list(map(str, range(workload.vocab_size)))
+    found.register_source_vocabulary(pieces)
+    found.register_target_vocabulary(pieces)
+    found.validate()
+    found.optimize()
+    return found

@@ -1,0 +1,24 @@
+"""Systems that other processes of the tests make: light, as each imports this file."""
+
+import os
+import time
+
+from benchmarks.turns import Ready
+from errors import UserError
+
+
+def logging_system(path, name, seconds):
+    def call():
+        with open(path, 'a') as log:
+            log.write(name)
+        time.sleep(seconds)
+
+    return Ready(call, {'process': os.getpid()}, answer=[[1, 2, 3]])
+
+
+def impossible_system():
+    raise UserError('this cannot be')
+
+
+def dying_system():
+    os._exit(3)
