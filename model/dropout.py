@@ -46,7 +46,8 @@ def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[
 
     def draw(key):
         row, word = (jax.lax.broadcasted_iota(jnp.uint32, (rows, words), axis) for axis in range(2))
-        bits = jax.lax.bitcast_convert_type(threefry(jax.random.key_data(key), row, word), jnp.uint16)
+        # Keys of other generators than Threefry repeat or extend the two words of one.
+        bits = jax.lax.bitcast_convert_type(threefry(jax.random.key_data(key)[:2], row, word), jnp.uint16)
         return bits.reshape(rows, 2 * words)[:, :places].reshape(shape) >= _dropped(rate)
 
     def draw_apart(key):
