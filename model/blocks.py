@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int

@@ -33,8 +33,8 @@ class Cache(flax.struct.PyTreeNode):
     Attributes:
       memory: what stays the same for a sentence (cross-attention keys and values, the source mask);
         leaves [batch, ...]. Never reordered, never copied for each hypothesis.
-      state: what belongs to one hypothesis (its ancestors, the state of a recurrent network); leaves [batch, beam, ...].
-        A beam reorders it with one tree.map.
+      state: what belongs to one hypothesis (the table of its ancestors, the state of a recurrent network);
+        leaves [batch, beam, ...]. A beam reorders it with one tree.map.
       position: int [], number of tokens decoded so far.
       past: what the hypotheses of a sentence have written; leaves [batch, ..., keys]. Each step of `beam` hypotheses
         fills the next `beam` keys, and whoever needs room for more steps pads the last axis. Never reordered.
