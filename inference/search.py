@@ -1,6 +1,6 @@
-"""Decoding as jitted loops over an explicit cache: greedy, sampling, beam.
+"""Decoding over an explicit cache: greedy, sampling, beam.
 
-Each takes `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache`, any model's, and
+A search takes `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache`, any model's, and
 an empty cache of as many hypotheses as it is to follow. `start` [batch] is the token that the model reads first:
 the start token of a translation, the last one of a prompt. `limits` [batch] is the greatest number of tokens of
 each sentence. What reaches it is complete in one of two ways: its last token is forced to be the end token
@@ -8,21 +8,27 @@ each sentence. What reaches it is complete in one of two ways: its last token is
 
 A search may forbid tokens, but forbidding changes no probability: the log-probabilities are the model's own, over its
 whole vocabulary, those of a forced end token too. They are what teacher forcing gives for the same tokens.
+
+`Sample` and `Beam` are the two searches as what they are at the beginning, at a step and at the end; `advance` is the
+loop. `sample` and `beam_search` run one to its end, in one program. inference/batches.py stops between two steps
+instead, and goes on with the sentences that are not done.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from model.cache import Cache
 
 DecodeStep = Callable[[Int[Array, 'batch beam'], Cache], tuple[Float[Array, 'batch beam vocab'], Cache]]
 IMPOSSIBLE = jnp.finfo(jnp.float32).min
+BLOCK = 32  # logits of which `largest` looks at the greatest first
 
 
 class Hypotheses(flax.struct.PyTreeNode):
@@ -46,71 +52,127 @@ class Vocabulary:
     eos: int
     others: tuple[int, ...] = ()
 
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """The tokens that are never produced."""
+        return self.pad, self.bos, *self.others
+
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
     """The penalty ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def _allowed(logits, step, limits, vocabulary, cut):
-    """Logits to choose a token from, IMPOSSIBLE where one may not come; they give no probabilities.
+def largest(logits: Float[Array, '*batch vocab'], count: int,
+            block: int = BLOCK) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
+    """jax.lax.top_k, reading a row once: the `count` greatest, and where they are; of equal ones the first.
+
+    The `count` greatest are in the `count` blocks of the greatest maxima. Where a tie decides between two blocks, it is
+    the first that counts, as among their elements.
+    """
+    size = logits.shape[-1]
+    blocks = -(-size // block)
+    if blocks <= 2 * count:
+        values, places = jax.lax.top_k(logits, count)
+        return values, places
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * block - size)]
+    grouped = jnp.pad(logits, padding, constant_values=-jnp.inf).reshape(*logits.shape[:-1], blocks, block)
+    _, best = jax.lax.top_k(grouped.max(axis=-1), count)
+    best = jnp.sort(best, axis=-1)  # in the order of the row again
+    places = (best[..., None] * block + jnp.arange(block)).reshape(*logits.shape[:-1], count * block)
+    values, index = jax.lax.top_k(
+        jnp.take_along_axis(logits, places, axis=-1, mode='fill', fill_value=-jnp.inf), count)
+    return values, jnp.take_along_axis(places, index, axis=-1)
+
+
+def _best(logits, count, state, vocabulary, cut):
+    """The `count` greatest logits of tokens that may come, IMPOSSIBLE where there are no more, and the tokens.
 
     Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
     unless `cut`.
     """
-    logits = logits.at[..., jnp.array([vocabulary.pad, vocabulary.bos, *vocabulary.others])].set(IMPOSSIBLE)
+    values, tokens = largest(jnp.where(_may_come(logits, vocabulary), logits, IMPOSSIBLE), count)
     if cut:
-        return logits
-    only_end = jnp.where(jnp.arange(logits.shape[-1]) == vocabulary.eos, logits, IMPOSSIBLE)
-    # The select costs a pass over the logits, so it waits until the first sentence is at its limit.
-    return jax.lax.cond(step >= jnp.min(limits) - 1,
-                        lambda: jnp.where((step >= limits - 1)[:, None, None], only_end, logits), lambda: logits)
+        return values, tokens
+    at_limit = (state.step >= state.limits - 1)[:, None, None]
+    only_end = jnp.where(jnp.arange(count) == 0, logits[..., vocabulary.eos, None], IMPOSSIBLE)
+    return jnp.where(at_limit, only_end, values), jnp.where(at_limit, vocabulary.eos, tokens)
 
 
-# The two searches take what a decoder is by position, and the settings of the search, which are many, by keyword.
+def _may_come(logits, vocabulary):
+    return jnp.ones(logits.shape[-1], bool).at[jnp.array(vocabulary.forbidden)].set(False)
 
-def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-           vocabulary: Vocabulary, max_length: int, num_samples: int = 1, alpha: float = 0.0, cut: bool = False,
-           keys: Key[Array, ' batch'] | None = None,
-           temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Hypotheses:
-    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 
-    Logits are divided by `temperature`; then the `top_k` most probable tokens are kept (0: all), and of
-    these the smallest set whose probability reaches `top_p` (Holtzman et al. 2020, arXiv:1904.09751).
-    A sentence's draws depend on its key alone, not on its neighbours in the batch.
-    """
-    batch = limits.shape[0]
+class _Draws(flax.struct.PyTreeNode):
+    step: Any
+    limits: Any     # [batch]
+    keys: Any       # [batch], or None
+    last: Any       # [batch, samples] the token that is read next
+    ended: Any      # [batch, samples]
+    tokens: Any     # [batch, samples, length]
+    log_probs: Any  # [batch, samples]
+    lengths: Any    # [batch, samples]
+    cache: Any
 
-    def choose(logits, step):
-        if temperature == 0:
-            return jnp.argmax(logits, axis=-1)
-        assert keys is not None, 'a temperature above 0 draws'
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
-        return jax.vmap(jax.random.categorical)(step_keys, filter_logits(logits, temperature, top_k, top_p))
 
-    def body(carry):
-        step, last, ended, tokens, log_probs, lengths, cache = carry
-        logits, cache = decode_step(last, cache)
-        token = choose(_allowed(logits, step, limits, vocabulary, cut), step).astype(jnp.int32)
-        new = jnp.take_along_axis(logits, token[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
-        token = jnp.where(ended, vocabulary.pad, token)
-        log_probs = jnp.where(ended, log_probs, log_probs + new)
-        lengths = jnp.where(ended, lengths, lengths + 1)
-        tokens = tokens.at[:, :, step].set(token)
-        ended |= (token == vocabulary.eos) | (step >= limits - 1)[:, None]
-        return step + 1, token, ended, tokens, log_probs, lengths, cache
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The settings of `sample`, which tells what they are."""
+    vocabulary: Vocabulary
+    max_length: int
+    num_samples: int = 1
+    alpha: float = 0.0
+    cut: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
 
-    def running(carry):
-        return (carry[0] < max_length) & ~jnp.all(carry[2])
+    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
+              keys: Key[Array, ' batch'] | None = None) -> _Draws:
+        """Nothing is drawn yet."""
+        shape = limits.shape[0], self.num_samples
+        return _Draws(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
+                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
+                      ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
+                      tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
+                      log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache)
 
-    shape = batch, num_samples
-    carry = (jnp.zeros((), jnp.int32), jnp.broadcast_to(start[:, None], shape),
-             jnp.broadcast_to((limits <= 0)[:, None], shape), jnp.full((*shape, max_length), vocabulary.pad, jnp.int32),
-             jnp.zeros(shape), jnp.zeros(shape, jnp.int32), cache)
-    _, _, _, tokens, log_probs, lengths, _ = jax.lax.while_loop(running, body, carry)
-    scores = log_probs / length_penalty(lengths, alpha)
-    best = jnp.argsort(-scores, axis=1)
-    return jax.tree.map(lambda each: each[jnp.arange(batch)[:, None], best], Hypotheses(tokens, log_probs, scores))
+    def open(self, state: _Draws) -> Bool[Array, ' batch']:
+        """Which sentences have an output that goes on."""
+        return ~state.ended.all(axis=1)
+
+    def step(self, decode_step: DecodeStep, state: _Draws) -> _Draws:
+        """One token of each output."""
+        logits, cache = decode_step(state.last, state.cache)
+        token, value = self._choose(logits, state)
+        new = value - jax.nn.logsumexp(logits, axis=-1)
+        token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
+        return state.replace(
+            step=state.step + 1, last=token, cache=cache,
+            ended=state.ended | (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None],
+            tokens=state.tokens.at[:, :, state.step].set(token),
+            log_probs=jnp.where(state.ended, state.log_probs, state.log_probs + new),
+            lengths=jnp.where(state.ended, state.lengths, state.lengths + 1))
+
+    def _choose(self, logits, state):
+        if self.temperature == 0:
+            values, tokens = _best(logits, 1, state, self.vocabulary, self.cut)
+            return tokens[..., 0], values[..., 0]
+        assert state.keys is not None, 'a temperature above 0 draws'
+        keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
+        allowed = jnp.where(_may_come(logits, self.vocabulary), logits, IMPOSSIBLE)
+        token = jax.vmap(jax.random.categorical)(
+            keys, filter_logits(allowed, self.temperature, self.top_k, self.top_p))
+        if not self.cut:
+            token = jnp.where((state.step >= state.limits - 1)[:, None], self.vocabulary.eos, token)
+        return token, jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
+
+    def found(self, state: _Draws) -> Hypotheses:
+        """The outputs as they are now."""
+        scores = state.log_probs / length_penalty(state.lengths, self.alpha)
+        best = jnp.argsort(-scores, axis=1)
+        rows = jnp.arange(len(best))[:, None]
+        return Hypotheses(state.tokens[rows, best], state.log_probs[rows, best], scores[rows, best])
 
 
 def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_k: int,
@@ -118,7 +180,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
     """Logits of the distribution that `sample` draws from: tempered, and what is cut off made impossible."""
     logits = logits / temperature
     if top_k:
-        smallest = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][..., -1:]
+        smallest = largest(logits, min(top_k, logits.shape[-1]))[0][..., -1:]
         logits = jnp.where(logits < smallest, IMPOSSIBLE, logits)
     if top_p < 1.0:
         order = jnp.sort(logits, axis=-1, descending=True)
@@ -131,6 +193,8 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
 
 class _Beam(flax.struct.PyTreeNode):
     step: Any
+    limits: Any         # [batch]
+    last: Any           # [batch, beam] the token that is read next
     alive_tokens: Any   # [batch, beam, length]
     alive_scores: Any   # [batch, beam] log-probabilities; IMPOSSIBLE where there is no hypothesis
     ended_tokens: Any   # [batch, beam, length]
@@ -139,54 +203,103 @@ class _Beam(flax.struct.PyTreeNode):
     cache: Any
 
 
-def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
-                vocabulary: Vocabulary, max_length: int, beam: int, alpha: float = 0.6, n_best: int = 1,
-                cut: bool = False) -> Hypotheses:
-    """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """The settings of `beam_search`, which tells what they are."""
+    vocabulary: Vocabulary
+    max_length: int
+    beam: int
+    alpha: float = 0.6
+    n_best: int = 1
+    cut: bool = False
 
-    At each step the `beam` best extensions of the alive hypotheses survive. Those that end, or reach their limit, leave
-    the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is exhaustive.
-    A sentence is done when its n-th best ended hypothesis scores at least what the best alive one can still reach:
-    its log-probability now, which only falls, under the penalty of the greatest length.
-    """
-    batch = limits.shape[0]
-    rows = jnp.arange(batch)[:, None]
+    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch']) -> _Beam:
+        """One hypothesis of nothing; it has ended where the limit is 0."""
+        shape = limits.shape[0], self.beam
+        nothing = jnp.full(shape, IMPOSSIBLE)
+        empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
+        ends = limits <= 0
+        ended = nothing.at[:, 0].set(jnp.where(ends, 0.0, IMPOSSIBLE))
+        return _Beam(step=jnp.zeros((), jnp.int32), limits=limits,
+                     last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
+                     alive_tokens=empty, alive_scores=nothing.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
+                     ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache)
 
-    def done(state):
+    def open(self, state: _Beam) -> Bool[Array, ' batch']:
+        """Which sentences have a hypothesis that may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
-        attainable = best_alive / length_penalty(limits, max(alpha, 0.0))
+        attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
-        if alpha < 0:  # a penalty that falls with the length: the shortest continuation is the best case
-            attainable = best_alive / length_penalty(state.step + 1, alpha)
-        return (state.ended_scores[:, n_best - 1] >= attainable) | (limits <= state.step)
+        if self.alpha < 0:  # a penalty that falls with the length: the shortest continuation is the best case
+            attainable = best_alive / length_penalty(state.step + 1, self.alpha)
+        return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
 
-    def body(state):
-        last = jnp.where(state.step == 0, start[:, None], state.alive_tokens[:, :, jnp.maximum(state.step - 1, 0)])
-        logits, cache = decode_step(last, state.cache)
-        # The `beam` best extensions of each hypothesis, then the best of those.
-        width = min(beam, logits.shape[-1])
-        values, tokens = jax.lax.top_k(_allowed(logits, state.step, limits, vocabulary, cut), width)
+    def step(self, decode_step: DecodeStep, state: _Beam) -> _Beam:
+        """The `beam` best extensions of each hypothesis, then the best of those."""
+        logits, cache = decode_step(state.last, state.cache)
+        batch, beam, size = logits.shape
+        rows, width = jnp.arange(batch)[:, None], min(beam, size)
+        values, tokens = _best(logits, width, state, self.vocabulary, self.cut)
         log_probs = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         possible = (values > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
-        parent, token = index // width, tokens.reshape(batch, -1)[rows, index]
+        parent, token = index // width, tokens.reshape(batch, -1)[rows, index].astype(jnp.int32)
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
-        ends = ((token == vocabulary.eos) | (state.step >= limits - 1)[:, None]) & (scores > IMPOSSIBLE)
+        ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
+        ends &= scores > IMPOSSIBLE
 
-        new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, alpha), IMPOSSIBLE)
+        new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, self.alpha), IMPOSSIBLE)
         ended_scores, best = jax.lax.top_k(jnp.concatenate([state.ended_scores, new_scores], axis=1), beam)
-        return _Beam(
-            step=state.step + 1,
+        return state.replace(
+            step=state.step + 1, last=token,
             alive_tokens=sequences, alive_scores=jnp.where(ends, IMPOSSIBLE, scores),
             ended_tokens=jnp.concatenate([state.ended_tokens, sequences], axis=1)[rows, best],
             ended_probs=jnp.concatenate([state.ended_probs, scores], axis=1)[rows, best],
             ended_scores=ended_scores,
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
-    nothing = jnp.full((batch, beam), IMPOSSIBLE)
-    empty = jnp.full((batch, beam, max_length), vocabulary.pad, jnp.int32)
-    first = _Beam(step=jnp.zeros((), jnp.int32), alive_tokens=empty, alive_scores=nothing.at[:, 0].set(0.0),
-                  ended_tokens=empty, ended_probs=nothing, ended_scores=nothing, cache=cache)
-    state = jax.lax.while_loop(lambda state: (state.step < max_length) & ~jnp.all(done(state)), body, first)
-    return Hypotheses(state.ended_tokens[:, :n_best], state.ended_probs[:, :n_best], state.ended_scores[:, :n_best])
+    def found(self, state: _Beam) -> Hypotheses:
+        """The ended hypotheses as they are now."""
+        return Hypotheses(*(each[:, :self.n_best] for each in (state.ended_tokens, state.ended_probs,
+                                                               state.ended_scores)))
+
+
+Search = Sample | Beam
+
+
+def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Array, ''] | int,
+            at_least: Int[Array, ''] | int = 1) -> Any:
+    """Steps as far as step `until`, and while at least so many sentences are open."""
+    def running(state):
+        return (state.step < until) & (search.open(state).sum() >= at_least)
+
+    return jax.lax.while_loop(running, functools.partial(search.step, decode_step), state)
+
+
+# The two searches take what a decoder is by position, and the settings of the search, which are many, by keyword.
+
+def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
+           keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
+    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
+
+    Logits are divided by `temperature`; then the `top_k` most probable tokens are kept (0: all), and of
+    these the smallest set whose probability reaches `top_p` (Holtzman et al. 2020, arXiv:1904.09751).
+    A sentence's draws depend on its key alone, not on its neighbours in the batch. The settings are `Sample`'s.
+    """
+    search = Sample(**settings)
+    state = search.begin(cache, start, limits, keys)
+    return search.found(advance(search, decode_step, state, search.max_length))
+
+
+def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
+                **settings: Any) -> Hypotheses:
+    """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
+
+    At each step the `beam` best extensions of the alive hypotheses survive. Those that end, or reach their limit, leave
+    the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is exhaustive.
+    A sentence is done when its n-th best ended hypothesis scores at least what the best alive one can still reach:
+    its log-probability now, which only falls, under the penalty of the greatest length. The settings are `Beam`'s.
+    """
+    search = Beam(**settings)
+    return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from configs.options import METHODS, SEARCH_NUMBERS
 from errors import UserError
 from inference import search
+from inference.batches import Batch, BatchSearch
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -281,7 +282,7 @@ class SearchModel(TextModel):
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         super().__init__(module, params, tokenizers)
         self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
-        self._search = jax.jit(self._encode_and_search, static_argnames=('max_length', 'options'))
+        self._batches = BatchSearch(module)
 
     @abc.abstractmethod
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
@@ -316,16 +317,22 @@ class SearchModel(TextModel):
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
-        batch = self._padded([each.encoded for each in inputs], rows)
+        source = self._padded([each.encoded for each in inputs], rows)
         start, at_most, number = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32)
         start[:len(sources)] = [each.start for each in inputs]
         at_most[:len(sources)] = [each.limit for each in inputs] if limits is None else limits
         number[:len(sources)] = numbers
-        # The seed is an argument of the compiled search, so another seed compiles nothing.
-        found = self._search(self.params, *self.distribute((batch, start, at_most, number)), np.uint32(options.seed),
-                             np.uint32(draw), options=dataclasses.replace(options, seed=0),
-                             max_length=self._max_length(batch.shape[1], options))
-        return process_allgather(found, tiled=True)
+        settings = self._settings(self._max_length(source.shape[1], options), options)
+        batch = Batch(*self.distribute((source, start, at_most, number)))
+        return self._batches.find(self.params, settings, batch, options.seed, draw)
+
+    def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
+        max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
+        what = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
+        if options.method == 'beam':
+            return search.Beam(**what, beam=options.beam, n_best=options.n_best)
+        return search.Sample(**what, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
+                             temperature=options.temperature if options.method == 'sample' else 0.0)
 
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
         tokens = found.tokens[row, rank]
@@ -334,24 +341,6 @@ class SearchModel(TextModel):
         tokens = tokens[:-1] if ended else tokens
         return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
                           float(found.scores[row, rank]), ended)
-
-    # What is traced once, for `find`: arrays by position, what is static by keyword.
-    def _encode_and_search(self, params, source, start, limits, numbers, seed, draw, *, max_length, options):
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(jax.random.key(seed), draw), numbers)
-        memory = self._apply(params, source, method='encode')
-
-        def decode_step(tokens, cache):
-            return self._apply(params, tokens, cache, method='decode_step')
-
-        width = options.beam if options.method == 'beam' else options.n_best
-        cache = self._apply(params, memory, width, max_length, method='init_cache')
-        if options.method == 'beam':
-            return search.beam_search(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
-                                      beam=width, alpha=options.alpha, n_best=options.n_best, cut=self.cut)
-        return search.sample(decode_step, cache, start, limits, vocabulary=VOCABULARY, max_length=max_length,
-                             num_samples=width, alpha=options.alpha, cut=self.cut, keys=keys,
-                             temperature=options.temperature if options.method == 'sample' else 0.0,
-                             top_k=options.top_k, top_p=options.top_p)
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from model.attention import MultiHeadAttention
+from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout
 from model.positional import RelativeBias
 from model.product import dot_general
@@ -20,8 +20,6 @@ ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
 NORMS = ('post', 'pre')
 
 Sequence = Float[Array, 'batch length d_model']
-Past = dict[str, Array]  # 'key' and 'value' of self-attention, one slot a position
-KeysValues = tuple[Float[Array, 'batch source heads d_k'], Float[Array, 'batch source heads d_v']]
 
 
 class BlockConfig(flax.struct.PyTreeNode):
@@ -79,24 +77,14 @@ def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAtten
 
 
 def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
-                   slot: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
+                   first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
     """Self-attention of one position of every hypothesis to that and the earlier ones.
 
-    `past` holds 'key' and 'value' [batch, beam, slots, heads, width]; it is returned with `slot` filled in.
-    `relation` is of this position to all slots; its rows are sentences, or all hypotheses of the batch.
+    `past` is returned with the keys from number `first` on filled in, one for each hypothesis. `relation` is of the
+    hypotheses to all keys; its mask tells which of them a hypothesis remembers.
     """
-    batch, beam, _ = x.shape
-
-    def flat(array):
-        return array.reshape(batch * beam, *array.shape[2:])
-
-    key, value = attention.keys_values(flat(x)[:, None], relation.target)
-    past = jax.tree.map(
-        lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-            old, new.reshape(batch, beam, *new.shape[1:]).astype(old.dtype), slot, axis=2),
-        past, {'key': key, 'value': value})
-    attended = attention.attend(flat(x)[:, None], flat(past['key']), flat(past['value']), relation)
-    return attended.reshape(x.shape), past
+    past = written(past, *attention.keys_values(x, relation.target), first)
+    return attention.attend(x, as_given(past['key']), as_given(past['value']), relation), past
 
 
 class FeedForward(nn.Module):
@@ -161,22 +149,23 @@ class EncoderBlock(nn.Module):
         return self.prefill(x, relation, deterministic)[0]
 
     def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
-        """The same, with what later positions will look back at: 'key' and 'value' [batch, length, heads, width]."""
+        """The same, with what later positions will look back at."""
         past = {}
 
         def attend(y):
-            past['key'], past['value'] = self.self_attention.keys_values(y, relation.source)
-            return self.self_attention.attend(y, past['key'], past['value'], relation, deterministic)
+            key, value = self.self_attention.keys_values(y, relation.source)
+            past['key'], past['value'] = as_read(key), as_read(value)
+            return self.self_attention.attend(y, key, value, relation, deterministic)
 
         x = self.self_attention_residual(x, attend, deterministic)
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic), past
 
-    def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, slot: Int[Array, ''],
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
         """One position of every hypothesis; see `attend_to_past`."""
         def attend(y):
             nonlocal past
-            attended, past = attend_to_past(self.self_attention, y, past, slot, relation)
+            attended, past = attend_to_past(self.self_attention, y, past, first, relation)
             return attended
 
         x = self.self_attention_residual(x, attend)
@@ -205,12 +194,13 @@ class DecoderBlock(nn.Module):
             x, lambda y: self.cross_attention(y, memory, memory_relation, deterministic), deterministic)
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
 
-    def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> KeysValues:
+    def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> Past:
         """Cross-attention's keys and values: the same at every step, so computed once a sentence."""
-        return self.cross_attention.keys_values(memory)
+        key, value = self.cross_attention.keys_values(memory)
+        return {'key': as_read(key), 'value': as_read(value)}
 
-    def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: KeysValues, memory_relation: Relation,
-                    past: Past, slot: Int[Array, ''],
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
+                    past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
         """One target position of every hypothesis; see `attend_to_past`.
 
@@ -219,11 +209,14 @@ class DecoderBlock(nn.Module):
         """
         def attend(y):
             nonlocal past
-            attended, past = attend_to_past(self.self_attention, y, past, slot, relation)
+            attended, past = attend_to_past(self.self_attention, y, past, first, relation)
             return attended
 
+        def look_up(y):
+            return self.cross_attention.attend(y, as_given(memory['key']), as_given(memory['value']), memory_relation)
+
         x = self.self_attention_residual(x, attend)
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention.attend(y, *memory, memory_relation))
+        x = self.cross_attention_residual(x, look_up)
         return self.feed_forward_residual(x, self.feed_forward), past
 
 
@@ -262,12 +255,12 @@ class SelfAttentionStack(nn.Module):
             pasts.append(past)
         return self._end(x), pasts
 
-    def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], slot: Int[Array, ''],
+    def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
         """One position of every hypothesis; see `attend_to_past`."""
         relation, new = relation.replace(bias=self.relative()), []
         for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer.decode_step(x, past, slot, relation)
+            x, past = layer.decode_step(x, past, first, relation)
             new.append(past)
         return self._end(x), new
 

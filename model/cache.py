@@ -1,8 +1,19 @@
-"""What a decoder reads and what it remembers between two steps: explicit values, passed in and returned."""
+"""What a decoder reads and what it remembers between two steps: explicit values, passed in and returned.
+
+The hypotheses of a sentence write into one past, which no search ever reorders or copies. What tells one hypothesis
+from another is a table of its ancestors, a few bytes a step: that is what a beam reorders. So the hypotheses of
+a sentence are queries at the same keys, under a mask, which is one product of matrices.
+"""
 
 from typing import Any
 
 import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Past = dict[str, Array]  # of a layer: 'key' and 'value', [batch, heads, width, keys], as attention's products read them
+Ancestors = Int[Array, 'batch beam slots']
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -22,9 +33,62 @@ class Cache(flax.struct.PyTreeNode):
     Attributes:
       memory: what stays the same for a sentence (cross-attention keys and values, the source mask);
         leaves [batch, ...]. Never reordered, never copied for each hypothesis.
-      state: what belongs to one hypothesis; leaves [batch, beam, ...]. A beam reorders it with one tree.map.
+      state: what belongs to one hypothesis (the table of its ancestors, the state of a recurrent network);
+        leaves [batch, beam, ...]. A beam reorders it with one tree.map.
       position: int [], number of tokens decoded so far.
+      past: what the hypotheses of a sentence have written; leaves [batch, ..., keys]. Each step of `beam` hypotheses
+        fills the next `beam` keys, and whoever needs room for more steps pads the last axis. Never reordered.
     """
     memory: Any
     state: Any
     position: Any
+    past: Any = ()
+
+    def resized(self, keys: int) -> 'Cache':
+        """The cache with so many keys more in its past, or, of a negative number, so many less at its end."""
+        def resize(leaf):
+            if keys < 0:
+                return leaf[..., :keys]
+            return jnp.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, keys)])
+
+        return self.replace(past=jax.tree.map(resize, self.past))
+
+
+def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
+    """The table of hypotheses that have written nothing in any of `slots` steps yet.
+
+    An entry is the hypothesis, 0 to beam - 1, that wrote what this one remembers of a step; -1 if there is nothing.
+    """
+    return jnp.full((batch, beam, slots), -1, jnp.int32)
+
+
+def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
+    """The table once every hypothesis has written itself at step `position`."""
+    batch, beam, _ = ancestors.shape
+    own = jnp.broadcast_to(jnp.arange(beam)[:, None], (batch, beam, 1))
+    return jax.lax.dynamic_update_slice_in_dim(ancestors, own, position, axis=2)
+
+
+def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam keys']:
+    """Which of the first `keys` keys of the past each hypothesis remembers: those that its ancestors wrote."""
+    batch, beam, _ = ancestors.shape
+    visible = ancestors[:, :, :keys // beam, None] == jnp.arange(beam)
+    return visible.reshape(batch, 1, beam, keys)
+
+
+def written(past: Past, key: Float[Array, 'batch beam heads d_k'], value: Float[Array, 'batch beam heads d_v'],
+            first: Int[Array, '']) -> Past:
+    """The past with the keys and values of one step of every hypothesis, from key number `first` on."""
+    return {name: jax.lax.dynamic_update_slice_in_dim(
+        past[name], as_read(new).astype(past[name].dtype), first, axis=3)
+        for name, new in {'key': key, 'value': value}.items()}
+
+
+def as_read(array: Float[Array, 'batch source heads width']) -> Float[Array, 'batch heads width source']:
+    """Keys or values in the order in which a past keeps them."""
+    return jnp.moveaxis(array, 1, 3)
+
+
+def as_given(array: Float[Array, 'batch heads width source']) -> Float[Array, 'batch source heads width']:
+    """Keys or values of a past in the order in which attention takes them; the product undoes it without a copy."""
+    return jnp.moveaxis(array, 3, 1)

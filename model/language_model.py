@@ -7,13 +7,12 @@ from typing import Any
 
 import flax.linen as nn
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from model.blocks import BlockConfig, SelfAttentionStack
-from model.cache import Cache
+from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout
 from model.embedding import OutputProjection, Projection, embedding, tied
 from model.positional import PositionalEncoding
@@ -24,7 +23,7 @@ class Prompt(flax.struct.PyTreeNode):
     """What was read before the first generated token. Leaves are arrays, as those of `model.cache.Memory`.
 
     Attributes:
-      pasts: of each layer {'key', 'value'}, [batch, prompt, heads, width].
+      pasts: of each layer {'key', 'value'}, [batch, heads, width, prompt].
       visible: bool [batch, prompt], False where there is padding.
     """
     pasts: Any
@@ -95,31 +94,29 @@ class LanguageModel(nn.Module):
         return Prompt(self.encoder.prefill(x, relation)[1], visible)
 
     def init_cache(self, memory: Prompt, beam: int, max_length: int) -> Cache:
-        """A cache that holds the prompt, for `beam` continuations of up to `max_length` tokens each."""
-        def with_room(past):
-            past = jnp.repeat(past[:, None], beam, axis=1)
-            return jnp.pad(past, [(0, 0), (0, 0), (0, max_length), (0, 0), (0, 0)])
-
-        return Cache(memory={'visible': memory.visible}, state=jax.tree.map(with_room, memory.pasts),
-                     position=jnp.zeros((), jnp.int32))
+        """A cache that holds the prompt, once for `beam` continuations of up to `max_length` tokens each."""
+        return Cache(memory={'visible': memory.visible},
+                     state={'ancestors': no_ancestors(memory.visible.shape[0], beam, max_length)},
+                     position=jnp.zeros((), jnp.int32), past=memory.pasts).resized(max_length * beam)
 
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
         """The newest token of each continuation -> logits of the one after it."""
         visible = cache.memory['visible']
         (batch, prompt), beam = visible.shape, token.shape[1]
-        slots = cache.state[0]['key'].shape[2]
-        # Slots hold the padded prompt, then the continuation, which stands where the prompt's own tokens end.
+        keys = cache.past[0]['key'].shape[3] - prompt
+        ancestors = with_own(cache.state['ancestors'], cache.position)
+        # The past holds the padded prompt, then the continuation, which stands where the prompt's own tokens end.
         begin = visible.sum(axis=1, keepdims=True)
-        later = jnp.arange(slots - prompt)[None]
-        source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)), begin + later], axis=1)
-        filled = jnp.broadcast_to(later <= cache.position, (batch, slots - prompt))
-        relation = Relation(target=begin + cache.position, source=source,
-                            visible=jnp.concatenate([visible, filled], axis=1), bidirectional=False)
-        relation = jax.tree.map(lambda field: jnp.repeat(field, beam, axis=0), relation)
-        x = self._embed(token, begin + cache.position, 0, deterministic=True)
-        x, state = self.encoder.decode_step(x, cache.state, prompt + cache.position, relation)
-        return self._project(x).logits(), cache.replace(state=state, position=cache.position + 1)
+        source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)),
+                                  begin + jnp.arange(keys) // beam], axis=1)
+        of_prompt = jnp.broadcast_to(visible[:, None, None], (batch, 1, beam, prompt))
+        positions = jnp.broadcast_to(begin + cache.position, (batch, beam))
+        relation = Relation(target=positions, source=source, bidirectional=False,
+                            mask=jnp.concatenate([of_prompt, ancestor_mask(ancestors, keys)], axis=3))
+        x = self._embed(token, positions, 0, deterministic=True)
+        x, pasts = self.encoder.decode_step(x, cache.past, prompt + cache.position * beam, relation)
+        return self._project(x).logits(), cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
 
     def _embed(self, tokens, positions, length, deterministic):
         x = self.embedding(tokens) * self.config.d_model ** 0.5

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
-from model.cache import Cache, Memory
+from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
 from model.positional import PositionalEncoding, RelativeBias
@@ -41,25 +41,27 @@ class Decoder(nn.Module):
         d_k, d_v = config.head_widths()
 
         def empty(width):
-            return jnp.zeros((batch, beam, max_length, config.num_heads, width), config.dtype)
+            return jnp.zeros((batch, config.num_heads, width, max_length * beam), config.dtype)
 
         return Cache(
             memory={'layers': [layer.memory_keys_values(memory.states) for layer in self.layers],
                     'visible': memory.visible},
-            state=[{'key': empty(d_k), 'value': empty(d_v)} for _ in self.layers],
-            position=jnp.zeros((), jnp.int32))
+            state={'ancestors': no_ancestors(batch, beam, max_length)},
+            position=jnp.zeros((), jnp.int32),
+            past=[{'key': empty(d_k), 'value': empty(d_v)} for _ in self.layers])
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam d_model'], Cache]:
         """One step of every hypothesis; the cache comes back one position longer."""
-        slots = jnp.arange(cache.state[0]['key'].shape[2])[None]
-        relation = Relation(target=cache.position[None, None], source=slots, causal=True, bidirectional=False,
-                            bias=self.relative())
-        memory_relation, state = Relation(visible=cache.memory['visible']), []
-        for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.state, strict=True):
-            x, past = layer.decode_step(x, keys_values, memory_relation, past, cache.position, relation)
-            state.append(past)
-        return self._end(x), cache.replace(state=state, position=cache.position + 1)
+        beam, keys = x.shape[1], cache.past[0]['key'].shape[3]
+        ancestors = with_own(cache.state['ancestors'], cache.position)
+        relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
+                            mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative())
+        memory_relation, pasts = Relation(visible=cache.memory['visible']), []
+        for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.past, strict=True):
+            x, past = layer.decode_step(x, keys_values, memory_relation, past, cache.position * beam, relation)
+            pasts.append(past)
+        return self._end(x), cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
 
     def _end(self, x):
         return self.final_norm(x) if self.config.norm == 'pre' else x

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from inference.search import IMPOSSIBLE, Vocabulary, beam_search, filter_logits, length_penalty, sample
+from inference.search import IMPOSSIBLE, Vocabulary, beam_search, filter_logits, largest, length_penalty, sample
 from model.cache import Cache
 
 PAD, BOS, EOS = 0, 1, 2
@@ -216,3 +218,30 @@ def test_top_p_keeps_the_fewest_that_reach_p(p, kept):
 def test_the_length_penalty_is_the_papers():
     assert float(length_penalty(7, 0.6)) == pytest.approx(2 ** 0.6)
     assert float(length_penalty(1, 0.6)) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2 ** 32 - 1))
+def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, block, kinds, seed):
+    """Few kinds of value, so that most are ties; among them -inf and what is forbidden."""
+    rng = np.random.default_rng(seed)
+    values = np.concatenate([rng.normal(size=kinds), [-np.inf, IMPOSSIBLE]]).astype(np.float32)
+    logits = jnp.asarray(rng.choice(values, (2, 3, size)))
+    count = min(count, size)
+    for found, expected in zip(largest(logits, count, block), jax.lax.top_k(logits, count), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_largest_of_a_vocabulary_are_top_ks():
+    logits = jax.random.normal(jax.random.key(0), (5, 8003)).astype(jnp.bfloat16).astype(jnp.float32)  # many ties
+    for count in (1, 4, 7, 300):
+        for found, expected in zip(largest(logits, count), jax.lax.top_k(logits, count), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_limit_of_nothing_is_an_output_of_nothing():
+    """Beside sentences that have one, and with nobody beside."""
+    for limits in (0, LENGTH, 0), (0, 0, 0):
+        for found in run_beam(beam=3, limits=limits), run_sample(limits=limits):
+            assert tokens_of(found.tokens[0, 0]) == () and found.log_probs[0, 0] == found.scores[0, 0] == 0
+            assert (limits[1] == 0) == (tokens_of(found.tokens[1, 0]) == ())

@@ -1,0 +1,179 @@
+"""Batches that finished sentences leave, against a search of each sentence alone: plain Python, teacher forcing."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference import batches
+from inference.generate import Generator
+from inference.search import IMPOSSIBLE, filter_logits
+from inference.text import SearchOptions
+from inference.translate import Translator
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, CharTokenizer
+from model.blocks import BlockConfig
+from model.language_model import LanguageModel
+from model.recurrent import RNNSearch
+from model.transformer import Transformer
+
+TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'abcdef'}).encode())
+SIZE, COUNT, EXTRA, WIDTH = len(TOKENIZER), 14, 7, 32
+FORBIDDEN = PAD, BOS, UNK
+
+
+def blocks(**options):
+    return BlockConfig(d_model=16, d_ff=32, num_heads=2, **options)
+
+
+MODULES = {
+    'transformer': lambda: Transformer(blocks(), 2, SIZE, SIZE),
+    'rotary': lambda: Transformer(blocks(position='rotary', norm='pre'), 1, SIZE, SIZE),
+    'relative': lambda: Transformer(blocks(position='relative', score='additive'), 1, SIZE, SIZE),
+    'alibi': lambda: Transformer(blocks(position='alibi', score='general'), 1, SIZE, SIZE),
+    'learned': lambda: Transformer(blocks(position='learned'), 1, SIZE, SIZE, max_length=12),
+    'rnnsearch': lambda: RNNSearch(SIZE, SIZE, d_model=16, d_hidden=16),
+    'language model': lambda: LanguageModel(blocks(position='rotary'), 2, SIZE),
+    'language model, alibi': lambda: LanguageModel(blocks(position='alibi'), 1, SIZE),
+    'language model, learned': lambda: LanguageModel(blocks(position='learned'), 1, SIZE, max_length=WIDTH),
+}
+SEARCHES = {
+    'greedy': SearchOptions(method='greedy'),
+    'beam': SearchOptions(beam=3, n_best=2),
+    'beam, short ones first': SearchOptions(beam=4, alpha=-0.5),
+    'beam, long ones first': SearchOptions(beam=4, n_best=4, alpha=1.5),
+    'sample': SearchOptions(method='sample', seed=3),
+    'samples': SearchOptions(method='sample', n_best=3, temperature=0.8, top_k=6, top_p=0.9),
+}
+
+
+@pytest.fixture(scope='module', params=MODULES)
+def model(request):
+    module, ones = MODULES[request.param](), np.ones((1, 4), np.int32)
+    inputs = (ones,) if isinstance(module, LanguageModel) else (ones, ones)
+    params = jax.tree.map(lambda leaf: 2.0 * leaf, jax.jit(module.init)(jax.random.key(2), *inputs)['params'])
+    if isinstance(module, LanguageModel):
+        return Generator(module, params, TOKENIZER, context=WIDTH, whole_documents=False)
+    return Translator(module, params, dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+
+
+def next_logits(model, tokens):
+    """tokens -> what the model says after each of several beginnings of one length: [beginnings, vocab]."""
+    teacher_forced = jax.jit(lambda **inputs: model.module.apply({'params': model.params}, **inputs))
+    reach = min(model.module.length_limit or WIDTH, WIDTH)
+
+    def padded(rows, width):
+        return np.array([[*row, *[PAD] * (width - len(row))] for row in rows])
+
+    def after(beginnings):
+        if isinstance(model, Generator):
+            read = [[*tokens, *each] for each in beginnings]
+            return teacher_forced(tokens=padded(read, WIDTH))[:, len(read[0]) - 1]
+        read = [[BOS, *each] for each in beginnings]
+        sources = padded([[*tokens, EOS]] * len(read), 16 if reach > 12 else reach)
+        return teacher_forced(source=sources, target=padded(read, reach))[:, len(read[0]) - 1]
+
+    return after
+
+
+def penalty(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def beam_alone(after, limit, options, cut):
+    """[(score, log-probability, tokens)], the best first."""
+    alive, ended = [(0.0, ())], []
+    for step in range(limit):
+        best = max((log_prob for log_prob, _ in alive), default=-np.inf)
+        reachable = best / penalty(limit if options.alpha >= 0 else step + 1, options.alpha)
+        if not alive or len(ended) >= options.n_best and ended[options.n_best - 1][0] >= reachable:
+            break
+        log_probs = np.asarray(jax.nn.log_softmax(after([tokens for _, tokens in alive])), np.float64)
+        allowed = [EOS] if step == limit - 1 and not cut else [each for each in range(SIZE) if each not in FORBIDDEN]
+        found = sorted(((log_prob + row[token], (*tokens, token)) for (log_prob, tokens), row
+                        in zip(alive, log_probs, strict=True) for token in allowed), reverse=True)[:options.beam]
+        over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
+        alive = [each for each in found if each not in over]
+        ended += [(log_prob / penalty(step + 1, options.alpha), log_prob, tokens) for log_prob, tokens in over]
+        ended = sorted(ended, reverse=True)[:options.beam]
+    return ended[:options.n_best]
+
+
+def draws_alone(after, limit, options, cut, number):
+    """The same, of greedy search and of draws."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(options.seed), 0), number)
+    count = options.n_best
+    outputs, log_probs, over = [()] * count, np.zeros(count), [False] * count
+    for step in range(limit):
+        logits = after(outputs)
+        allowed = logits.at[:, np.array(FORBIDDEN)].set(IMPOSSIBLE)
+        if step == limit - 1 and not cut:
+            allowed = jnp.where(jnp.arange(SIZE) == EOS, logits, IMPOSSIBLE)
+        chosen = allowed.argmax(axis=-1) if options.method == 'greedy' else jax.random.categorical(
+            jax.random.fold_in(key, step), filter_logits(allowed, options.temperature, options.top_k, options.top_p))
+        new = np.asarray(jax.nn.log_softmax(logits), np.float64)
+        for row, token in enumerate(np.asarray(chosen).tolist()):
+            log_probs[row] += 0.0 if over[row] else new[row, token]
+            outputs[row] = (*outputs[row], PAD if over[row] else token)
+            over[row] |= token == EOS
+    outputs = [tuple(token for token in each if token != PAD) for each in outputs]
+    return sorted(((log_prob / penalty(len(tokens), options.alpha), log_prob, tokens)
+                   for log_prob, tokens in zip(log_probs, outputs, strict=True)), reverse=True)
+
+
+@pytest.mark.parametrize('search', SEARCHES)
+def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, monkeypatch):
+    monkeypatch.setattr(batches, 'FEWEST', 2)
+    monkeypatch.setattr(batches, 'ROOM', 2)
+    options, rng = SEARCHES[search], np.random.default_rng(0)
+    options = SearchOptions(**vars(options) | {'extra_length': EXTRA, 'batch_size': 9})
+    sources = [rng.integers(4, SIZE, rng.integers(1, 8)).tolist() for _ in range(COUNT)]
+    numbers = list(range(5, 5 + COUNT))
+    found = model.find_all(sources, numbers, options)
+    lengths = set()
+    for source, number, hypotheses in zip(sources, numbers, found, strict=True):
+        after, limit = next_logits(model, source), model._search_input(source, options).limit
+        expected = (beam_alone(after, limit, options, model.cut) if options.method == 'beam' else
+                    draws_alone(after, limit, options, model.cut, number))
+        assert [(*each.tokens, *[EOS] * each.ended) for each in hypotheses] == [tokens for *_, tokens in expected]
+        np.testing.assert_allclose([(each.score, each.log_prob) for each in hypotheses],
+                                   [each[:2] for each in expected], atol=2e-4, rtol=2e-4)
+        lengths.add(len(hypotheses[0].tokens))
+    assert len(lengths) > 2
+
+
+def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
+    module = Transformer(blocks(), 1, SIZE, SIZE)
+    ones = np.ones((1, 4), np.int32)
+    model = Translator(module, jax.jit(module.init)(jax.random.key(2), ones, ones)['params'],
+                       dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    monkeypatch.setattr(batches, 'FEWEST', 2)
+    monkeypatch.setattr(batches, 'ROOM', 4)
+    shapes, go_on = [], model._batches._advance
+    monkeypatch.setattr(model._batches, '_advance', lambda params, state, *args, **options: (
+        shapes.append(state.cache.past[0]['key'].shape), go_on(params, state, *args, **options))[1])
+    sources = [[4, 5], [6] * 20, *[[5, 6, 7]] * 10, *[[4] * 9] * 4]
+    limits = [2, 30, *[3] * 10, *[11] * 4]
+    found = model.find_all(sources, range(16), SearchOptions(beam=3, extra_length=40, batch_size=16), limits=limits)
+    assert all(len(hypotheses[0].tokens) < limit for hypotheses, limit in zip(found, limits, strict=True))
+    rows, keys = [shape[0] for shape in shapes], [shape[3] // 3 for shape in shapes]
+    assert rows == sorted(rows, reverse=True) and keys == sorted(keys)
+    assert rows[0] == 16 and keys[0] == 4 and {4, 8, 16} <= {*keys} and max(keys) <= 64
+    if max(len(hypotheses[0].tokens) for hypotheses in found) > 8:
+        assert 2 in rows
+
+
+def test_a_batch_of_any_size_ends(monkeypatch):
+    module = RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8)
+    ones = np.ones((1, 4), np.int32)
+    model = Translator(module, jax.jit(module.init)(jax.random.key(2), ones, ones)['params'],
+                       dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    sources = [[4 + row % 6] * (1 + row % 5) for row in range(7)]
+    alone = [model.find_all([source], [0], SearchOptions(extra_length=5))[0][0].tokens for source in sources]
+    for fewest, room, size in itertools.product((1, 3), (1, 5), (1, 3, 7)):
+        monkeypatch.setattr(batches, 'FEWEST', fewest)
+        monkeypatch.setattr(batches, 'ROOM', room)
+        found = model.find_all(sources, range(7), SearchOptions(extra_length=5, batch_size=size))
+        assert [hypotheses[0].tokens for hypotheses in found] == alone
