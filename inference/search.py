@@ -71,13 +71,10 @@ def largest(logits: Float[Array, '*batch vocab'], count: int,
     the first that counts, as among their elements.
     """
     size = logits.shape[-1]
-    blocks = -(-size // block)
-    if blocks <= 2 * count:
+    if size <= 2 * count * block:
         values, places = jax.lax.top_k(logits, count)
         return values, places
-    padding = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * block - size)]
-    grouped = jnp.pad(logits, padding, constant_values=-jnp.inf).reshape(*logits.shape[:-1], blocks, block)
-    _, best = jax.lax.top_k(grouped.max(axis=-1), count)
+    _, best = jax.lax.top_k(_block_maxima(logits, block), count)
     best = jnp.sort(best, axis=-1)  # in the order of the row again
     places = (best[..., None] * block + jnp.arange(block)).reshape(*logits.shape[:-1], count * block)
     values, index = jax.lax.top_k(
@@ -85,17 +82,41 @@ def largest(logits: Float[Array, '*batch vocab'], count: int,
     return values, jnp.take_along_axis(places, index, axis=-1)
 
 
+def _block_maxima(logits, block):
+    whole = logits.shape[-1] // block * block
+    maxima = logits[..., :whole].reshape(*logits.shape[:-1], -1, block).max(axis=-1)
+    if whole == logits.shape[-1]:
+        return maxima
+    return jnp.concatenate([maxima, logits[..., whole:].max(axis=-1, keepdims=True)], axis=-1)
+
+
+def _log_normaliser(logits, greatest, block=BLOCK):
+    """The logsumexp of rows whose greatest logits [..., 1] are known."""
+    powers = jnp.exp(logits - greatest)
+    whole = logits.shape[-1] // block * block
+    # Sums of blocks first, in the pass that makes the powers. XLA would write them all down before one sum of so many;
+    # without the barrier it makes the two sums one again.
+    parts = jax.lax.optimization_barrier(powers[..., :whole].reshape(*logits.shape[:-1], -1, block).sum(axis=-1))
+    return jnp.log(parts.sum(axis=-1) + powers[..., whole:].sum(axis=-1)) + greatest[..., 0]
+
+
 def _best(logits, count, state, vocabulary, cut):
-    """The `count` greatest logits of tokens that may come, IMPOSSIBLE where there are no more, and the tokens.
+    """The `count` greatest log-probabilities of tokens that may come, IMPOSSIBLE if there are no more, and the tokens.
 
     Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
     unless `cut`.
     """
-    values, tokens = largest(jnp.where(_may_come(logits, vocabulary), logits, IMPOSSIBLE), count)
+    # So many more than wanted that the forbidden ones may be among them: the logits are read, and not written again.
+    forbidden = jnp.array(vocabulary.forbidden)
+    values, tokens = largest(logits, min(count + len(forbidden), logits.shape[-1]))
+    normaliser = _log_normaliser(logits, values.max(axis=-1, keepdims=True))[..., None]
+    values = jnp.where((tokens[..., None] == forbidden).any(axis=-1), IMPOSSIBLE, values - normaliser)
+    values, index = jax.lax.top_k(values, count)
+    tokens = jnp.take_along_axis(tokens, index, axis=-1)
     if cut:
         return values, tokens
     at_limit = (state.step >= state.limits - 1)[:, None, None]
-    only_end = jnp.where(jnp.arange(count) == 0, logits[..., vocabulary.eos, None], IMPOSSIBLE)
+    only_end = jnp.where(jnp.arange(count) == 0, logits[..., vocabulary.eos, None] - normaliser, IMPOSSIBLE)
     return jnp.where(at_limit, only_end, values), jnp.where(at_limit, vocabulary.eos, tokens)
 
 
@@ -144,8 +165,7 @@ class Sample:
     def step(self, decode_step: DecodeStep, state: _Draws) -> _Draws:
         """One token of each output."""
         logits, cache = decode_step(state.last, state.cache)
-        token, value = self._choose(logits, state)
-        new = value - jax.nn.logsumexp(logits, axis=-1)
+        token, new = self._choose(logits, state)
         token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
         return state.replace(
             step=state.step + 1, last=token, cache=cache,
@@ -165,7 +185,8 @@ class Sample:
             keys, filter_logits(allowed, self.temperature, self.top_k, self.top_p))
         if not self.cut:
             token = jnp.where((state.step >= state.limits - 1)[:, None], self.vocabulary.eos, token)
-        return token, jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
+        chosen = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
+        return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
     def found(self, state: _Draws) -> Hypotheses:
         """The outputs as they are now."""
@@ -239,9 +260,8 @@ class Beam:
         logits, cache = decode_step(state.last, state.cache)
         batch, beam, size = logits.shape
         rows, width = jnp.arange(batch)[:, None], min(beam, size)
-        values, tokens = _best(logits, width, state, self.vocabulary, self.cut)
-        log_probs = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        possible = (values > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
+        log_probs, tokens = _best(logits, width, state, self.vocabulary, self.cut)
+        possible = (log_probs > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
         parent, token = index // width, tokens.reshape(batch, -1)[rows, index].astype(jnp.int32)

@@ -10,6 +10,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
 Past = dict[str, Array]  # of a layer: 'key' and 'value', [batch, heads, width, keys], as attention's products read them
@@ -80,13 +81,13 @@ def written(past: Past, key: Float[Array, 'batch beam heads d_k'], value: Float[
             first: Int[Array, '']) -> Past:
     """The past with the keys and values of one step of every hypothesis, from key number `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
-        past[name], as_read(new).astype(past[name].dtype), first, axis=3)
+        past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
         for name, new in {'key': key, 'value': value}.items()}
 
 
 def as_read(array: Float[Array, 'batch source heads width']) -> Float[Array, 'batch heads width source']:
-    """Keys or values in the order in which a past keeps them."""
-    return jnp.moveaxis(array, 1, 3)
+    """Keys or values in the order in which a past keeps them, in memory too: otherwise XLA transposes at every step."""
+    return with_layout_constraint(jnp.moveaxis(array, 1, 3), Layout(major_to_minor=(0, 1, 2, 3)))
 
 
 def as_given(array: Float[Array, 'batch heads width source']) -> Float[Array, 'batch source heads width']:

@@ -29,22 +29,18 @@ def blocks(**options):
 
 
 MODULES = {
-    'transformer': lambda: Transformer(blocks(), 2, SIZE, SIZE),
+    'transformer': lambda: Transformer(blocks(), 1, SIZE, SIZE),
     'rotary': lambda: Transformer(blocks(position='rotary', norm='pre'), 1, SIZE, SIZE),
     'relative': lambda: Transformer(blocks(position='relative', score='additive'), 1, SIZE, SIZE),
-    'alibi': lambda: Transformer(blocks(position='alibi', score='general'), 1, SIZE, SIZE),
     'learned': lambda: Transformer(blocks(position='learned'), 1, SIZE, SIZE, max_length=12),
     'rnnsearch': lambda: RNNSearch(SIZE, SIZE, d_model=16, d_hidden=16),
-    'language model': lambda: LanguageModel(blocks(position='rotary'), 2, SIZE),
+    'language model': lambda: LanguageModel(blocks(position='rotary'), 1, SIZE),
     'language model, alibi': lambda: LanguageModel(blocks(position='alibi'), 1, SIZE),
-    'language model, learned': lambda: LanguageModel(blocks(position='learned'), 1, SIZE, max_length=WIDTH),
 }
 SEARCHES = {
     'greedy': SearchOptions(method='greedy'),
     'beam': SearchOptions(beam=3, n_best=2),
-    'beam, short ones first': SearchOptions(beam=4, alpha=-0.5),
-    'beam, long ones first': SearchOptions(beam=4, n_best=4, alpha=1.5),
-    'sample': SearchOptions(method='sample', seed=3),
+    'beam, short ones first': SearchOptions(beam=4, n_best=4, alpha=-0.5),
     'samples': SearchOptions(method='sample', n_best=3, temperature=0.8, top_k=6, top_p=0.9),
 }
 
@@ -141,7 +137,7 @@ def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, mon
         np.testing.assert_allclose([(each.score, each.log_prob) for each in hypotheses],
                                    [each[:2] for each in expected], atol=2e-4, rtol=2e-4)
         lengths.add(len(hypotheses[0].tokens))
-    assert len(lengths) > 2
+    assert len(lengths) > 2 or model.cut  # a continuation may well take all the tokens that it is given
 
 
 def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
