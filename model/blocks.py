@@ -99,7 +99,8 @@ class FeedForward(nn.Module):
         init = nn.initializers.xavier_uniform()
         to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
         to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
-        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, dot_general=dot_general, name='inner')(inputs)
+        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, dot_general=dot_general,
+                          name='inner')(inputs)
         hidden = ACTIVATIONS[config.activation](hidden)
         hidden = Dropout(config.feed_forward_dropout)(hidden, deterministic)
         return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, dot_general=dot_general,

@@ -60,7 +60,8 @@ class OutputProjection(nn.Module):
     def __call__(self, states: Float[Array, '*batch d_model']) -> Projection:
         """The states and this module's matrix."""
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-        return Projection(states, self.param('kernel', init, (states.shape[-1], self.size)).T)
+        kernel = self.param('kernel', init, (states.shape[-1], self.size))
+        return Projection(states, jnp.transpose(kernel))  # pyright: ignore[reportArgumentType] (flax unboxes it)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:

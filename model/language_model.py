@@ -116,7 +116,8 @@ class LanguageModel(nn.Module):
                             mask=jnp.concatenate([of_prompt, ancestor_mask(ancestors, keys)], axis=3))
         x = self._embed(token, positions, 0, deterministic=True)
         x, pasts = self.encoder.decode_step(x, cache.past, prompt + cache.position * beam, relation)
-        return self._project(x).logits(), cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
+        cache = cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
+        return self._project(x).logits(), cache
 
     def _embed(self, tokens, positions, length, deterministic):
         x = self.embedding(tokens) * self.config.d_model ** 0.5

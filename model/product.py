@@ -15,8 +15,8 @@ def dot_general(inputs: Float[Array, '*batch d'], matrix: Float[Array, 'd f'], d
                 precision: None = None, preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch f']:
     """`inputs` times `matrix`, for the argument dot_general of nn.Dense.
 
-    The values are jax.lax.dot_general's. That one's gradient of the matrix is the transpose of (gradient' inputs), which
-    XLA for CPUs computes at a third of the speed of (inputs' gradient), which it is here.
+    The values are jax.lax.dot_general's. The gradient of the matrix is inputs' gradient here. There it is the transpose
+    of (gradient' inputs), which XLA for CPUs computes at a third of the speed.
     """
     assert dimension_numbers == (((inputs.ndim - 1,), (0,)), ((), ())), dimension_numbers
     return _product(inputs, matrix, preferred_element_type)

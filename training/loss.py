@@ -41,7 +41,8 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
     `outputs` are logits, or what they are made from: then they are never in memory as a whole.
     """
     if isinstance(outputs, Projection):
-        loss, others = _tiled(outputs.states, outputs.table, targets, weights, label_smoothing)
+        found: tuple[Array, dict[str, Array]] = _tiled(outputs.states, outputs.table, targets, weights, label_smoothing)
+        loss, others = found
     else:
         normaliser = jax.nn.logsumexp(outputs, axis=-1)
         target_logit = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
@@ -86,7 +87,7 @@ def _scan(states, table, targets, weights, label_smoothing, *, gradients):
     """
     dtype, (classes, width) = states.dtype, table.shape
     matrix, mean_row = table.astype(dtype), table.mean(axis=0)
-    positions = [each.reshape(targets.shape[0], -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
+    positions = [each.reshape(len(targets), -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
     length = positions[0].shape[1]
     count, tile = tiles(targets.shape[0], length, classes)
 

@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training.loss import cross_entropy, squared_error
+from model.embedding import Projection
+from training import loss
+from training.loss import cross_entropy, squared_error, tiles
 
 
 def random_batch(seed=0, shape=(3, 5), classes=7):
@@ -51,3 +53,57 @@ def test_squared_error_is_a_mean_over_values_and_a_sum_over_examples():
     sums = squared_error(jnp.float32(outputs), jnp.float32(targets), jnp.float32(weights))
     np.testing.assert_allclose(sums.loss, (((outputs - targets) ** 2).mean(-1) * weights).sum(), rtol=1e-5)
     assert sums.means()['absolute_error'] == pytest.approx(np.abs(outputs - targets)[weights > 0].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('shape', [(3, 5), (2, 1), (4, 13), (6,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize('tile', [1, 200, 10 ** 6])
+def test_without_the_logits_sums_and_gradients_are_those_of_the_logits(monkeypatch, tile, shape, smoothing):
+    monkeypatch.setattr(loss, 'TILE', tile)
+    rng = np.random.default_rng(4)
+    states, table = jnp.float32(rng.normal(size=(*shape, 6))), jnp.float32(rng.normal(size=(11, 6)))
+    targets, weights = jnp.int32(rng.integers(0, 11, shape)), jnp.float32(rng.integers(0, 2, shape))
+
+    def of(outputs):
+        def total(states, table):
+            sums = cross_entropy(outputs(Projection(states, table)), targets, weights, smoothing)
+            return 3 * sums.loss, sums
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(states, table)
+
+    found, expected = of(lambda projection: projection), of(lambda projection: projection.logits())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+    alone = cross_entropy(Projection(states, table), targets, weights, smoothing)  # as an evaluation does
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), alone, expected[0][1])
+
+
+def test_in_bfloat16_the_sums_are_of_float32():
+    rng = np.random.default_rng(5)
+    states, table = jnp.bfloat16(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))
+    targets, weights = jnp.int32(rng.integers(0, 50, (8, 64))), jnp.ones((8, 64))
+    found = cross_entropy(Projection(states, table), targets, weights, 0.1)
+    expected = cross_entropy(Projection(states, table).logits(), targets, weights, 0.1)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-3)
+    gradient = jax.grad(lambda table: cross_entropy(Projection(states, table), targets, weights, 0.1).loss)(table)
+    assert gradient.dtype == jnp.float32
+    expected = jax.grad(lambda table: cross_entropy(
+        Projection(states.astype(jnp.float32), table).logits(), targets, weights, 0.1).loss)(table)
+    np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
+
+
+@pytest.mark.parametrize('rows, length, classes', [(128, 32, 8000), (16, 64, 32_000), (1, 1, 5), (3, 7, 10 ** 8)])
+def test_tiles_cover_the_positions_and_are_small(rows, length, classes):
+    count, tile = tiles(rows, length, classes)
+    assert length <= count * tile < length + count
+    assert tile == 1 or rows * tile * classes <= loss.TILE * jax.device_count() * (1 + 1 / tile)
+
+
+def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):
+    monkeypatch.setattr(loss, 'TILE', 2 ** 21)
+    states, table = jnp.ones((64, 128, 8)), jnp.ones((20_000, 8))
+    targets, weights = jnp.ones((64, 128), jnp.int32), jnp.ones((64, 128))
+
+    def total(states, table):
+        return cross_entropy(Projection(states, table), targets, weights, 0.1).loss
+
+    compiled = jax.jit(jax.grad(total, argnums=(0, 1))).lower(states, table).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 64 * 128 * 20_000
