@@ -78,7 +78,7 @@ class BatchSearch:
         if not isinstance(search, Beam):
             memory = jax.tree.map(lambda leaf: jnp.repeat(leaf, search.num_samples, axis=0), memory)
         sharing = _sharing(search)
-        cache = self.module.apply({'params': params}, memory, sharing, search.max_length, method='init_cache')
+        cache: Any = self.module.apply({'params': params}, memory, sharing, search.max_length, method='init_cache')
         cache = cache.resized((room - search.max_length) * sharing)
         if isinstance(search, Beam):
             return search.begin(cache, batch.start, batch.limits)
@@ -95,8 +95,9 @@ class BatchSearch:
 
     def _decode_step(self, params: Params, search: Search) -> DecodeStep:
         def step(tokens, cache):
-            logits, cache = self.module.apply({'params': params}, tokens.reshape(-1, _sharing(search)), cache,
-                                              method='decode_step')
+            answer: Any = self.module.apply({'params': params}, tokens.reshape(-1, _sharing(search)), cache,
+                                            method='decode_step')
+            logits, cache = answer
             return logits.reshape(*tokens.shape, -1), cache
 
         return step

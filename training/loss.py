@@ -119,7 +119,8 @@ def _scan(states, table, targets, weights, label_smoothing, *, gradients):
         return jax.tree.map(jnp.add, carry, (sums, of_table)), of_states.astype(dtype)
 
     nothing = [jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None
-    ((loss, nll, accuracy), of_table), of_states = jax.lax.scan(step, nothing, tuple(map(split, positions)))
+    scanned: Any = jax.lax.scan(step, nothing, tuple(map(split, positions)))
+    ((loss, nll, accuracy), of_table), of_states = scanned
     found = loss, {'nll': nll, 'accuracy': accuracy}
     if not gradients:
         return found, None

@@ -1,5 +1,6 @@
 """Batches that finished sentences leave, against a search of each sentence alone: plain Python, teacher forcing."""
 
+import functools
 import itertools
 import json
 
@@ -45,7 +46,11 @@ SEARCHES = {
 }
 
 
-@pytest.fixture(scope='module', params=MODULES)
+SLOW = {'rotary', 'learned'}  # the others take the same paths
+
+
+@pytest.fixture(scope='module', params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+                                        for name in MODULES])
 def model(request):
     module, ones = MODULES[request.param](), np.ones((1, 4), np.int32)
     inputs = (ones,) if isinstance(module, LanguageModel) else (ones, ones)
@@ -55,9 +60,14 @@ def model(request):
     return Translator(module, params, dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
 
 
+@functools.cache
+def compiled(model):
+    return jax.jit(lambda **inputs: model.module.apply({'params': model.params}, **inputs))
+
+
 def next_logits(model, tokens):
     """tokens -> what the model says after each of several beginnings of one length: [beginnings, vocab]."""
-    teacher_forced = jax.jit(lambda **inputs: model.module.apply({'params': model.params}, **inputs))
+    teacher_forced = compiled(model)
     reach = min(model.module.length_limit or WIDTH, WIDTH)
 
     def padded(rows, width):
