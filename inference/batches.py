@@ -17,8 +17,8 @@ from jaxtyping import Array, Int
 from inference.search import Beam, DecodeStep, Hypotheses, Search, advance
 from model import Params
 
-FEWEST = 16  # rows of the smallest batch that is left of a larger one
-ROOM = 32  # steps that a past has room for at first
+FEWEST = 32  # rows of the smallest batch that is left of a larger one
+ROOM = 64  # steps that a past has room for at first
 
 
 class Batch(NamedTuple):

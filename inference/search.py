@@ -124,7 +124,8 @@ def _may_come(logits, vocabulary):
     return jnp.ones(logits.shape[-1], bool).at[jnp.array(vocabulary.forbidden)].set(False)
 
 
-class _Draws(flax.struct.PyTreeNode):
+class SampleState(flax.struct.PyTreeNode):
+    """What `Sample` knows between two steps."""
     step: Any
     limits: Any     # [batch]
     keys: Any       # [batch], or None
@@ -149,20 +150,20 @@ class Sample:
     top_p: float = 1.0
 
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
-              keys: Key[Array, ' batch'] | None = None) -> _Draws:
+              keys: Key[Array, ' batch'] | None = None) -> SampleState:
         """Nothing is drawn yet."""
         shape = limits.shape[0], self.num_samples
-        return _Draws(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
+        return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
                       last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                       ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
                       tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
                       log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache)
 
-    def open(self, state: _Draws) -> Bool[Array, ' batch']:
+    def open(self, state: SampleState) -> Bool[Array, ' batch']:
         """Which sentences have an output that goes on."""
         return ~state.ended.all(axis=1)
 
-    def step(self, decode_step: DecodeStep, state: _Draws) -> _Draws:
+    def step(self, decode_step: DecodeStep, state: SampleState) -> SampleState:
         """One token of each output."""
         logits, cache = decode_step(state.last, state.cache)
         token, new = self._choose(logits, state)
@@ -188,7 +189,7 @@ class Sample:
         chosen = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
         return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
-    def found(self, state: _Draws) -> Hypotheses:
+    def found(self, state: SampleState) -> Hypotheses:
         """The outputs as they are now."""
         scores = state.log_probs / length_penalty(state.lengths, self.alpha)
         best = jnp.argsort(-scores, axis=1)
@@ -212,7 +213,8 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
     return logits
 
 
-class _Beam(flax.struct.PyTreeNode):
+class BeamState(flax.struct.PyTreeNode):
+    """What `Beam` knows between two steps."""
     step: Any
     limits: Any         # [batch]
     last: Any           # [batch, beam] the token that is read next
@@ -234,19 +236,19 @@ class Beam:
     n_best: int = 1
     cut: bool = False
 
-    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch']) -> _Beam:
+    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch']) -> BeamState:
         """One hypothesis of nothing; it has ended where the limit is 0."""
         shape = limits.shape[0], self.beam
         nothing = jnp.full(shape, IMPOSSIBLE)
         empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
         ends = limits <= 0
         ended = nothing.at[:, 0].set(jnp.where(ends, 0.0, IMPOSSIBLE))
-        return _Beam(step=jnp.zeros((), jnp.int32), limits=limits,
+        return BeamState(step=jnp.zeros((), jnp.int32), limits=limits,
                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                      alive_tokens=empty, alive_scores=nothing.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
                      ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache)
 
-    def open(self, state: _Beam) -> Bool[Array, ' batch']:
+    def open(self, state: BeamState) -> Bool[Array, ' batch']:
         """Which sentences have a hypothesis that may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
@@ -255,7 +257,7 @@ class Beam:
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
 
-    def step(self, decode_step: DecodeStep, state: _Beam) -> _Beam:
+    def step(self, decode_step: DecodeStep, state: BeamState) -> BeamState:
         """The `beam` best extensions of each hypothesis, then the best of those."""
         logits, cache = decode_step(state.last, state.cache)
         batch, beam, size = logits.shape
@@ -279,7 +281,7 @@ class Beam:
             ended_scores=ended_scores,
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
-    def found(self, state: _Beam) -> Hypotheses:
+    def found(self, state: BeamState) -> Hypotheses:
         """The ended hypotheses as they are now."""
         return Hypotheses(*(each[:, :self.n_best] for each in (state.ended_tokens, state.ended_probs,
                                                                state.ended_scores)))
@@ -301,7 +303,7 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
+    """SampleState `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 
     Logits are divided by `temperature`; then the `top_k` most probable tokens are kept (0: all), and of
     these the smallest set whose probability reaches `top_p` (Holtzman et al. 2020, arXiv:1904.09751).
