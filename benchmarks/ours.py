@@ -108,7 +108,8 @@ class Translations:
     def save(self, path: str) -> None:
         """Writes weights and sources (.npz), so that another library can do the same."""
         params: Any = flatten_dict(jax.device_get(self.params), sep='/')
-        np.savez(path, sources=self.sources, **params)
+        read = np.pad(self.sources, ((0, 0), (0, 1)), constant_values=EOS)  # the translator appends the end token
+        np.savez(path, sources=read, **params)
 
 
 class Numbers(ByteTokenizer):
