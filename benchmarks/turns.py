@@ -1,9 +1,10 @@
 """Systems that are timed in turns, A B C A B C ..., each in a process of its own.
 
 In one process the libraries would share threads, memory and its peak. All processes have the same environment, hence
-the same malloc, and the same cores. Only one works at a time. A turn is two calls, and the second is timed: the first
-one finds cold caches, and OpenMP's threads of the system before (CTranslate2's spin for 0.2 s after their work). With
-a pause instead, alone, our train step took a quarter longer and PyTorch's 2 %; but steps follow each other.
+the same malloc, and the same cores. Only one works at a time. A turn is calls for WARM_UP seconds, at
+least one, and one more that is timed: the first calls find cold caches, and OpenMP's threads of the system before
+(CTranslate2's spin for 0.2 s after their work). With a pause instead, alone, our train step took a quarter longer and
+PyTorch's 2 %; but steps follow each other.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ import numpy as np
 from errors import UserError
 
 CORES = len(os.sched_getaffinity(0))
+WARM_UP = 0.5
 
 
 def peak_resident() -> float:
@@ -172,7 +174,10 @@ def _serve(pipe: Connection, system: System) -> None:
     pipe.send((ready.told, ready.answer))
     with contextlib.suppress(EOFError):
         while pipe.recv() == 'turn':
+            began = time.perf_counter()
             ready.call()
+            while time.perf_counter() < began + WARM_UP:
+                ready.call()
             began = time.perf_counter()
             ready.call()
             pipe.send(time.perf_counter() - began)

@@ -3,8 +3,15 @@
 The search stops when half of the rows would do for the sentences that are still open, and goes on with those. The past
 of the hypotheses is no longer than needed either: it begins with room for ROOM steps and doubles. Rows and room are
 powers of two, so that few shapes are compiled.
+
+Most operations of a step are too small for XLA to share them out among cores, and a step needs the one before it. So on
+a CPU each core has a batch of its own: `find_in_threads`.
 """
 
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,8 +24,9 @@ from jaxtyping import Array, Int
 from inference.search import Beam, DecodeStep, Hypotheses, Search, advance
 from model import Params
 
-FEWEST = 32  # rows of the smallest batch that is left of a larger one
-ROOM = 64  # steps that a past has room for at first
+FEWEST = 16  # rows of the smallest batch that is left of a larger one
+SHARE = 32  # rows of the smallest batch that a thread is given
+ROOM = 32  # steps that a past has room for at first
 
 
 class Batch(NamedTuple):
@@ -36,11 +44,35 @@ class Batch(NamedTuple):
     numbers: Any
 
 
+def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], rows: Sequence[int],
+                    batch_size: int) -> Iterator[tuple[Sequence[int], Hypotheses]]:
+    """The rows in batches, each with what `find` returns for it.
+
+    `batch_size` rows are searched for at a time. On a CPU the threads of its cores share them, as long as each has
+    SHARE rows or more; devices that compute by themselves, or together, get them all at once.
+    """
+    alone = jax.default_backend() == 'cpu' and jax.device_count() == 1
+    threads = max(1, min(_cores(), batch_size // SHARE)) if alone else 1
+    size = -(-batch_size // threads)
+    batches = [rows[begin:begin + size] for begin in range(0, len(rows), size)]
+    if min(threads, len(batches)) < 2:  # JAX's context managers are those of a thread: the caller's where possible
+        yield from zip(batches, map(find, batches), strict=True)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from zip(batches, pool.map(find, batches), strict=True)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
 class BatchSearch:
-    """Searches with one module; each shape is compiled once."""
+    """Searches with one module; each shape is compiled once, whichever thread asks for it."""
 
     def __init__(self, module: nn.Module):
         self.module = module
+        self._compiling = threading.Lock()  # held while a program is started, which is when it may be compiled
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
@@ -56,11 +88,13 @@ class BatchSearch:
                                      tiled=True)
         rows, room = len(batch.source), min(ROOM, search.max_length)
         # The seed is an argument of the compiled program, so another seed compiles nothing.
-        state = self._begin(params, batch, np.uint32(seed), np.uint32(draw), search=search, room=room)
+        with self._compiling:
+            state = self._begin(params, batch, np.uint32(seed), np.uint32(draw), search=search, room=room)
         sentences, found = np.arange(rows), None  # those that the rows are of; what is known of every sentence
         while True:
             half = 2 ** (rows - 1).bit_length() // 2
-            state, *news = self._advance(params, state, room, half + 1 if half >= FEWEST else 1, search=search)
+            with self._compiling:
+                state, *news = self._advance(params, state, room, half + 1 if half >= FEWEST else 1, search=search)
             step, is_open, now = jax.device_get(news)
             found = now if found is None else jax.tree.map(
                 lambda whole, part, rows=sentences: _with_rows(whole, rows, part), found, now)
@@ -68,7 +102,8 @@ class BatchSearch:
                 return found
             keep = np.argsort(~is_open, kind='stable')[:max(FEWEST, 2 ** (int(is_open.sum()) - 1).bit_length())]
             more = min(room, search.max_length - room) if step == room else 0
-            state = self._keep(state, keep, more_keys=more * _sharing(search))
+            with self._compiling:
+                state = self._keep(state, keep, more_keys=more * _sharing(search))
             sentences, rows, room = sentences[keep], len(keep), room + more
 
     # What is traced. Draws are independent, so each is a sentence of its own to the module: it looks at no others.

@@ -28,7 +28,7 @@ from model.cache import Cache
 
 DecodeStep = Callable[[Int[Array, 'batch beam'], Cache], tuple[Float[Array, 'batch beam vocab'], Cache]]
 IMPOSSIBLE = jnp.finfo(jnp.float32).min
-BLOCK = 32  # logits of which `largest` looks at the greatest first
+PARTS = 32  # of a row of logits, that are read side by side
 
 
 class Hypotheses(flax.struct.PyTreeNode):
@@ -64,40 +64,48 @@ def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array,
 
 
 def largest(logits: Float[Array, '*batch vocab'], count: int,
-            block: int = BLOCK) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
-    """jax.lax.top_k, reading a row once: the `count` greatest, and where they are; of equal ones the first.
+            parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
+    """jax.lax.top_k: the `count` greatest, and where they are; of equal ones the first. On CPUs it reads a row once."""
+    exactly = functools.partial(_top_k, count=count)
+    if logits.shape[-1] <= 2 * count * parts:
+        return exactly(logits)
+    return jax.lax.platform_dependent(
+        logits, cpu=functools.partial(_largest_of_columns, count=count, parts=parts), default=exactly)
 
-    The `count` greatest are in the `count` blocks of the greatest maxima. Where a tie decides between two blocks, it is
-    the first that counts, as among their elements.
-    """
-    size = logits.shape[-1]
-    if size <= 2 * count * block:
-        values, places = jax.lax.top_k(logits, count)
-        return values, places
-    _, best = jax.lax.top_k(_block_maxima(logits, block), count)
-    best = jnp.sort(best, axis=-1)  # in the order of the row again
-    places = (best[..., None] * block + jnp.arange(block)).reshape(*logits.shape[:-1], count * block)
-    values, index = jax.lax.top_k(
+
+def _top_k(logits, count):
+    """For any number of axes: XLA on CPUs sorts what has more than two."""
+    values, places = jax.lax.top_k(logits.reshape(-1, logits.shape[-1]), count)
+    return values.reshape(*logits.shape[:-1], count), places.reshape(*logits.shape[:-1], count)
+
+
+def _largest_of_columns(logits, count, parts):
+    """With the parts of a row one below the other, they are in the `count` columns of the greatest maxima."""
+    rows = _cut(logits, parts)
+    maxima, columns = _top_k(functools.reduce(jnp.maximum, rows), count + 1)
+    columns = jnp.sort(columns[..., :count], axis=-1)
+    places = jnp.arange(parts)[:, None] * rows[0].shape[-1] + columns[..., None, :]  # in the order of the logits
+    places = places.reshape(*logits.shape[:-1], -1)
+    values, index = _top_k(
         jnp.take_along_axis(logits, places, axis=-1, mode='fill', fill_value=-jnp.inf), count)
-    return values, jnp.take_along_axis(places, index, axis=-1)
+    # Another column may have one that equals the last, and comes before it.
+    return jax.lax.cond((maxima[..., count] == values[..., -1]).any(), functools.partial(_top_k, count=count),
+                        lambda _: (values, jnp.take_along_axis(places, index, axis=-1)), logits)
 
 
-def _block_maxima(logits, block):
-    whole = logits.shape[-1] // block * block
-    maxima = logits[..., :whole].reshape(*logits.shape[:-1], -1, block).max(axis=-1)
-    if whole == logits.shape[-1]:
-        return maxima
-    return jnp.concatenate([maxima, logits[..., whole:].max(axis=-1, keepdims=True)], axis=-1)
+def _cut(logits, parts=PARTS):
+    """Parts of one length, the last padded. XLA vectorises what is done to all of them, number by number."""
+    width = -(-logits.shape[-1] // parts)
+    cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
+    padding = [(0, 0)] * (logits.ndim - 1)
+    return [jnp.pad(part, [*padding, (0, width - part.shape[-1])], constant_values=-jnp.inf) for part in cut]
 
 
-def _log_normaliser(logits, greatest, block=BLOCK):
+def _log_normaliser(logits, greatest):
     """The logsumexp of rows whose greatest logits [..., 1] are known."""
-    powers = jnp.exp(logits - greatest)
-    whole = logits.shape[-1] // block * block
-    # Sums of blocks first, in the pass that makes the powers. XLA would write them all down before one sum of so many;
-    # without the barrier it makes the two sums one again.
-    parts = jax.lax.optimization_barrier(powers[..., :whole].reshape(*logits.shape[:-1], -1, block).sum(axis=-1))
-    return jnp.log(parts.sum(axis=-1) + powers[..., whole:].sum(axis=-1)) + greatest[..., 0]
+    powers = functools.reduce(jnp.add, [jnp.exp(part - greatest) for part in _cut(logits)])
+    # In one pass: without the barrier, XLA would write all powers down for one sum of so many.
+    return jnp.log(jax.lax.optimization_barrier(powers).sum(axis=-1)) + greatest[..., 0]
 
 
 def _best(logits, count, state, vocabulary, cut):
@@ -111,7 +119,7 @@ def _best(logits, count, state, vocabulary, cut):
     values, tokens = largest(logits, min(count + len(forbidden), logits.shape[-1]))
     normaliser = _log_normaliser(logits, values.max(axis=-1, keepdims=True))[..., None]
     values = jnp.where((tokens[..., None] == forbidden).any(axis=-1), IMPOSSIBLE, values - normaliser)
-    values, index = jax.lax.top_k(values, count)
+    values, index = _top_k(values, count)
     tokens = jnp.take_along_axis(tokens, index, axis=-1)
     if cut:
         return values, tokens
@@ -154,10 +162,10 @@ class Sample:
         """Nothing is drawn yet."""
         shape = limits.shape[0], self.num_samples
         return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
-                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
-                      ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
-                      tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
-                      log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache)
+                           last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
+                           ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
+                           tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
+                           log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache)
 
     def open(self, state: SampleState) -> Bool[Array, ' batch']:
         """Which sentences have an output that goes on."""
@@ -303,7 +311,7 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """SampleState `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
+    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 
     Logits are divided by `temperature`; then the `top_k` most probable tokens are kept (0: all), and of
     these the smallest set whose probability reaches `top_p` (Holtzman et al. 2020, arXiv:1904.09751).

@@ -222,13 +222,13 @@ def test_the_length_penalty_is_the_papers():
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2 ** 32 - 1))
-def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, block, kinds, seed):
+def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, parts, kinds, seed):
     """Few kinds of value, so that most are ties; among them -inf and what is forbidden."""
     rng = np.random.default_rng(seed)
     values = np.concatenate([rng.normal(size=kinds), [-np.inf, IMPOSSIBLE]]).astype(np.float32)
     logits = jnp.asarray(rng.choice(values, (2, 3, size)))
     count = min(count, size)
-    for found, expected in zip(largest(logits, count, block), jax.lax.top_k(logits, count), strict=True):
+    for found, expected in zip(largest(logits, count, parts), jax.lax.top_k(logits, count), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
