@@ -1,8 +1,10 @@
 """Batches that finished sentences leave, against a search of each sentence alone: plain Python, teacher forcing."""
 
+import dataclasses
 import functools
 import itertools
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -183,3 +185,69 @@ def test_a_batch_of_any_size_ends(monkeypatch):
         monkeypatch.setattr(batches, 'ROOM', room)
         found = model.find_all(sources, range(7), SearchOptions(extra_length=5, batch_size=size))
         assert [hypotheses[0].tokens for hypotheses in found] == alone
+
+
+def use_cores(monkeypatch, cores, devices=1):
+    """Tests run on several devices, which keep a batch together."""
+    monkeypatch.setattr(batches, '_cores', lambda: cores)
+    monkeypatch.setattr(jax, 'device_count', lambda: devices)
+
+
+def test_each_core_searches_a_share_of_the_batch(monkeypatch):
+    """The shares are searched at one time, and put together in the order of the rows."""
+    use_cores(monkeypatch, 3)
+    together = threading.Barrier(3, timeout=30)
+
+    def find(rows):
+        together.wait()  # fails unless three threads are here
+        return [row * 10 for row in rows]
+
+    shares = list(batches.find_in_threads(find, range(180), 100))
+    assert [len(rows) for rows, _ in shares] == [34] * 5 + [10]
+    assert [row for rows, _ in shares for row in rows] == list(range(180))
+    assert all(list(found) == [row * 10 for row in rows] for rows, found in shares)
+
+
+@pytest.mark.parametrize('batch_size, cores, devices, sizes', [
+    (100, 1, 1, [100, 80]), (100, 3, 2, [100, 80]), (31, 3, 1, [31] * 5 + [25]), (63, 3, 1, [63, 63, 54]),
+    (64, 3, 1, [32] * 5 + [20]), (200, 3, 1, [67, 67, 46])])
+def test_small_batches_and_several_devices_are_not_shared_out(batch_size, cores, devices, sizes, monkeypatch):
+    use_cores(monkeypatch, cores, devices)
+    threads = set()
+
+    def find(rows):
+        threads.add(threading.get_ident())
+        return rows
+
+    assert [len(rows) for rows, _ in batches.find_in_threads(find, range(180), batch_size)] == sizes
+    alone = batch_size < 64 or min(cores, 3 - devices) == 1
+    assert (threads == {threading.get_ident()}) == alone
+
+
+def test_an_error_in_a_thread_is_the_callers(monkeypatch):
+    use_cores(monkeypatch, 2)
+
+    def find(rows):
+        raise ValueError(f'row {rows[0]}')
+
+    with pytest.raises(ValueError, match='row 0'):
+        list(batches.find_in_threads(find, range(300), 64))
+
+
+@pytest.mark.parametrize('search', SEARCHES)
+def test_threads_find_what_one_finds_and_compile_no_more(search, monkeypatch):
+    module, ones = Transformer(blocks(), 1, SIZE, SIZE), np.ones((1, 4), np.int32)
+    params = jax.jit(module.init)(jax.random.key(2), ones, ones)['params']
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(4, SIZE, rng.integers(1, 30)).tolist() for _ in range(60)]
+    options = SearchOptions(**vars(SEARCHES[search]) | {'extra_length': EXTRA})
+    monkeypatch.setattr(batches, 'SHARE', 8)
+    answers, programs = [], []
+    for cores, size in (1, 8), (4, 32):
+        use_cores(monkeypatch, cores)
+        model = Translator(module, params, dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+        found = model.find_all(sources, range(60), dataclasses.replace(options, batch_size=size))
+        answers.append([[(each.tokens, each.log_prob) for each in hypotheses] for hypotheses in found])
+        programs.append([each._cache_size() for each in (model._batches._begin, model._batches._advance)])
+    assert answers[0] == answers[1]
+    assert programs[0] == programs[1]
