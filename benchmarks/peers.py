@@ -86,18 +86,21 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 
-def ctranslate2_decode(workload: Workload, search: Search, model: str) -> Ready:
-    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file."""
+def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: int = 1) -> Ready:
+    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file.
+
+    All cores work on one batch, or each of as many `workers` has its share of the batch and of the cores.
+    """
     ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
         specification(workload, search.source + search.target, arrays).save(folder)
         sources = [list(map(str, source)) for source in arrays['sources']]
         began = time.perf_counter()
-        translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=1,
-                                            intra_threads=CORES)
+        translator = ctranslate2.Translator(folder, device='cpu', compute_type='float32', inter_threads=workers,
+                                            intra_threads=CORES // workers)
         load_s = time.perf_counter() - began
     translate = functools.partial(
-        translator.translate_batch, sources, max_batch_size=search.batch, beam_size=search.beam,
+        translator.translate_batch, sources, max_batch_size=-(-search.batch // workers), beam_size=search.beam,
         max_decoding_length=search.target, min_decoding_length=search.target,
         suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
     # It has no end token where the length ends an output; in ours the last token is one.
