@@ -243,6 +243,9 @@ OPTIONS = (
     Option('data.tokenizer.vocab_size', 8000, 'pieces, including 260 special ones and bytes', Between(1, 1_000_000),
            LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),
+    Option('data.tokenizer.dropout', 0.0, 'BPE-dropout in training: the probability with which a merge is left out, so '
+           'that every epoch has another segmentation, such as 0.1; 0: none', Between(0, 1),
+           PAIRS | {'data.tokenizer.kind': ('bpe',)}),
     Option('data.tokenizer.split_digits', False, 'each digit is a piece', SWITCH, LEARNED),
     Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless",
            OneOf(('identity', 'nfkc')), LEARNED),
