@@ -247,8 +247,8 @@ OPTIONS = (
            'that every epoch has another segmentation, such as 0.1; 0: none', Between(0, 1),
            PAIRS | {'data.tokenizer.kind': ('bpe',)}),
     Option('data.tokenizer.split_digits', False, 'each digit is a piece', SWITCH, LEARNED),
-    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless",
-           OneOf(('identity', 'nfkc')), LEARNED),
+    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless, 'nfkc_cf' folds "
+           'case, too', OneOf(('identity', 'nfkc', 'nfkc_cf')), LEARNED),
 
     Option('batch.tokens', 4096, 'maximum number of target positions in a batch, padding included',
            Between(1, MOST_TOKENS), PAIRS),
