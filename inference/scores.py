@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Float, Int
 
+from errors import UserError
+from files import expanded
+
 SAMPLES = 1000  # bootstrap resamples
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
@@ -66,7 +69,7 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
         score = metric.corpus_score(outputs, [references], n_bootstrap=SAMPLES)
         signature = metric.get_signature()
         told = json.loads(score.format(width=6, signature=str(signature), is_json=True))
-        mean, half = told['confidence_mean'], told['confidence_var']
+        mean, half = told.get('confidence_mean', 0), told.get('confidence_var', 0)  # not said where all are 0
         found[name] = [round(mean - half, 4), round(mean + half, 4)]
     return found | {'signature': _resampling(signature)}
 
@@ -90,6 +93,30 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
         found[name] = {'other': other.score, 'difference': difference,
                        'p_value': this.p_value if difference else 1.0}
     return found | {'signature': _resampling(described)}
+
+
+def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The translations that another run has made of the same sentences, from its results.
+
+    Args:
+      workdir: the directory of the other run.
+      split: the name of the results here; there they may have another.
+      pairs: the sources and the references here.
+
+    Raises:
+      UserError: if it has none.
+    """
+    tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
+    for path in tables:
+        try:
+            rows = read_table(path)
+        except (OSError, ValueError) as error:
+            raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
+        if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
+            return [row[2] for row in rows]
+    others = f', but of {" and ".join(path.stem for path in tables)}' if tables else ''
+    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score it '
+                    f'on them first: python decode.py --workdir={workdir} --split={split}')
 
 
 def _resampling(signature: Any) -> str:

@@ -125,6 +125,11 @@ def test_a_confidence_interval_is_that_of_resampled_sentences():
     assert more['bleu'][1] - more['bleu'][0] < 0.5 * (found['bleu'][1] - found['bleu'][0])
 
 
+def test_the_interval_of_what_is_all_wrong_is_0():
+    found = confidence_intervals(['x'] * 5, ['one two three four five'] * 5, 'en')
+    assert found['bleu'] == [0, 0] and found['ter'] == [100, 100]
+
+
 def test_two_systems_are_compared_on_the_same_sentences():
     good, also_good, bad = noisy(LINES, 0.2, seed=1), noisy(LINES, 0.2, seed=2), noisy(LINES, 0.5, seed=3)
     against_bad, against_good = (compare_translations(good, other, LINES, 'en') for other in (bad, also_good))
