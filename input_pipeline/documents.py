@@ -19,6 +19,7 @@ from files import expanded
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
+    naming_option,
     open_binary,
     open_tfds,
     read_lines,
@@ -143,7 +144,7 @@ class FileDocuments(Documents):
             return files
         name = self._names[split]
         raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
-                        f'of text files; see config.data.dir and splits')
+                        f'of text files; see config.data.dir and {naming_option(split)}')
 
 
 class OneFile(Documents):
@@ -204,7 +205,7 @@ class TfdsDocuments(Documents):
                     'files': tfds_files(self._builder, self._names[split])}
 
     def _reading(self, split: str):
-        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
                            f'{self._builder.data_dir}')
 
 

@@ -58,6 +58,11 @@ def split_names(data: ConfigDict) -> dict[str, str]:
     return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
 
 
+def naming_option(split: str) -> str:
+    """Returns the option of config.data that names a split."""
+    return f'splits.{split if split in ("train", "validation") else "test"}'
+
+
 def asked_splits(split: str, data: ConfigDict) -> list[str]:
     """Returns the splits that --split=`split` asks for: 'test' asks for every set of the test.
 
@@ -213,7 +218,7 @@ class TextCorpus(Corpus):
         missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
-                        f'see config.data.dir, source_lang, target_lang and splits')
+                        f'see config.data.dir, source_lang, target_lang and {naming_option(split)}')
 
 
 class TfdsCorpus(Corpus):
@@ -245,7 +250,7 @@ class TfdsCorpus(Corpus):
                     'files': tfds_files(self._builder, self._names[split])}
 
     def _reading(self, split: str) -> contextlib.AbstractContextManager:
-        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
                            f'{self._builder.data_dir}')
 
 
