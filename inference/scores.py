@@ -114,9 +114,10 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
             raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
+    asked = split if split in ('train', 'validation') else 'test'  # there, the set may have another name
     others = f', but of {" and ".join(path.stem for path in tables)}' if tables else ''
     raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score it '
-                    f'on them first: python decode.py --workdir={workdir} --split={split}')
+                    f'on them first: python decode.py --workdir={workdir} --split={asked}')
 
 
 def _resampling(signature: Any) -> str:
