@@ -1,7 +1,7 @@
 """Uses a trained model to translate, continue or classify; or scores it on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
-    python decode.py --workdir=RUN --split=test
+    python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
 stdout has one line for each line of the input, in order. The translation of an empty sentence is empty; the
 continuation of an empty prompt begins a text. A continuation has the line breaks that the model wrote, so a line of
@@ -25,7 +25,11 @@ INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, pl
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
 FORMAT = flags.DEFINE_enum(
     'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
-SPLIT = flags.DEFINE_enum('split', None, ['train', 'validation', 'test'], 'Score this split of the data instead.')
+SPLIT = flags.DEFINE_string('split', None, 'Score this split of the data instead: train, validation, test (all of '
+                            'its sets), or one set of the test by its name.')
+CONFIDENCE = flags.DEFINE_bool('confidence', False, '--split: the 95 % interval of each score of translations.')
+COMPARE = flags.DEFINE_string('compare', None, '--split: how sure it is that translations are better or worse than '
+                              'those of this other run directory.')
 N_BEST = flags.DEFINE_integer('n_best', None, 'Hypotheses a sentence, or draws with --method=sample (jsonl only).')
 SEED = flags.DEFINE_integer('seed', None, 'sample: another seed, other draws.')
 SEARCH = [option.name.removeprefix('decode.') for option in OPTIONS if option.name.startswith('decode.')]
@@ -58,7 +62,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -71,12 +75,13 @@ from errors import UserError
 from files import check_file, check_folder, expanded, naming, write_text, written_whole
 from inference.predict import Prediction, Predictor
 from inference.run import Run
-from inference.scores import table_line
+from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.text import Output, SearchOptions, TextModel, search_options
+from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
-from input_pipeline.sources import read_lines
-from training.records import CONFIG
+from input_pipeline.sources import asked_splits, read_lines
+from training.records import read_config
 from training.resources import compile_time
 from training.step import parameter_count
 from training.workdir import OWN, changed_data
@@ -96,9 +101,13 @@ def main() -> None:
         raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
     if SPLIT.value and OUTPUT.value is not None:
         raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
+    if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
+        raise UserError('--confidence and --compare are for scores: they need --split=test')
     if LOOK.value and not (PICTURES.value or ATTENTION.value):
         raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
-    check_writable(expanded(WORKDIR.value))
+    workdir = expanded(WORKDIR.value)
+    splits = asked_splits(SPLIT.value, read_config(workdir).data) if SPLIT.value else []
+    check_writable(workdir, splits)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
@@ -110,8 +119,8 @@ def main() -> None:
     if PICTURES.value and LOOK.value == 'positions':
         save_figure(positions_figure(), Path(PICTURES.value) / 'positions.png')
     page, path = open_page(run), INPUT.value or ''
-    if SPLIT.value:
-        score_split(run, SPLIT.value, options, page)
+    if splits:
+        score_splits(run, splits, options, page)
     elif isinstance(run.model, Predictor):
         predict_file(run.model, path, options, page)
     else:
@@ -122,21 +131,25 @@ def main() -> None:
 
 
 def check_flags_are_used(run: Run) -> None:
-    """Raises UserError for a flag of a search that the run's model does not make."""
+    """Raises UserError for a flag that means nothing to the run's model, such as one of a search."""
     here = flatten(run.config)
+    for flag in (CONFIDENCE, COMPARE):
+        if flag.value and not isinstance(run.model, Translator):
+            raise UserError(f'--{flag.name} is for translations, but this is a run of task={run.config.task}: leave it '
+                            'out')
     for name in SEARCH:
         if flags.FLAGS[name].value is not None and not is_used(f'decode.{name}', here):
             raise UserError(f'--{name}={flags.FLAGS[name].value} means nothing to a run of task={run.config.task}: '
                             'leave it out')
 
 
-def check_writable(workdir: Path) -> None:
+def check_writable(workdir: Path, splits: Sequence[str]) -> None:
     """Sees, before anything is computed, that all files can be written.
 
     Raises:
       UserError: naming what cannot.
     """
-    for flag in (OUTPUT, PICTURES, EXPLAIN):
+    for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
     named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN, PICTURES) if flag.value]
@@ -149,11 +162,14 @@ def check_writable(workdir: Path) -> None:
         check_file(Path(OUTPUT.value))
     if PICTURES.value:
         check_folder(Path(PICTURES.value))
+    if len(splits) > 1 and (PICTURES.value or EXPLAIN.value):
+        raise UserError('--pictures and --explain show one set of the test: give '
+                        f'--split={" or --split=".join(splits)}')
     results = workdir / 'results'
-    if SPLIT.value and (results.parent / CONFIG).is_file():
+    if splits:
         check_folder(results)
-        for ending in ('json', 'tsv') if results.is_dir() else ():
-            check_file(results / f'{SPLIT.value}.{ending}')
+    for name in (f'{split}.{ending}' for split in splits for ending in ('json', 'tsv')) if results.is_dir() else ():
+        check_file(results / name)
 
 
 def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
@@ -246,21 +262,40 @@ def predict_file(model: Predictor, path: str, options: SearchOptions, page: Page
     explain_examples(model, inputs, outputs, page)
 
 
-def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
-    """Prints the scores and writes them to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv."""
+def score_splits(run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
+    """Scores splits, and prints the scores: those of several by the names of the splits."""
     data: Any = run.data()  # of the class that the model's task has
-    for changed in changed_data(run.workdir, data, [split]):
+    for changed in changed_data(run.workdir, data, splits):  # an error if the files of one are not there
         log.warning('not the data that the run was trained with: %s', changed)
+    others = {split: read_translations(COMPARE.value, split, data.pairs(split)) if COMPARE.value else None
+              for split in splits}
+    scored = {split: score_split(run, data, split, options, page, others[split]) for split in splits}
+    print(as_text(scored if len(splits) > 1 else scored[splits[0]]))
+
+
+def score_split(run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
+                others: Sequence[str] | None) -> dict[str, Any]:
+    """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
+
+    `others` are the translations of another run, to compare with.
+    """
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
                 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
                 'decoding': dataclasses.asdict(options)}
-    text = json.dumps(results, indent=2, ensure_ascii=False)
+    if CONFIDENCE.value or others:
+        _, references, outputs = zip(*table, strict=True)
+        language = run.config.data.target_lang
+        if CONFIDENCE.value:
+            results['confidence'] = confidence_intervals(outputs, references, language)
+        if others:
+            results['compared'] = {'with': COMPARE.value,
+                                   **compare_translations(outputs, others, references, language)}
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
     write_text(folder / f'{split}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{split}.json', text + '\n')  # last, as it says that the split is scored
+    write_text(folder / f'{split}.json', as_text(results) + '\n')  # last, as it says that the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
@@ -268,7 +303,12 @@ def score_split(run: Run, split: str, options: SearchOptions, page: Page | None)
         explain_examples(run.model, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
     elif page or PICTURES.value and LOOK.value != 'positions':
         explain_split(run.model, data, split, options, page)
-    print(text)
+    return results
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """Results as stdout and the file have them."""
+    return json.dumps(results, indent=2, ensure_ascii=False)
 
 
 def explain_split(model: TextModel, data: Data, split: str, options: SearchOptions, page: Page | None) -> None:

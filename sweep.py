@@ -19,7 +19,7 @@ with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 GRID = flags.DEFINE_string('sweep', None, 'What to vary, a file of configs/sweeps/ or your own.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: created, or gone on with.')
-SPLIT = flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Score every run on this split.')
+SPLIT = flags.DEFINE_string('split', 'validation', 'Score every run on this split: train, validation, test.')
 JOBS = flags.DEFINE_integer('jobs', 1, 'Runs at a time.')
 DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print the runs, their commands and their number, and do nothing.')
 REPORT = flags.DEFINE_bool('report', False, 'Report on what is there, and run nothing; needs no more than --workdir.')
@@ -58,6 +58,7 @@ from configs.versions import VERSION
 from errors import UserError, did_you_mean, faults_in, option_like
 from executors import STOPPED, Executor, Job, Local, Slurm
 from files import check_folder, expanded, write_text
+from input_pipeline.sources import asked_splits
 
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
@@ -79,6 +80,8 @@ def main() -> None:
     if REPORT.value:
         return report(directory)
     config = config_from(CONFIG_FLAG)
+    if len(sets := asked_splits(SPLIT.value, config.data)) > 1:
+        raise UserError(f'--split={SPLIT.value} would be {len(sets)} sets: give one, of {", ".join(sets)}')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
     runs = planned_runs(config, read_sweep(config))
     jobs = [Job(name, run_commands(directory / name, constant | overrides), directory / LOGS / f'{name}.log')
@@ -262,6 +265,9 @@ def last_lines(path: Path) -> str:
 def report(directory: Path) -> None:
     """Prints the table, and writes it and the plots beside the runs."""
     runs = load_runs(directory)
+    known = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
+    if SPLIT.value not in known:
+        raise UserError(f'--split={SPLIT.value}: no run has been scored on it{did_you_mean(SPLIT.value, known)}')
     measured = {name for run in runs for names in (run.curves, *run.results.values()) for name in names}
     if METRIC.value and measured and not {METRIC.value, f'validation_{METRIC.value}'} & measured:
         raise UserError(f'--metric={METRIC.value}: no run has measured it{did_you_mean(METRIC.value, measured)}')

@@ -72,7 +72,7 @@ def scores_without_heads(model: Translator, pairs: Sequence[tuple[str, str]], ki
 
     def score(model):
         outputs = [output.text for output in model.translate(sources, options)]
-        return corpus_scores(outputs, references, chrf=False)[metric]
+        return corpus_scores(outputs, references)[metric]
 
     counts = head_counts(model.params, kind)
     return score(model), np.array([[score(without_head(model, kind, 1 + layer, 1 + head)) for head in range(count)]

@@ -114,6 +114,11 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
             'must be above 260, the special pieces and the bytes')
     require(data.source in ELSEWHERE or bool(data.dir or data.file), 'data.dir', 'must name the folder of the files')
     require(data.source != 'tfds' or bool(data.name), 'data.name', 'must name a TFDS dataset')
+    sets = data.splits.test.split(',')
+    require(len(sets) == 1 or task.data in ('pairs', 'documents') and not data.file, 'data.splits.test',
+            'must be one name: only folders and datasets of text have several test sets')
+    require(len(sets) == 1 or len({*sets, '', 'train', 'validation'}) == len(sets) + 3 and '/' not in data.splits.test,
+            'data.splits.test', 'must be different names with commas between them, without train, validation or a /')
     require(data.source != 'builtin' or not task.builtin or data.name in task.builtin, 'data.name',
             f'must be one of {", ".join(task.builtin)}')
 

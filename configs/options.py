@@ -214,7 +214,8 @@ OPTIONS = (
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.test', 'test', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
+    Option('data.splits.test', 'test', 'name on disk; several, with commas between them, are test sets of their own',
+           FILE, {'data.source': ('files', 'tfds')}, resume=''),
     Option('data.seed', 0, 'seed of the data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces, as people type',
@@ -243,9 +244,12 @@ OPTIONS = (
     Option('data.tokenizer.vocab_size', 8000, 'pieces, including 260 special ones and bytes', Between(1, 1_000_000),
            LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),
+    Option('data.tokenizer.dropout', 0.0, 'BPE-dropout in training: the probability with which a merge is left out, so '
+           'that every epoch has another segmentation, such as 0.1; 0: none', Between(0, 1),
+           PAIRS | {'data.tokenizer.kind': ('bpe',)}),
     Option('data.tokenizer.split_digits', False, 'each digit is a piece', SWITCH, LEARNED),
-    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless",
-           OneOf(('identity', 'nfkc')), LEARNED),
+    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless, 'nfkc_cf' folds "
+           'case, too', OneOf(('identity', 'nfkc', 'nfkc_cf')), LEARNED),
 
     Option('batch.tokens', 4096, 'maximum number of target positions in a batch, padding included',
            Between(1, MOST_TOKENS), PAIRS),

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 # Every metric of an evaluation or a score, in the order of tables, with the function that picks the better value.
 METRICS: Mapping[str, Callable[..., Any]] = {
-    'bleu': max, 'chrf': max, 'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
+    'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
+    'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
     'bits_per_character': min, 'r_squared': max, 'mean_absolute_error': min, 'root_mean_squared_error': min,
     'absolute_error': min,
 }
@@ -48,7 +49,8 @@ class Task(NamedTuple):
 TASKS: Mapping[str, Task] = {
     'translation': Task(
         'sentences of one language into another', data='pairs', objective='cross_entropy', answerer='translator',
-        models=('transformer', 'rnnsearch'), metrics=('bleu', 'exact_match', 'loss', 'perplexity', 'accuracy'),
+        models=('transformer', 'rnnsearch'),
+        metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
         tokenizers=SUBWORDS, longest='data.max_length'),
     'language_model': Task(
         'text, each token from those before it', data='documents', objective='cross_entropy', answerer='generator',

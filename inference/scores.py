@@ -1,16 +1,21 @@
 """Scores of translations, language models, classifications and regressions, and the table of single answers.
 
-BLEU and chrF are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
+BLEU, chrF and TER are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from errors import UserError
+from files import expanded
+
+SAMPLES = 1000  # bootstrap resamples
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
 
 
@@ -25,28 +30,99 @@ class Evaluation(NamedTuple):
     weights: Mapping[str, Float[np.ndarray, 'layer head t s']] | None = None
 
 
-def corpus_scores(outputs: Sequence[str], references: Sequence[str], *, chrf: bool = True) -> dict[str, Any]:
-    """BLEU (cased, detokenised, 13a), chrF, and the share of outputs that are right to the byte.
+def translation_metrics(language: str | None) -> dict[str, Any]:
+    """The metrics of sacreBLEU, by the names of their scores; without a language only those that take no time.
 
-    'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens: what papers on Multi30k report comes close
-    to it, but uses Moses' tokens. Never compare it with 'bleu'.
+    'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens, and
+    'bleu_lowercased_moses' over lowercased Moses tokens of `language`, as papers on Multi30k report it (see
+    inference/moses.py). Never compare one with another. 'ter' is an error rate: lower is better.
     """
     from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
-    from sacrebleu.metrics.chrf import CHRF
 
-    bleu, lowercased = BLEU(), BLEU(lowercase=True)
-    scores = {
-        'n': len(outputs),
-        'bleu': bleu.corpus_score(outputs, [references]).score, 'bleu_signature': str(bleu.get_signature()),
-        'bleu_lowercased_tokenised': lowercased.corpus_score(outputs, [references]).score,
-        'bleu_lowercased_tokenised_signature': str(lowercased.get_signature()),
-        'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs),
-    }
-    if chrf:
-        metric = CHRF()
-        scores |= {'chrf': metric.corpus_score(outputs, [references]).score,
-                   'chrf_signature': str(metric.get_signature())}
+    metrics: dict[str, Any] = {'bleu': BLEU(), 'bleu_lowercased_tokenised': BLEU(lowercase=True)}
+    if language is None:
+        return metrics
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
+
+    from inference.moses import moses_bleu
+    return metrics | {'bleu_lowercased_moses': moses_bleu(language), 'chrf': CHRF(), 'chrf++': CHRF(word_order=2),
+                      'ter': TER()}
+
+
+def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
+    """The scores of `translation_metrics` with their signatures, and the share of outputs right to the byte."""
+    scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
+    for name, metric in translation_metrics(language).items():
+        scores |= {name: metric.corpus_score(outputs, [references]).score,
+                   f'{name}_signature': str(metric.get_signature())}
     return scores
+
+
+def confidence_intervals(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
+    """{'bleu': [low, high], ...}: the interval of 95 % of each score, by bootstrap resampling of the sentences.
+
+    This is sacreBLEU's (Koehn 2004, W04-3250); 'signature' says how many resamples, and from which seed.
+    """
+    found, signature = {}, None
+    for name, metric in translation_metrics(language).items():
+        score = metric.corpus_score(outputs, [references], n_bootstrap=SAMPLES)
+        signature = metric.get_signature()
+        told = json.loads(score.format(width=6, signature=str(signature), is_json=True))
+        mean, half = told.get('confidence_mean', 0), told.get('confidence_var', 0)  # not said where all are 0
+        found[name] = [round(mean - half, 4), round(mean + half, 4)]
+    return found | {'signature': _resampling(signature)}
+
+
+def compare_translations(outputs: Sequence[str], others: Sequence[str], references: Sequence[str],
+                         language: str) -> dict[str, Any]:
+    """{'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
+
+    p is the probability of so large a difference, in either direction, between systems that are equally good, by
+    sacreBLEU's paired bootstrap test (Koehn 2004, W04-3250): both systems are scored on the same resampled sentences.
+    """
+    from sacrebleu.significance import PairedTest, Result  # slow to import, so only where it is used
+
+    found, described = {}, None
+    for name, metric in translation_metrics(language).items():
+        signatures, scores = PairedTest([('other', others), ('this', outputs)], {name: metric}, [references],
+                                        test_type='bs', n_samples=SAMPLES)()
+        [(key, described)] = signatures.items()
+        other, this = cast(list[Result], scores[key])
+        difference = this.score - other.score  # sacreBLEU calls two equal systems different, at 1 / (resamples + 1)
+        found[name] = {'other': other.score, 'difference': difference,
+                       'p_value': this.p_value if difference else 1.0}
+    return found | {'signature': _resampling(described)}
+
+
+def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The translations that another run has made of the same sentences, from its results.
+
+    Args:
+      workdir: the directory of the other run.
+      split: the name of the results here; there they may have another.
+      pairs: the sources and the references here.
+
+    Raises:
+      UserError: if it has none.
+    """
+    tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
+    for path in tables:
+        try:
+            rows = read_table(path)
+        except (OSError, ValueError) as error:
+            raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
+        if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
+            return [row[2] for row in rows]
+    asked = split if split in ('train', 'validation') else 'test'  # there, the set may have another name
+    others = f', but of {" and ".join(path.stem for path in tables)}' if tables else ''
+    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score it '
+                    f'on them first: python decode.py --workdir={workdir} --split={asked}')
+
+
+def _resampling(signature: Any) -> str:
+    """The part of a signature of sacreBLEU's that tells the resamples and their seed."""
+    return '|'.join(part for part in str(signature).split('|') if part.startswith(('bs:', 'seed:')))
 
 
 def bits_per_character(nll: float, characters: int) -> float:

@@ -1,5 +1,6 @@
 """An encoder-decoder: it translates sentences."""
 
+import functools
 import logging
 import sys
 import time
@@ -34,8 +35,24 @@ from training.resources import compile_time
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # how the end token is written
 SAMPLES = 3  # translations that an evaluation shows
+CASED = ('bleu', 'chrf', 'chrf++', 'exact_match')  # scores for which a capital is another letter
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
+
+
+def note_on_case(config: ConfigDict) -> dict[str, str]:
+    """{'note': ...} on the scores of a run whose tokenizer folds case, which is logged once; {} for other runs."""
+    if config.data.tokenizer.normalization != 'nfkc_cf':
+        return {}
+    note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references do: '
+            f'{", ".join(CASED)} count that as wrong; bleu_lowercased_tokenised, bleu_lowercased_moses and ter do not')
+    _warn(note)
+    return {'note': note}
+
+
+@functools.cache
+def _warn(note: str) -> None:
+    log.warning('%s', note)
 
 
 class Translator(SearchModel):
@@ -101,12 +118,14 @@ class Translator(SearchModel):
         sources, references = zip(*pairs, strict=True)
         options = search_options(config, method=config.eval.method)
         found = self.translate(sources, options)
-        scores = corpus_scores([output.text for output in found], references, chrf=False)
+        scores = corpus_scores([output.text for output in found], references)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
                             for output, reference in zip(found[:SAMPLES], references, strict=False))
         weights = self.attention(found[0])  # none of a recurrent model with a fixed context
-        return Evaluation({name: scores[name] for name in ('bleu', 'exact_match')}, samples,
-                          found[0], weights)
+        if config.eval.metric in CASED:
+            note_on_case(config)
+        return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'exact_match')},
+                          samples, found[0], weights)
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
@@ -122,7 +141,7 @@ class Translator(SearchModel):
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         outputs = [output.text for output in found]
         tokens = sum(len(output.hypotheses[0].tokens) + 1 for output in found)
-        results = corpus_scores(outputs, references) | {
+        results = corpus_scores(outputs, references, config.data.target_lang) | note_on_case(config) | {
             'perplexity': self.perplexity(encoded, options.batch_size), 'seconds': seconds,
             'compile_seconds': compiling, 'tokens_per_second': tokens / max(seconds - compiling, 1e-9)}
         return results, list(zip(sources, references, outputs, strict=True))

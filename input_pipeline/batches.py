@@ -101,6 +101,32 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
     return np.unique(np.array([edge for edge in edges if edge > 0])) * LENGTHS
 
 
+class Epoch(NamedTuple):
+    """The batches of an epoch, each as its bucket and its sentences; the store has their tokens."""
+    store: TokenStore
+    batches: list[tuple[int | np.integer, Int[np.ndarray, ' rows']]]
+
+
+def padded_lengths(store: TokenStore) -> Int[np.ndarray, ' pairs']:
+    """Returns the length that a batch must have for each pair: one more than the text, for the end token."""
+    return np.maximum(store.lengths('source'), store.lengths('target')) + 1
+
+
+def batch_shapes(lengths: Int[np.ndarray, ' pairs'], *, tokens: int, num_buckets: int, longest: int | None = None,
+                 ) -> tuple[Int[np.ndarray, ' buckets'], Int[np.ndarray, ' buckets']]:
+    """Returns the padded lengths of batches and their numbers of rows; the arguments are those of BatchPlan.
+
+    Raises:
+      UserError: if `tokens` is too small for ROWS of the longest sentences.
+    """
+    buckets = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
+    rows = tokens // buckets // ROWS * ROWS
+    if not rows.min():
+        raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {buckets.max()} tokens, which the '
+                        f'data has: raise it to at least {ROWS * buckets.max()}, or lower config.data.max_length')
+    return buckets, rows
+
+
 class BatchPlan:
     """The sentences in batch `step`, for every step from 0 on.
 
@@ -123,14 +149,8 @@ class BatchPlan:
         Raises:
           UserError: if `tokens` is too small for ROWS of the longest sentences.
         """
-        # One more than the text, for the end token of the source and of the targets.
-        lengths = np.maximum(store.lengths('source'), store.lengths('target')) + 1
-        self.bucket_lengths = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
-        self.rows = tokens // self.bucket_lengths // ROWS * ROWS
-        if not self.rows.min():
-            longest = int(self.bucket_lengths.max())
-            raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {longest} tokens, which the '
-                            f'data has: raise it to at least {ROWS * longest}, or lower config.data.max_length')
+        lengths = padded_lengths(store)
+        self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
         self._store, self._seed = store, seed
         self._bucket = np.searchsorted(self.bucket_lengths, lengths)
         counts = np.bincount(self._bucket, minlength=len(self.bucket_lengths))
@@ -142,20 +162,20 @@ class BatchPlan:
     def __len__(self) -> int:
         return self._length
 
-    def __call__(self, step: int) -> tuple[int, Int[np.ndarray, ' rows']]:
+    def __call__(self, step: int) -> tuple[int | np.integer, Int[np.ndarray, ' rows']]:
         """Returns the bucket of batch `step`, and its sentences."""
         epoch, index = divmod(step, len(self))
-        return self._epoch(epoch)[index]
+        return self._epoch(epoch).batches[index]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
         """Returns batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
-        bucket, sentences = self(step)
+        (bucket, sentences), store = self(step), self._epoch(step // len(self)).store
         rows = part.rows(int(self.rows[bucket]))
         shape = rows.stop - rows.start, int(self.bucket_lengths[bucket])
         source, target, targets = (np.full(shape, PAD, np.int32) for _ in range(3))
         for row, sentence in enumerate(sentences[rows]):
-            source_tokens = self._store.tokens('source', sentence)
-            target_tokens = self._store.tokens('target', sentence)
+            source_tokens = store.tokens('source', sentence)
+            target_tokens = store.tokens('target', sentence)
             source[row, :len(source_tokens) + 1] = [*source_tokens, EOS]
             target[row, :len(target_tokens) + 1] = [BOS, *target_tokens]
             targets[row, :len(target_tokens) + 1] = [*target_tokens, EOS]
@@ -168,14 +188,15 @@ class BatchPlan:
         return (f'{len(self)} batches an epoch, of {shapes} sentences x tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
-    def _plan_epoch(self, epoch: int) -> list[tuple[int, Int[np.ndarray, ' rows']]]:
+    def _plan_epoch(self, epoch: int) -> Epoch:
         rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         order = np.arange(len(self._bucket)) if rng is None else rng.permutation(len(self._bucket))
         batches = []
         for bucket, rows in enumerate(self.rows):
             members = order[self._bucket[order] == bucket]
             batches += [(bucket, members[begin:begin + rows]) for begin in range(0, len(members), rows)]
-        return batches if rng is None else [batches[index] for index in rng.permutation(len(batches))]
+        return Epoch(self._store, batches if rng is None else [
+            batches[index] for index in rng.permutation(len(batches))])
 
 
 class _Steps:

@@ -14,7 +14,9 @@ from errors import UserError
 from files import read_json, write_text
 from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
+from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
 from input_pipeline.token_store import (
     TokenStore,
@@ -103,13 +105,16 @@ class PairData:
             raise UserError(f'the {split} split has no text. Looked at: {self._corpus.fingerprint(split)}')
         return pairs
 
-    def plan(self, split: str) -> BatchPlan:
-        """Returns batches of pairs of similar length."""
-        store = open_store(self._corpus, split, self.tokenizers, self._config.data.max_length, self._cache)
-        model = self._config.model
-        return BatchPlan(store, tokens=self._config.batch.tokens, num_buckets=self._config.batch.buckets,
-                         seed=_seed(self._config, split),
-                         longest=model.max_length if model.position == 'learned' else None)
+    def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
+        """Returns batches of pairs of similar length; those of 'train' are segmented anew in every epoch, if asked."""
+        config, model = self._config, self._config.model
+        store = open_store(self._corpus, split, self.tokenizers, config.data.max_length, self._cache)
+        shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets}
+        if split == 'train' and (rate := config.data.tokenizer.dropout):
+            dropouts = {side: BpeDropout(tokenizer, rate) for side, tokenizer in self.tokenizers.items()}
+            return ResegmentedPlan(store, dropouts, seed=config.seed, longest=config.data.max_length, **shapes)
+        return BatchPlan(store, seed=_seed(config, split),
+                         longest=model.max_length if model.position == 'learned' else None, **shapes)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the corpus's fingerprint of the split."""

@@ -19,10 +19,12 @@ from files import expanded
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
+    naming_option,
     open_binary,
     open_tfds,
     read_lines,
     sha256,
+    split_names,
     tfds_errors,
     tfds_files,
     tfds_text,
@@ -66,7 +68,7 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
         raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
     if data['file']:
         return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
-    return FileDocuments(expanded(data['dir']), data['documents'], dict(data['splits']), data['validation_share'])
+    return FileDocuments(expanded(data['dir']), data['documents'], split_names(data), data['validation_share'])
 
 
 class FileDocuments(Documents):
@@ -142,7 +144,7 @@ class FileDocuments(Documents):
             return files
         name = self._names[split]
         raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
-                        f'of text files; see config.data.dir and splits.{split}')
+                        f'of text files; see config.data.dir and {naming_option(split)}')
 
 
 class OneFile(Documents):
@@ -203,7 +205,7 @@ class TfdsDocuments(Documents):
                     'files': tfds_files(self._builder, self._names[split])}
 
     def _reading(self, split: str):
-        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
                            f'{self._builder.data_dir}')
 
 
@@ -253,7 +255,7 @@ class LibraryDocuments(Documents):
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,
-    'tfds': lambda data: TfdsDocuments(data['name'], data['dir'], data['feature'], dict(data['splits'])),
+    'tfds': lambda data: TfdsDocuments(data['name'], data['dir'], data['feature'], split_names(data)),
 }
 
 

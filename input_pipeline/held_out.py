@@ -22,7 +22,7 @@ def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], sh
     """
     if not share or has_files('validation'):
         return ()
-    missing = [split for split in ('validation', 'test') if not has_files(split) and names[split] == split]
+    missing = [split for split in ('validation', 'test') if names[split] == split and not has_files(split)]
     return tuple(missing) if 'validation' in missing else ()
 
 

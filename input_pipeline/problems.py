@@ -13,7 +13,7 @@ from errors import UserError, told
 from files import expanded
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
-from input_pipeline.sources import Corpus, TextCorpus, open_corpus
+from input_pipeline.sources import Corpus, TextCorpus, open_corpus, sets_to_test
 from input_pipeline.token_store import cache_folder, document_tokenizers, tokenizers_for
 
 SMALL = 10_000_000  # bytes; smaller files are read to their end, of larger ones only the first lines
@@ -25,7 +25,8 @@ def data_problems(config: ConfigDict, others: Sequence[str] = ()) -> list[str]:
     """Returns messages about the problems of the config's data that can be found cheaply.
 
     For files, this checks that folder, files and languages exist, that lines and arrays have the right form, and that
-    no split is empty. A missing test split is no problem if there is a validation split. Nothing is tokenised. But if
+    no split is empty. A missing test split is no problem if there is a validation split, but of several test sets all
+    must be there or none. Nothing is tokenised. But if
     there is any problem, here or among the `others`, and the text is small, a vocabulary is learned into the cache, so
     that its error is reported too. TFDS reports its own problems when it is opened, because it may have to prepare a
     dataset.
@@ -50,7 +51,9 @@ def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callabl
         text = open_text(config.data)
     except UserError as error:
         return [str(error)]
-    splits = SPLITS if 'test' in text.parts or text.has_files('test') else SPLITS[:2]
+    tests = sets_to_test(config.data)
+    there = 'test' in text.parts or any(map(text.has_files, tests))
+    splits = [*SPLITS[:2], *(tests if there else ())]
     found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
     possible = settings.kind in TASKS[config.task].tokenizers and (

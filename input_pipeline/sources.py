@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from errors import UserError
+from errors import UserError, did_you_mean
 from files import expanded
 from input_pipeline import builtin
 from input_pipeline.held_out import HeldOut, text_key, without_files
@@ -29,7 +29,10 @@ Pair = tuple[str, str]
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', whatever its name on disk."""
+    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', whatever its name on disk.
+
+    If config.data.splits.test has several names, each of them is a split, instead of 'test'.
+    """
 
     def pairs(self, split: str) -> Iterator[Pair]:
         """Yields the (source, target) pairs of a split in order, without line ends."""
@@ -38,6 +41,41 @@ class Corpus(Protocol):
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns all that determines the split's content, as JSON: equal fingerprints mean equal pairs."""
         ...
+
+
+def sets_to_test(data: ConfigDict) -> list[str]:
+    """Returns the splits that a test consists of: ['test'], or the names of config.data.splits.test if it has several.
+
+    Several names have commas between them; each is a split of its own name.
+    """
+    names = data['splits']['test'].split(',')
+    return names if len(names) > 1 else ['test']
+
+
+def split_names(data: ConfigDict) -> dict[str, str]:
+    """Returns {split: its name on disk}."""
+    names, sets = dict(data['splits']), sets_to_test(data)
+    return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
+
+
+def naming_option(split: str) -> str:
+    """Returns the option of config.data that names a split."""
+    return f'splits.{split if split in ("train", "validation") else "test"}'
+
+
+def asked_splits(split: str, data: ConfigDict) -> list[str]:
+    """Returns the splits that --split=`split` asks for: 'test' asks for every set of the test.
+
+    Raises:
+      UserError: if there is no such split.
+    """
+    sets = sets_to_test(data)
+    if split == 'test':
+        return sets
+    known = dict.fromkeys(('train', 'validation', 'test', *sets))
+    if split not in known:
+        raise UserError(f'--split={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
+    return [split]
 
 
 def open_corpus(data: ConfigDict) -> Corpus:
@@ -98,7 +136,7 @@ class TextCorpus(Corpus):
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TextCorpus':
         """Opens the corpus that `config.data` describes."""
-        return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], dict(data['splits']),
+        return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], split_names(data),
                    data['validation_share'])
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
@@ -180,7 +218,7 @@ class TextCorpus(Corpus):
         missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
-                        f'see config.data.dir, source_lang, target_lang and splits.{split}')
+                        f'see config.data.dir, source_lang, target_lang and {naming_option(split)}')
 
 
 class TfdsCorpus(Corpus):
@@ -189,7 +227,7 @@ class TfdsCorpus(Corpus):
     @classmethod
     def from_config(cls, data: ConfigDict) -> 'TfdsCorpus':
         """Opens the corpus that `config.data` describes."""
-        return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], dict(data['splits']))
+        return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], split_names(data))
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)
@@ -212,7 +250,7 @@ class TfdsCorpus(Corpus):
                     'files': tfds_files(self._builder, self._names[split])}
 
     def _reading(self, split: str) -> contextlib.AbstractContextManager:
-        return tfds_errors(f'config.data.splits.{split}={self._names[split]!r} cannot be read from '
+        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
                            f'{self._builder.data_dir}')
 
 

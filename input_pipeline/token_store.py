@@ -92,6 +92,11 @@ class TokenStore:
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 
+    def tokens_of(self, side: str, begin: int, end: int) -> UInt32[np.ndarray, ' tokens']:
+        """Returns the tokens of one side of rows begin, begin + 1, ... end - 1, one row behind the other."""
+        offsets = self._offsets[side]
+        return self._tokens[side][offsets[begin]:offsets[end]]
+
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
         """Returns tokens of a side by their indices in the concatenation of all rows."""
         return self._tokens[side][places]

@@ -197,7 +197,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
       kind: 'bpe', 'unigram', 'char' or 'byte'; the arguments below are only for the first two.
       vocab_size: the number of subwords, including 260 special tokens and bytes.
       split_digits: whether every digit is a separate subword, which makes numbers easy to copy.
-      normalization: the normalization of the text, 'identity' (lossless) or 'nfkc'.
+      normalization: SentencePiece's rule: 'identity' (lossless), 'nfkc', or 'nfkc_cf', which folds case, too.
       indentation: whether subwords may begin with, or consist of, several spaces.
 
     Raises:

@@ -54,7 +54,7 @@ pairs = runs['Transformer'].data().pairs('test')[:200]
 sources, references = zip(*pairs, strict=True)
 for name, run in runs.items():
     outputs = run.translate(sources, search_options(run.config, method='greedy'))
-    scores = corpus_scores([output.text for output in outputs], references, chrf=False)
+    scores = corpus_scores([output.text for output in outputs], references)
     print(f'{name:12} exact match {100 * scores["exact_match"]:.1f} %, BLEU {scores["bleu"]:.1f}')
 
 # %% [markdown]

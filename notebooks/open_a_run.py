@@ -152,6 +152,6 @@ for head in [None, *order]:
     if head is not None:
         silenced = without_head(silenced, 'cross', last, int(head))
     outputs = [output.text for output in silenced.translate([*sources, *sentences[:2]], greedy)]
-    right = corpus_scores(outputs[:len(pairs)], references, chrf=False)['exact_match']
+    right = corpus_scores(outputs[:len(pairs)], references)['exact_match']
     print(f'{"all heads" if head is None else f"and without head {head}":20} {100 * right:3.0f} right   ',
           ' | '.join(outputs[len(pairs):]))

@@ -1,8 +1,10 @@
 """decode.py: lines in and lines out, scores, mistakes, and the time that it tells of."""
 
+import functools
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,7 +14,16 @@ import pytest
 import sacrebleu
 
 from inference.scores import read_table
-from tests.scripts import ROOT, cache, data, explained, parameters, run, script  # noqa: F401 (fixtures)
+from tests.scripts import (  # noqa: F401 (fixtures)
+    ROOT,
+    cache,
+    data,
+    explained,
+    parameters,
+    run,
+    script,
+    train_arguments,
+)
 
 ANSWERING = '''
 import logging, time
@@ -118,6 +129,96 @@ def test_a_split_is_scored(run, tmp_path):
     assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',
             'parameters', 'tokens_per_second', 'checkpoint', 'decoding', 'bleu_lowercased_tokenised'} <= written.keys()
     assert written['n'] == 20
+
+
+@pytest.fixture(scope='module')
+def with_sets(run, data, tmp_path_factory):
+    """The run, with two sets of the test."""
+    folder = tmp_path_factory.mktemp('sets')
+    shutil.copytree(data, folder / 'data')
+    for language in ('en', 'xx'):
+        lines = (data / f'train.{language}').read_text().splitlines()[:32]
+        (folder / 'data' / f'other.{language}').write_text('\n'.join(lines) + '\n')
+    shutil.copytree(run[0], folder / 'run', ignore=shutil.ignore_patterns('results'))
+    change_config(folder / 'run', dir=str(folder / 'data'), splits__test='test,other')
+    return folder
+
+
+def change_config(workdir, **values):
+    """Other values of config.data."""
+    config = json.loads((workdir / 'config.json').read_text())
+    for name, value in values.items():
+        *parents, last = name.split('__')
+        functools.reduce(dict.__getitem__, parents, config['data'])[last] = value
+    (workdir / 'config.json').write_text(json.dumps(config))
+
+
+def score(workdir, *flags):
+    result = script('decode.py', f'--workdir={workdir}', *flags)
+    assert result.returncode == 0, result.stderr.decode()
+    return json.loads(result.stdout), result.stderr.decode()
+
+
+def test_all_sets_of_a_test_are_scored_and_one_by_its_name(run, with_sets):
+    workdir, results = with_sets / 'run', with_sets / 'run' / 'results'
+    printed, _ = score(workdir, '--split=test', '--confidence')
+    assert list(printed) == ['test', 'other'] and [printed[name]['n'] for name in printed] == [20, 32]
+    assert sorted(path.name for path in results.iterdir()) == ['other.json', 'other.tsv', 'test.json', 'test.tsv']
+    for name, scores in printed.items():
+        assert scores == json.loads((results / f'{name}.json').read_text())
+        low, high = scores['confidence']['bleu_lowercased_moses']
+        assert low <= scores['bleu_lowercased_moses'] <= high and scores['confidence']['ter'][0] <= scores['ter']
+    before = (results / 'test.json').read_text()
+    printed_other, _ = score(workdir, '--split=other')
+    for name in ('n', 'bleu', 'perplexity', 'chrf++', 'ter'):
+        assert printed_other[name] == printed['other'][name]
+    assert 'confidence' not in printed_other and (results / 'test.json').read_text() == before
+    alone, _ = score(run[0], '--split=test')  # the same sentences, in a run with one set
+    assert alone['bleu'] == printed['test']['bleu'] and alone['ter'] == printed['test']['ter']
+
+
+def test_a_run_is_compared_with_another(run, with_sets):
+    """With itself: no difference; with a greedy search of another checkpoint, under another name: one that is real."""
+    workdir = with_sets / 'run'
+    first, _ = score(workdir, '--split=test')
+    again, _ = score(workdir, '--split=other', f'--compare={workdir}')
+    assert again['compared']['with'] == str(workdir)
+    assert again['compared']['bleu'] == {'other': again['bleu'], 'difference': 0, 'p_value': 1}
+    other, _ = score(run[0], '--split=test', '--checkpoint=18', '--method=greedy', f'--compare={workdir}')
+    for name in ('bleu', 'bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'):
+        compared = other['compared'][name]
+        assert compared['other'] == pytest.approx(first['test'][name])
+        assert compared['difference'] == pytest.approx(other[name] - first['test'][name])
+        assert 0 < compared['p_value'] <= 1
+    result = script('decode.py', f'--workdir={workdir}', '--split=other', f'--compare={run[0]}')
+    assert result.returncode == 2 and b'no translations of the sentences of other' in result.stderr
+
+
+def test_a_missing_set_is_told_before_the_others_are_scored(with_sets, tmp_path):
+    shutil.copytree(with_sets / 'run', tmp_path / 'run', ignore=shutil.ignore_patterns('results'))
+    change_config(tmp_path / 'run', splits__test='test,none')
+    result = script('decode.py', f'--workdir={tmp_path}/run', '--split=test')
+    assert result.returncode == 2 and b'none.en' in result.stderr and not result.stdout
+    assert not list((tmp_path / 'run').glob('results/*'))
+
+
+def test_a_run_that_folds_case_says_what_its_scores_are(data, cache, tmp_path):
+    """It reads text of any case as the same."""
+    (tmp_path / 'data').mkdir()
+    for path in data.iterdir():
+        (tmp_path / 'data' / path.name).write_text(path.read_text().title())
+    workdir = tmp_path / 'run'
+    done = script(*train_arguments(workdir, tmp_path / 'data', cache, data__tokenizer__normalization='nfkc_cf',
+                                   eval__metric='bleu_lowercased_tokenised'))
+    assert done.returncode == 0, done.stderr.decode()
+    evaluated = json.loads((workdir / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert evaluated['validation_bleu_lowercased_tokenised'] >= evaluated['validation_bleu']
+    scores, said = score(workdir, '--split=test')
+    assert 'have no capitals' in scores['note'] and scores['note'] in said
+    assert scores['bleu'] <= scores['bleu_lowercased_tokenised'] and scores['exact_match'] == 0
+    cases = [script('decode.py', f'--workdir={workdir}', '--input=-', stdin=text).stdout
+             for text in (b'one two three\n', b'One TWO Three\n')]
+    assert cases[0] == cases[1] and cases[0].strip()
 
 
 def test_the_sources_of_a_table_decoded_again_give_its_score(run, data, tmp_path):

@@ -3,14 +3,18 @@
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import train
+from configs import demo
 from errors import UserError
-from tests.tiny_run import start, steps, tiny_config
+from input_pipeline import builtin
+from input_pipeline.data import open_data
+from tests.tiny_run import outcome, start, steps, tiny_config
 from training import resources
 
 
@@ -25,6 +29,31 @@ def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
                                         checkpoint__keep_last=99, eval__every=1000))
     assert len(steps(tmp_path / 'run')) > 3
+
+
+def test_a_resume_draws_the_segmentations_that_it_would_have_drawn(tmp_path, cache):
+    """BPE-dropout, several epochs, stopped within one: the same parameters, bit for bit, as without a stop."""
+    (tmp_path / 'data').mkdir()
+    pairs = builtin.make_corpus('en', 'fr', seed=0)
+    for split, count in ('train', 90), ('validation', 8):
+        lines = zip(*pairs['train'][:count], strict=True)
+        for language, text in zip(('en', 'fr'), lines, strict=True):
+            (tmp_path / 'data' / f'{split}.{language}').write_text('\n'.join(text) + '\n')
+    config = demo.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(tmp_path / 'data'), 'data.seed': 0,
+        'data.plain_spaces': 0.5, 'data.tokenizer.vocab_size': 420, 'data.tokenizer.dropout': 0.2,
+        'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2, 'batch.tokens': 1536,
+        'batch.buckets': 2, 'optimizer.warmup': 4, 'train.steps': 16, 'train.log_every': 1, 'eval.every': 8,
+        'checkpoint.every': 5, 'checkpoint.keep_last': 9, 'eval.metric': 'loss', 'eval.bleu_sentences': 2})
+    start(tmp_path / 'run', config)
+    plan = open_data(config).plan('train')
+    assert 10 % len(plan) and len(plan) < 8, 'it stops within an epoch that is not the first'
+    shutil.copytree(tmp_path / 'run', tmp_path / 'copy')
+    for step in 15, 16:
+        shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / str(step))
+    start(tmp_path / 'copy', config)
+    assert outcome(tmp_path / 'copy') == outcome(tmp_path / 'run')
 
 
 def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):

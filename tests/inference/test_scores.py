@@ -1,3 +1,4 @@
+import collections
 import subprocess
 
 import numpy as np
@@ -5,21 +6,31 @@ import pytest
 
 from analysis.pictures import attention_figure, chosen, save_figure
 from errors import UserError
-from inference.scores import corpus_scores, read_table, regression_scores, table_line
+from inference.moses import MosesTokens
+from inference.scores import (
+    compare_translations,
+    confidence_intervals,
+    corpus_scores,
+    read_table,
+    regression_scores,
+    table_line,
+)
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
 
 
 def test_perfect_output_scores_a_hundred():
-    scores = corpus_scores(REFERENCES, REFERENCES)
-    assert scores['bleu'] == pytest.approx(100) and scores['chrf'] == pytest.approx(100)
-    assert scores['exact_match'] == 1 and scores['n'] == 2
+    scores = corpus_scores(REFERENCES, REFERENCES, 'en')
+    assert [scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'bleu_lowercased_moses', 'chrf', 'chrf++')
+            ] == pytest.approx([100] * 5)
+    assert scores['ter'] == 0 and scores['exact_match'] == 1 and scores['n'] == 2
 
 
 def test_case_counts_for_bleu_and_not_for_the_lowercased_figure():
-    scores = corpus_scores([line.upper() for line in REFERENCES], REFERENCES)
-    assert scores['bleu'] < 20
-    assert scores['bleu_lowercased_tokenised'] == pytest.approx(100)
+    scores = corpus_scores([line.upper() for line in REFERENCES], REFERENCES, 'en')
+    assert scores['bleu'] < 20 and scores['chrf'] < 20 and scores['chrf++'] < 20
+    assert scores['bleu_lowercased_tokenised'] == pytest.approx(100) == scores['bleu_lowercased_moses']
+    assert scores['ter'] == 0
     assert scores['exact_match'] == 0
 
 
@@ -31,10 +42,106 @@ def test_bleu_is_the_geometric_mean_of_its_precisions_with_the_brevity_penalty()
 
 
 def test_every_figure_has_its_signature():
-    scores = corpus_scores(REFERENCES, REFERENCES)
+    scores = corpus_scores(REFERENCES, REFERENCES, 'de')
     assert 'case:mixed' in scores['bleu_signature'] and 'tok:13a' in scores['bleu_signature']
     assert 'case:lc' in scores['bleu_lowercased_tokenised_signature']
-    assert 'version' in scores['chrf_signature']
+    assert 'case:lc|eff:no|tok:moses.de|norm:moses|sacremoses:' in scores['bleu_lowercased_moses_signature']
+    assert 'nw:0' in scores['chrf_signature'] and 'nw:2' in scores['chrf++_signature']
+    assert all('version' in scores[f'{name}_signature'] for name in ('chrf', 'chrf++', 'ter'))
+
+
+def test_without_a_language_only_what_takes_no_time():
+    assert set(corpus_scores(REFERENCES, REFERENCES)) == {
+        'n', 'exact_match', 'bleu', 'bleu_signature', 'bleu_lowercased_tokenised',
+        'bleu_lowercased_tokenised_signature'}
+
+
+# The raw lines of Multi30k's test 2016, and what its authors made of them with Moses' own scripts.
+MOSES = {
+    'Eine Frau auf einem Boot namens "El Corazon" lässt schwarze Gewichte ins Wasser fallen.':
+        'eine frau auf einem boot namens &quot; el corazon &quot; lässt schwarze gewichte ins wasser fallen .',
+    'Zwei Spielerinnen der US-Nationalmannschaft klatschen im Sprung ab, umgeben von zwei weiteren Spielerinnen.':
+        'zwei spielerinnen der us-nationalmannschaft klatschen im sprung ab , umgeben von zwei weiteren spielerinnen .',
+    '2 blonde Mädchen sitzen auf einem Absatz auf einem belebten Platz.':
+        '2 blonde mädchen sitzen auf einem absatz auf einem belebten platz .',
+    'Zwei Männer in Schwarz in einer Stadt': 'zwei männer in schwarz in einer stadt'}
+
+
+@pytest.mark.parametrize('raw', MOSES)
+def test_moses_tokens_are_those_of_the_authors_of_multi30k(raw):
+    assert MosesTokens('de')(raw.lower()) == MOSES[raw]
+
+
+def bleu_of_tokens(outputs, references):
+    """By the definition (Papineni et al. 2002), of lines of tokens: clipped n-grams of the corpus, brevity penalty."""
+    def grams(line, n):
+        tokens = line.split()
+        return collections.Counter(tuple(tokens[begin:begin + n]) for begin in range(len(tokens) - n + 1))
+
+    pairs = list(zip(outputs, references, strict=True))
+    precisions = [sum((grams(output, n) & grams(reference, n)).total() for output, reference in pairs)
+                  / sum(grams(output, n).total() for output in outputs) for n in range(1, 5)]
+    lengths = [sum(len(line.split()) for line in lines) for lines in (outputs, references)]
+    return 100 * np.exp(min(0, 1 - lengths[1] / lengths[0])) * np.prod(precisions) ** 0.25
+
+
+def test_moses_bleu_is_bleu_of_its_tokens():
+    outputs = ['Eine Frau auf dem Boot "El Corazon" lässt schwarze gewichte ins Wasser.',
+               'Zwei Spielerinnen der US-Nationalmannschaft klatschen, umgeben von zwei weiteren Spielern.', *MOSES][:4]
+    scores = corpus_scores(outputs, list(MOSES), 'de')
+    tokens = [MosesTokens('de')(line.lower()) for line in outputs]
+    assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
+
+
+@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'), ('ja', 'ja'),
+                                             ('xx', 'en'), ('', 'en'), ('tlh', 'en')])
+def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
+    caplog.set_level('WARNING', logger='allyouneed')
+    assert f'tok:moses.{rules}|' in corpus_scores(['a b'], ['a b'], language)['bleu_lowercased_moses_signature']
+    assert ('no rules for the language' in caplog.text) == (rules == 'en')
+
+
+def noisy(lines, share, seed):
+    """The lines with some of their words replaced."""
+    rng, words = np.random.default_rng(seed), ' '.join(lines).split()
+    return [' '.join(rng.choice(words) if rng.random() < share else word for word in line.split()) for line in lines]
+
+
+LINES = [f'{noun} number {number} sits near the {other} , and the {other} sees it .' for number, (noun, other) in
+         enumerate([('cat', 'dog'), ('House', 'tree'), ('man', 'river')] * 20)]
+
+
+def test_a_confidence_interval_is_that_of_resampled_sentences():
+    outputs = noisy(LINES, 0.3, seed=0)
+    found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en')
+    assert found == confidence_intervals(outputs, LINES, 'en') and found['signature'] == 'bs:1000|seed:12345'
+    for name in ('bleu', 'bleu_lowercased_tokenised', 'bleu_lowercased_moses', 'chrf', 'chrf++', 'ter'):
+        assert found[name][0] < scores[name] < found[name][1]
+    rng = np.random.default_rng(7)  # another one, and BLEU by its definition: the same interval, but for the resampling
+    resampled = [bleu_of_tokens(*zip(*[(outputs[row], LINES[row]) for row in rng.integers(0, 60, 60)], strict=True))
+                 for _ in range(100)]
+    assert found['bleu'] == pytest.approx(np.percentile(resampled, [2.5, 97.5]), abs=2)
+    more = confidence_intervals(noisy(LINES * 9, 0.3, seed=0), LINES * 9, 'en')
+    assert more['bleu'][1] - more['bleu'][0] < 0.5 * (found['bleu'][1] - found['bleu'][0])
+
+
+def test_the_interval_of_what_is_all_wrong_is_0():
+    found = confidence_intervals(['x'] * 5, ['one two three four five'] * 5, 'en')
+    assert found['bleu'] == [0, 0] and found['ter'] == [100, 100]
+
+
+def test_two_systems_are_compared_on_the_same_sentences():
+    good, also_good, bad = noisy(LINES, 0.2, seed=1), noisy(LINES, 0.2, seed=2), noisy(LINES, 0.5, seed=3)
+    against_bad, against_good = (compare_translations(good, other, LINES, 'en') for other in (bad, also_good))
+    scores = {name: [corpus_scores(each, LINES, 'en')[name] for each in (good, bad)] for name in ('bleu', 'ter')}
+    for name, (this, other) in scores.items():
+        assert against_bad[name]['other'] == pytest.approx(other)
+        assert against_bad[name]['difference'] == pytest.approx(this - other)
+        assert against_bad[name]['p_value'] < 0.01 < against_good[name]['p_value']
+    assert against_bad['bleu']['difference'] > 0 > against_bad['ter']['difference']
+    assert against_bad == compare_translations(good, bad, LINES, 'en')
+    assert compare_translations(good, good, LINES, 'en')['bleu'] == {
+        'other': pytest.approx(scores['bleu'][0]), 'difference': 0, 'p_value': 1}
 
 
 def test_a_picture_has_the_tokens_on_its_axes_whatever_they_are(tmp_path):

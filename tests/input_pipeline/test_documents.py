@@ -55,6 +55,13 @@ def test_folder_of_a_split(tmp_path, kind):
     assert read(dir=tmp_path, documents=kind, validation_share=0.0) == ['first', 'nested', *CUT[kind]]
 
 
+def test_several_sets_of_a_test(tmp_path):
+    for name in 'ab':
+        (tmp_path / f'{name}.txt').write_text(name * 3)
+    splits = {'train': 'train', 'validation': 'val', 'test': 'a,b'}
+    assert [read(split, dir=tmp_path, splits=splits) for split in 'ab'] == [['aaa'], ['bbb']]
+
+
 @pytest.mark.parametrize('kind', CUT)
 @pytest.mark.parametrize('name', ['all.txt', 'all.txt.gz'])
 def test_one_file_is_cut_by_characters(tmp_path, kind, name):

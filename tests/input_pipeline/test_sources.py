@@ -13,7 +13,7 @@ import pytest
 
 from configs import base
 from errors import UserError
-from input_pipeline.sources import BuiltinCorpus, open_corpus, read_lines
+from input_pipeline.sources import BuiltinCorpus, asked_splits, open_corpus, read_lines, sets_to_test
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAIRS = [('one', 'un'), ('', 'vide'), (' two  spaces ', 'déjà\u00a0vu'), ('\u2028 is no line end', 'fin')]
@@ -62,6 +62,29 @@ def test_split_names_and_languages_are_those_of_the_config(tmp_path):
     data = text_data(tmp_path, source_lang='de', target_lang='cs')
     data.splits.validation = 'news2013'
     assert list(open_corpus(data).pairs('validation')) == [(target, source) for source, target in PAIRS]
+
+
+@pytest.mark.parametrize('names, sets', [('test', ['test']), ('flickr', ['test']), ('a,b', ['a', 'b']),
+                                         ('test,b', ['test', 'b'])])
+def test_a_test_has_one_set_or_several_by_their_names(tmp_path, names, sets):
+    for number, name in enumerate(names.split(',')):
+        write_pairs(tmp_path, [f'{name}.en', f'{name}.fr'], pairs=PAIRS[number:])
+    data = text_data(tmp_path, splits={'train': 'train', 'validation': 'val', 'test': names})
+    assert sets_to_test(data) == asked_splits('test', data) == sets
+    corpus = open_corpus(data)
+    for number, split in enumerate(sets):
+        assert list(corpus.pairs(split)) == PAIRS[number:]
+        assert asked_splits(split, data) == ([split] if split != 'test' else sets)
+    assert asked_splits('validation', data) == ['validation']
+    with pytest.raises(UserError, match=f'--split=none must be one of train, validation, .*{sets[-1]}'):
+        asked_splits('none', data)
+
+
+def test_a_set_that_is_missing_is_told_by_its_option(tmp_path):
+    write_pairs(tmp_path, ['a.en', 'a.fr'])
+    corpus = open_corpus(text_data(tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'a,b'}))
+    with pytest.raises(UserError, match=r'b\.en .* does not exist.*splits\.test'):
+        corpus.fingerprint('b')
 
 
 def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):

@@ -95,6 +95,15 @@ def test_nfkc_folds():
         'fi', '12', 'a b', ' a  b ']
 
 
+@pytest.mark.parametrize('kind', SUBWORDS)
+def test_case_is_folded(kind):
+    folding = learn([*TEXT, *(line.upper() for line in TEXT), 'Straße'], kind=kind, normalization='nfkc_cf')
+    assert [folding.decode(folding.encode(text)) for text in ('DADA Euros', ' Straße É', 'ﬁ １', 'a\u00a0B')] == [
+        'dada euros', ' straße é', 'fi 1', 'a b']
+    assert folding.encode(TEXT[0].upper()) == folding.encode(TEXT[0])
+    assert not any(piece != piece.lower() for piece in folding.pieces(range(260, len(folding))))
+
+
 def test_reproducible_across_processes():
     script = ('import hashlib, json, sys; from input_pipeline.tokenizer import train_tokenizer; '
               'model = train_tokenizer(json.load(sys.stdin), kind="unigram", vocab_size=350, split_digits=False, '

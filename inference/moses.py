@@ -1,0 +1,49 @@
+"""BLEU over lowercased Moses tokens, as papers on Multi30k report it.
+
+The authors of the data make its `lc.norm.tok` files by Moses' lowercase.perl, normalize-punctuation.perl and
+tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) score on such
+tokens with fairseq's generate.py, whose BLEU splits them at spaces. Here `sacremoses` takes the same steps, for outputs
+and references alike. Of the German references of test 2016 it makes 12,103 tokens, the number in Wu et al.'s log; with
+hyphens split it would be 12,243.
+"""
+
+import importlib.metadata
+import logging
+import re
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from sacremoses.corpus import NonbreakingPrefixes
+
+log = logging.getLogger('allyouneed.decode')
+LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # whose rules sacremoses has
+
+
+class MosesTokens:
+    """A tokenizer of sacreBLEU's metrics: punctuation normalised, then tokenised by the rules of a language."""
+
+    def __init__(self, language: str):
+        """Takes the rules of `language`, such as 'de' or 'pt_BR'; those of English, with a warning, if it has none."""
+        self.language = re.split('[-_@.]', language.lower())[0]
+        if self.language not in LANGUAGES:
+            log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses is of tokens by the rules '
+                        'of English', language)
+            self.language = 'en'
+        self._normalizer, self._tokenizer = MosesPunctNormalizer(self.language), MosesTokenizer(self.language)
+
+    def __call__(self, line: str) -> str:
+        """Returns the tokens of a line, with spaces between them."""
+        return ' '.join(self._tokenizer.tokenize(self._normalizer.normalize(line)))
+
+    def signature(self) -> str:
+        """Returns what stands in the signature of a score."""
+        return f'moses.{self.language}|norm:moses|sacremoses:{importlib.metadata.version("sacremoses")}'
+
+
+def moses_bleu(language: str) -> BLEU:
+    """Returns the metric, for texts in `language`; they are lowercased first."""
+    bleu: Any = BLEU(lowercase=True, tokenize='none')
+    bleu.tokenizer = MosesTokens(language)
+    bleu.tokenizer_signature = bleu.tokenizer.signature()
+    return bleu

@@ -1,0 +1,125 @@
+"""BPE-dropout: another segmentation of every word at every epoch (Provilkov et al. 2020, arXiv:1910.13267).
+
+A word is segmented by Algorithm 1 of the paper: it begins as characters; at each step every possible merge is left out
+with probability p, and of those that remain the one of the highest priority is made; where none remains, the word is
+done. So p = 0 is byte pair encoding itself, and p = 1 characters.
+
+SentencePiece samples, too, but from one global generator that gives other numbers in another process. Here a NumPy
+Generator decides, and all words of a text go through the steps together, so that it takes some microseconds a sentence.
+"""
+
+import itertools
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt32
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+
+from input_pipeline.tokenizer import PAD, SPACE, Tokenizer
+
+NORMAL = ModelProto.SentencePiece.NORMAL
+PLACES = 32  # bits of a place; the bits above it hold the priority of a merge
+NONE = np.int64(2 ** 63 - 1)  # greater than the priority and the place of any merge
+
+Tokens = UInt32[np.ndarray, ' _']
+
+
+class BpeDropout:
+    """Segments tokenised text again, at random. It needs no text: the pieces have the characters.
+
+    Bytes, and symbols that a user has defined, stay as they are, and no merge goes across them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, rate: float):
+        """Reads the merges of a vocabulary.
+
+        Args:
+          tokenizer: subwords of kind 'bpe'.
+          rate: p, the probability with which a merge is left out at a step, from 0 to 1.
+        """
+        self._rate = rate
+        pieces = ModelProto.FromString(tokenizer.model).pieces
+        normal = {piece.piece: token for token, piece in enumerate(pieces) if piece.type == NORMAL}
+        self._space = normal.get(SPACE, len(pieces))
+
+        def split(token: int, text: str) -> list[int]:
+            characters = [normal.get(character, PAD) for character in text]
+            # Bytes and symbols, and a piece with a character that is no piece, stay whole.
+            return characters if text in normal and PAD not in characters else [token]
+
+        characters = [split(token, piece.piece) for token, piece in enumerate(pieces)]
+        self._counts = np.array(list(map(len, characters)))
+        self._begins = np.cumsum(self._counts) - self._counts
+        self._characters = np.array(list(itertools.chain.from_iterable(characters)), np.uint32)
+        self._fixed = np.array([piece.piece not in normal or len(parts) < len(piece.piece)
+                                for piece, parts in zip(pieces, characters, strict=True)])
+
+        # Any two neighbours that spell a piece can be merged into it; SentencePiece's score is the priority.
+        merges = {normal[text[:cut]] * len(pieces) + normal[text[cut:]]: token
+                  for text, token in normal.items() if not self._fixed[token]
+                  for cut in range(1, len(text)) if text[:cut] in normal and text[cut:] in normal}
+        self._size = len(pieces)
+        pairs = sorted(merges)
+        self._pairs = np.array([*pairs, NONE], np.int64)
+        self._merged = np.array([*map(merges.get, pairs), PAD], np.uint32)
+        order = np.unique([-piece.score for piece in pieces], return_inverse=True)[1]  # 0 is the best
+        self._priority = order << PLACES
+
+    def segment(self, tokens: Tokens, counts: Int[np.ndarray, ' rows'],
+                rng: np.random.Generator) -> tuple[Tokens, Int[np.ndarray, ' rows']]:
+        """Returns another segmentation of rows of tokens, and its numbers of tokens.
+
+        Args:
+          tokens: the rows, one behind the other, as `Tokenizer.encode` segments them.
+          counts: the number of tokens of each row.
+          rng: what decides.
+        """
+        found = self._split(tokens)
+        rows = np.repeat(np.arange(len(counts)), counts).repeat(self._counts[tokens])
+        self._merge(found, self._ends(found, rows), rng)
+        there = found != PAD
+        return found[there], np.bincount(rows[there], minlength=len(counts))
+
+    def _split(self, tokens: Tokens) -> Tokens:
+        """Returns the characters of the tokens."""
+        counts = self._counts[tokens]
+        ends = np.cumsum(counts)
+        places = np.repeat(self._begins[tokens] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+        return self._characters[places]
+
+    def _ends(self, characters: Tokens, rows: Int[np.ndarray, ' _']) -> Bool[np.ndarray, ' _']:
+        """Whether a word ends with each character: words begin with their space, fixed pieces stand alone."""
+        space, fixed = characters == self._space, self._fixed[characters]
+        ends = np.ones(len(characters), bool)
+        ends[:-1] = (rows[1:] != rows[:-1]) | fixed[1:] | fixed[:-1] | space[1:] & ~space[:-1]
+        return ends
+
+    def _merge(self, found: Tokens, ends: Bool[np.ndarray, ' _'], rng: np.random.Generator) -> None:
+        """Merges the characters of words in place: a piece stands where it begins, and PAD behind it."""
+        token, place = found.copy(), np.arange(len(found))  # of the words that are not done
+        merged = np.full(len(found), PAD, np.uint32)  # what a token and the next one make; PAD: nothing
+        merged[:-1] = np.where(ends[:-1], np.uint32(PAD), self._look_up(token[:-1], token[1:]))
+        while len(token):
+            possible = merged != PAD
+            possible[possible] = rng.random(np.count_nonzero(possible), np.float32) >= self._rate
+            # In each word the first place of the best merge, or NONE: then the word is done.
+            order = np.where(possible, self._priority[merged] | np.arange(len(token)), NONE)
+            last = np.flatnonzero(ends)
+            best = np.minimum.reduceat(order, np.append(0, last[:-1] + 1))
+            left = best[best != NONE] & (2 ** PLACES - 1)
+
+            token[left] = found[place[left]] = merged[left]
+            found[place[left + 1]] = PAD
+            merged[left], ends[left] = PAD, ends[left + 1]
+            kept = np.repeat(best != NONE, np.diff(last, prepend=-1))
+            kept[left + 1] = False
+            left = (np.cumsum(kept) - 1)[left]
+            token, place, merged, ends = token[kept], place[kept], merged[kept], ends[kept]
+            for changed in left, left[left > 0] - 1:  # a new piece has new merges on both sides
+                changed = changed[~ends[changed]]
+                merged[changed] = self._look_up(token[changed], token[changed + 1])
+
+    def _look_up(self, first: Tokens, second: Tokens) -> Tokens:
+        """Returns the pieces that pairs of neighbours make; PAD for a pair that makes none."""
+        pairs = first.astype(np.int64) * self._size + second
+        places = np.searchsorted(self._pairs, pairs)
+        return np.where(self._pairs[places] == pairs, self._merged[places], np.uint32(PAD))

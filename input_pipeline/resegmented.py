@@ -1,0 +1,127 @@
+"""Batches of sentence pairs that are segmented anew in every epoch, as a pure function of (store, settings, step).
+
+The segmentation of an epoch is drawn as a whole, and the epoch's batches follow from its lengths. All epochs have as
+many batches, of the same shapes: so step t lies in epoch t // len(plan), whatever came before it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int, UInt32
+from typing_extensions import override
+
+from input_pipeline.batches import BatchPlan, Epoch, batch_shapes, padded_lengths
+from input_pipeline.bpe_dropout import BpeDropout
+from input_pipeline.token_store import TokenStore
+
+TOGETHER = 2048  # rows that are segmented at a time, with a generator of their own
+
+
+class Resegmented(TokenStore):
+    """The rows of a store in another segmentation. A side of a row that would get too long keeps its own."""
+
+    def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], seed: int, epoch: int, longest: int):
+        """Segments all rows.
+
+        Args:
+          store: the rows, as the tokenizer segments them.
+          dropouts: what segments each side.
+          seed: together with the epoch and the number of the row, it decides.
+          epoch: the number of the epoch.
+          longest: the greatest number of tokens of a side.
+        """
+        self._store, self._tokens, self._offsets, self._kept = store, {}, {}, {}
+        for number, (side, dropout) in enumerate(dropouts.items(), 1):
+            parts = []
+            for begin in range(0, len(store), TOGETHER):
+                counts = store.lengths(side)[begin:begin + TOGETHER]
+                rng = np.random.default_rng([seed, epoch, number, begin])  # [seed, epoch] orders the batches
+                parts.append(dropout.segment(store.tokens_of(side, begin, begin + len(counts)), counts, rng))
+            tokens, counts = (np.concatenate(each) for each in zip(*parts, strict=True))
+            self._tokens[side], self._offsets[side] = tokens, np.append(0, np.cumsum(counts))
+            self._kept[side] = counts > longest
+
+    def keep(self, rows: Int[np.ndarray, ' some']) -> None:
+        """Gives rows their own segmentation back."""
+        for kept in self._kept.values():
+            kept[rows] = True
+
+    @override
+    def lengths(self, side: str) -> Int[np.ndarray, ' rows']:
+        return np.where(self._kept[side], self._store.lengths(side), super().lengths(side))
+
+    @override
+    def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
+        return self._store.tokens(side, row) if self._kept[side][row] else super().tokens(side, row)
+
+
+class ResegmentedPlan(BatchPlan):
+    """The sentences in batch `step`, for every step from 0 on, in the segmentation of the step's epoch.
+
+    Every epoch has every sentence exactly once, and `len` batches. The sentences are ordered by their length buckets,
+    the longest first, shuffled within each, and cut into batches: the last batch of a bucket is filled up with
+    sentences of the next one.
+    """
+
+    def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], *, tokens: int, num_buckets: int,
+                 seed: int, longest: int):
+        """Draws the first epoch, whose lengths decide the shapes and the number of batches.
+
+        Args:
+          store: the sentence pairs, as the tokenizers segment them.
+          dropouts: what segments each side.
+          tokens: the maximum number of padded target positions in a batch.
+          num_buckets: the maximum number of length buckets.
+          seed: the seed of the segmentation and of the order.
+          longest: the greatest length of a sentence, end token included.
+
+        Raises:
+          UserError: if `tokens` is too small for ROWS of the longest sentences.
+        """
+        self._store, self._dropouts, self._seed, self._longest = store, dropouts, seed, longest
+        first = self._resegmented(0)
+        # No sentence keeps a longer segmentation of its own: so that of all of them has room, too.
+        lengths = np.maximum(padded_lengths(store), padded_lengths(first))
+        self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
+        self._longest = min(longest, int(self.bucket_lengths[-1]))
+        batches = self._cut(np.arange(len(store)), lengths)
+        # Other epochs need some batches more or less: the sum of many lengths varies with the root of their number.
+        self._length = min(len(store), len(batches) + 1 + math.isqrt(len(batches)) // 10)
+        self.padding_share = 1 - (first.lengths('target').sum() + len(store)) / sum(
+            self.rows[bucket] * self.bucket_lengths[bucket] for bucket, _ in batches)
+        self._epoch = functools.lru_cache(maxsize=1)(self._plan_epoch)
+
+    @override
+    def describe(self) -> str:
+        return f'{super().describe()}; segmented anew in every epoch'
+
+    @override
+    def _plan_epoch(self, epoch: int) -> Epoch:
+        store, rng = self._resegmented(epoch), np.random.default_rng([self._seed, epoch])
+        order = rng.permutation(len(store))
+        batches, kept = self._cut(order, padded_lengths(store)), 0
+        while len(batches) > len(self):  # hardly ever
+            kept += len(store) // 100 + 1
+            store.keep(order[:kept])
+            batches = self._cut(order, padded_lengths(store))
+        while len(batches) < len(self):
+            bucket, sentences = batches.pop(max(range(len(batches)), key=lambda index: len(batches[index][1])))
+            batches += [(bucket, half) for half in np.array_split(sentences, 2)]
+        return Epoch(store, [batches[index] for index in rng.permutation(len(batches))])
+
+    def _resegmented(self, epoch: int) -> Resegmented:
+        return Resegmented(self._store, self._dropouts, self._seed, epoch, self._longest - 1)
+
+    def _cut(self, order: Int[np.ndarray, ' pairs'], lengths: Int[np.ndarray, ' pairs'],
+             ) -> list[tuple[np.integer, Int[np.ndarray, ' rows']]]:
+        """Cuts sentences into batches."""
+        buckets = np.searchsorted(self.bucket_lengths, lengths)
+        order = order[np.argsort(-buckets[order], kind='stable')]
+        batches, begin = [], 0
+        while begin < len(order):
+            bucket = buckets[order[begin]]
+            batches.append((bucket, order[begin:begin + self.rows[bucket]]))
+            begin += self.rows[bucket]
+        return batches
