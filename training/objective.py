@@ -4,7 +4,8 @@
 
 `apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. If the module
 makes logits over a vocabulary, `outputs` are what they are made from; `whole(outputs)` are the logits. Dropout is drawn
-from `key`; if `key` is None there is no dropout. The sums are over targets: they may be added over the parts of a
+from `key`; if `key` is None there is no dropout. Keywords are attributes of the module that have another value in this
+pass: `apply(params, inputs, key, word_dropout=0.05)`. The sums are over targets: they may be added over the parts of a
 batch, and are divided once. If an objective needs arrays, such as a teacher's parameters, make it a
 `jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state. The
 train step depends on nothing else of an objective. To add an objective, write a function here and add a line to
@@ -30,7 +31,7 @@ from training.loss import Sums, cross_entropy, squared_error
 
 Outputs = Array | Projection
 Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
-Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Outputs, Any]]
+Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
@@ -40,9 +41,10 @@ def forward(module: nn.Module) -> Apply:
     """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
     method = 'projection' if hasattr(module, 'projection') else None
 
-    def apply(params, inputs, key):
-        outputs, variables = module.apply({'params': params}, **inputs, deterministic=key is None, mutable=[SOWN],
-                                          method=method, rngs=None if key is None else {'dropout': key})
+    def apply(params, inputs, key, **attributes):
+        outputs, variables = module.clone(**attributes).apply(
+            {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
+            rngs=None if key is None else {'dropout': key})
         return outputs, variables.get(SOWN, {})
     return apply
 
@@ -58,10 +60,15 @@ def make_objective(config: ConfigDict, data: Data) -> Objective:
 
 
 def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
-    """Returns the cross-entropy of one pass, or of two passes with R-Drop."""
+    """Returns the cross-entropy of one pass, or the objective of two passes with R-Drop or SimCut."""
     train = config.train
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
-    return r_drop(measure, train.r_drop) if train.r_drop else supervised(measure)
+    if train.r_drop:
+        return r_drop(measure, train.r_drop)
+    if train.simcut:  # a token is cut, or dropped as in the other pass
+        kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
+        return simcut(measure, train.simcut, word_dropout=1 - kept)
+    return supervised(measure)
 
 
 def make_squared_error(config: ConfigDict, data: Data) -> Objective:
@@ -104,6 +111,38 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
                              others=jax.tree.map(lambda one, other: (one + other) / 2, first.others, second.others)
                              | {'divergence': apart})
     return objective
+
+
+def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
+    """SimCut (Gao et al. 2022, arXiv:2206.02368): a pass that misses some of the tokens should agree with a whole one.
+
+        CE(p) + alpha * KL(p || p_cut)
+
+    The cut pass has its own dropout, and whole embeddings of its inputs are zero, at the rate `word_dropout`. The loss
+    is summed over the targets, which count once, as in the published code, whose alpha is 3 at a rate of 0.05; there,
+    too, the gradient flows through both passes. It spares the source's end and the target's start token; here any
+    token may be cut. Metrics, and losses that modules sow, are those of the whole pass. An evaluation makes no other.
+    """
+    single = supervised(measure)
+
+    def objective(apply, params, batch, key):
+        if key is None:
+            return single(apply, params, batch, key)
+        key, cut_key = jax.random.split(key)
+        outputs, sown = apply(params, batch['inputs'], key)
+        cut, _ = apply(params, batch['inputs'], cut_key, word_dropout=word_dropout)
+        logits = whole(outputs)
+        sums = with_sown(measure(logits, batch['targets'], batch['weights']), sown)
+        apart = jnp.sum(divergence(logits, whole(cut)) * batch['weights'])
+        return sums.replace(loss=sums.loss + alpha * apart, others=sums.others | {'divergence': apart})
+    return objective
+
+
+def divergence(logits: Float[Array, '*batch classes'],
+               others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """KL(p || q) = sum_c p_c (log p_c - log q_c) of the softmaxes p of `logits` and q of `others`, in nats."""
+    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
 
 
 def symmetric_divergence(logits: Float[Array, '*batch classes'],
