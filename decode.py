@@ -20,7 +20,8 @@ from absl import flags
 from configs.options import BY_NAME, OPTIONS, OneOf, flatten, is_used
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, average:K or best:K (means of the '
+                                 'last or the best K); raw: before it leaves out a moving average.')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
 FORMAT = flags.DEFINE_enum(

@@ -115,7 +115,8 @@ def load(workdir: str | Path, checkpoint: str | int = 'best') -> Run:
 
     Args:
       workdir: what train.py was given.
-      checkpoint: 'best', 'latest', a step, or 'average:K' for the mean of the last K.
+      checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. A moving
+        average that a checkpoint holds replaces its parameters, unless 'raw:' stands before: 'raw:average:5'.
 
     Raises:
       UserError: if the directory is not a run's, or has no such checkpoint.
