@@ -19,7 +19,7 @@ from absl import flags
 
 from configs.options import BY_NAME, OPTIONS, OneOf, flatten, is_used
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, average:K or best:K (means of the '
                                  'last or the best K); raw: before it leaves out a moving average.')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
@@ -59,7 +59,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -69,7 +69,7 @@ import inference
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
-from files import check_file, check_folder, expanded, naming, write_text, written_whole
+from files import check_file, check_folder, naming, write_text, written_whole
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import table_line
@@ -80,6 +80,7 @@ from input_pipeline.sources import read_lines
 from training.records import CONFIG
 from training.resources import compile_time
 from training.step import parameter_count
+from training.trained import run_paths
 from training.workdir import OWN, changed_data
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
@@ -99,11 +100,12 @@ def main() -> None:
         raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
     if LOOK.value and not (PICTURES.value or ATTENTION.value):
         raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
-    check_writable(expanded(WORKDIR.value))
+    workdirs = run_paths(WORKDIR.value)
+    check_writable(workdirs)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
-    run = inference.load(WORKDIR.value, CHECKPOINT.value)
+    run = inference.load(workdirs, CHECKPOINT.value)
     check_flags_are_used(run)
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -123,7 +125,11 @@ def main() -> None:
 
 
 def check_flags_are_used(run: Run) -> None:
-    """Raises UserError for a flag of a search that the run's model does not make."""
+    """Raises UserError for a flag of a search that the run's model does not make, or of what it has not."""
+    asked = ATTENTION.value and '--attention' or PICTURES.value and '--pictures' or EXPLAIN.value and '--explain'
+    if asked and len(run.workdirs) > 1 and LOOK.value != 'positions':
+        raise UserError(f'{asked} means nothing to an ensemble: its runs have an attention each, and it has none. Give '
+                        'one of them')
     here = flatten(run.config)
     for name in SEARCH:
         if flags.FLAGS[name].value is not None and not is_used(f'decode.{name}', here):
@@ -131,7 +137,7 @@ def check_flags_are_used(run: Run) -> None:
                             'leave it out')
 
 
-def check_writable(workdir: Path) -> None:
+def check_writable(workdirs: Sequence[Path]) -> None:
     """Sees, before anything is computed, that all files can be written.
 
     Raises:
@@ -144,17 +150,22 @@ def check_writable(workdir: Path) -> None:
     if twice := [name for name in named if named.count(name) > 1]:
         raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
                         '--explain and --pictures each a name of its own')
-    for flag in (OUTPUT, EXPLAIN):
+    for flag, workdir in itertools.product((OUTPUT, EXPLAIN), workdirs):
         check_not_own(flag, workdir)
     if OUTPUT.value:
         check_file(Path(OUTPUT.value))
     if PICTURES.value:
         check_folder(Path(PICTURES.value))
-    results = workdir / 'results'
+    results = workdirs[0] / 'results'
     if SPLIT.value and (results.parent / CONFIG).is_file():
         check_folder(results)
         for ending in ('json', 'tsv') if results.is_dir() else ():
-            check_file(results / f'{SPLIT.value}.{ending}')
+            check_file(results / f'{results_name(SPLIT.value, workdirs)}.{ending}')
+
+
+def results_name(split: str, workdirs: Sequence[Path]) -> str:
+    """The name of the files of a split's results. An ensemble's are in its first run, whose own they leave alone."""
+    return split if len(workdirs) == 1 else f'{split}.ensemble'
 
 
 def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
@@ -248,20 +259,25 @@ def predict_file(model: Predictor, path: str, options: SearchOptions, page: Page
 
 
 def score_split(run: Run, split: str, options: SearchOptions, page: Page | None) -> None:
-    """Prints the scores and writes them to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv."""
+    """Prints the scores and writes them to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv.
+
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run.
+    """
     data: Any = run.data()  # of the class that the model's task has
     for changed in changed_data(run.workdir, data, [split]):
         log.warning('not the data that the run was trained with: %s', changed)
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
                 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
+                **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 'decoding': dataclasses.asdict(options)}
     text = json.dumps(results, indent=2, ensure_ascii=False)
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    write_text(folder / f'{split}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{split}.json', text + '\n')  # last, as it says that the split is scored
+    name = results_name(split, run.workdirs)
+    write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
+    write_text(folder / f'{name}.json', text + '\n')  # last, as it says that the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)

@@ -230,7 +230,8 @@ class Checkpoints:
         """Returns the parameters of a checkpoint, or the mean of several, on the default device; and their steps.
 
         If the optimizer kept an average of the parameters (config.optimizer.ema), it replaces the parameters of its
-        step, unless `choice` begins with RAW, as in 'raw:average:5'. 'latest' is the newest readable checkpoint; damaged ones that it skips are named in the log.
+        step, unless `choice` begins with RAW, as in 'raw:average:5'. 'latest' is the newest readable checkpoint;
+        damaged ones that it skips are named in the log.
 
         Raises:
           UserError: if there is no such checkpoint (see `resolve`), it is damaged, or it has no average to leave out.
@@ -309,8 +310,8 @@ class Checkpoints:
     def _read_raw(self, step: int) -> Params:
         def use(params, opt_state):
             if parameters_to_use(params, opt_state) is params:
-                raise UserError(f'{RAW} means nothing to the checkpoint of step {step} in {self._folder}: it holds no '
-                                'moving average (config.optimizer.ema), so its parameters are used anyhow; leave it out')
+                raise UserError(f'{RAW} means nothing to the checkpoint of step {step} in {self._folder}, which holds '
+                                'no moving average (config.optimizer.ema): leave it out')
             return params
 
         return self._read(step, None, use)[0]

@@ -128,7 +128,7 @@ SLOW = [
     flag('--checkpoint=average:9', 'average:9'),
     flag('--checkpoint=best:9', 'best:9'),
     flag('--checkpoint=raw:', 'checkpoint='),
-    flag('--checkpoint=raw:latest', 'holds no moving average'),
+    flag('--checkpoint=raw:latest', 'no moving average'),
     flag('--checkpoint=' + '9' * 5000, '999'),
     flag('--checkpoint=average:' + '9' * 5000, '999'),
     flag('--attention', '--format=jsonl'),
