@@ -75,6 +75,7 @@ from training.records import EVALUATED
 from training.resources import compile_time, memory, peak_resident
 from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
+from training.trained import vocabulary_from
 from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
@@ -141,9 +142,12 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 
 
 def build(config: ConfigDict, directory: RunDirectory) -> Setup:
-    """Builds data, model and compiled steps from the config; a resumed run has its tokenizers in the directory."""
+    """Builds data, model and compiled steps from the config.
+
+    A resumed run has its tokenizers in the directory; a new one takes over those of its teacher, if it has one.
+    """
     with leader_first('data'):
-        data = open_data(config, directory.path if directory.resumed else None)
+        data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
         directory.check_data(data)
         plan, validation = data.plan('train'), data.plan('validation')
     try:

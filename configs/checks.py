@@ -129,6 +129,10 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     require(bool(train.simcut) or train.cutoff == DEFAULTS['train.cutoff'], 'train.cutoff',
             'means nothing without SimCut: leave it out, or give train.simcut')
 
+    for key in ('train.teacher_checkpoint', 'train.teacher_weight'):
+        require(bool(train.teacher) or here[key] == DEFAULTS[key], key,
+                'means nothing without a teacher: leave it out, or give train.teacher')
+
     sizes = [config.parallel[axis] for axis in AXES]
     for axis, size in zip(AXES, sizes, strict=True):
         require(size != 0, f'parallel.{axis}', 'must be at least 1, or -1 for all devices that are left')

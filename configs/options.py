@@ -283,6 +283,11 @@ OPTIONS = (
            '3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
     Option('train.cutoff', 0.05, 'SimCut: rate at which the tokens of source and target are cut', FRACTION,
            CLASSES | TOKENS),
+    Option('train.teacher', '', 'run directory of a teacher, or several with commas between them, their ensemble; its '
+           "vocabulary is taken over; '': none", FILE, TEXTS, resume='the teacher there is the same'),
+    Option('train.teacher_checkpoint', 'best', "the teacher's checkpoint, as decode.py's --checkpoint", TEXT, TEXTS),
+    Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
+           'the targets', Between(0, 1), TEXTS),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
     Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),

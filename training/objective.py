@@ -28,11 +28,13 @@ from input_pipeline.data import Data
 from model import Params
 from model.embedding import Projection
 from training.loss import Sums, cross_entropy, squared_error
+from training.trained import read_teacher
 
 Outputs = Array | Projection
 Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
 Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
+Variant = Callable[[Measure], Objective]
 
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
 
@@ -60,15 +62,23 @@ def make_objective(config: ConfigDict, data: Data) -> Objective:
 
 
 def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
-    """Returns the cross-entropy of one pass, or the objective of two passes with R-Drop or SimCut."""
+    """Returns the cross-entropy of one pass, or the objective of two with R-Drop or SimCut; with a teacher or not.
+
+    Raises:
+      UserError: if the teacher cannot be read, or is of another vocabulary.
+    """
     train = config.train
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
+    variant: Variant = supervised
     if train.r_drop:
-        return r_drop(measure, train.r_drop)
+        variant = functools.partial(r_drop, alpha=train.r_drop)
     if train.simcut:  # a token is cut, or dropped as in the other pass
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
-        return simcut(measure, train.simcut, word_dropout=1 - kept)
-    return supervised(measure)
+        variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
+    if not train.teacher:
+        return variant(measure)
+    teacher = read_teacher(config, data)
+    return distilled(variant, measure, train.teacher_weight, forward(teacher.module), teacher.params)
 
 
 def make_squared_error(config: ConfigDict, data: Data) -> Objective:
@@ -150,6 +160,35 @@ def symmetric_divergence(logits: Float[Array, '*batch classes'],
     """(KL(p || q) + KL(q || p)) / 2 = sum_c (p_c - q_c) (log p_c - log q_c) / 2 of the softmaxes p and q, in nats."""
     one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
     return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2
+
+
+def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:
+    """Word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1; Hinton et al. 2015).
+
+        (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
+
+    q is what the teacher, without dropout, gives for the token after the same tokens, at a temperature of 1. `variant`
+    is what is made of this loss: one pass, or R-Drop or SimCut, whose passes have the same q. 'teacher_divergence' is
+    KL(q || p). An evaluation has no teacher.
+    """
+    def objective(teacher_params, apply, params, batch, key):
+        if key is None:
+            return variant(measure)(apply, params, batch, key)
+        expected = jax.nn.log_softmax(whole(teacher(teacher_params, batch['inputs'], None)[0]))
+
+        def taught(outputs, targets, weights):
+            logits = whole(outputs)
+            sums = measure(logits, targets, weights)
+            probabilities = jnp.exp(expected)
+            cross = -jnp.sum(probabilities * jax.nn.log_softmax(logits), axis=-1)
+            apart = cross + jnp.sum(probabilities * expected, axis=-1)
+            return sums.replace(loss=(1 - weight) * sums.loss + weight * jnp.sum(cross * weights),
+                                others=sums.others | {'teacher_divergence': jnp.sum(apart * weights)})
+
+        return variant(taught)(apply, params, batch, key)
+
+    # The parameters are an argument: otherwise they would be constants of the compiled step.
+    return jax.tree_util.Partial(objective, teacher_params)
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:

@@ -11,10 +11,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from configs.options import flatten
 from configs.tasks import TASKS
 from errors import UserError
 from files import expanded
-from input_pipeline.data import KEPT, SIZES, load_tokenizers, read_sizes
+from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
 from input_pipeline.tokenizer import PAD, Tokenizer
 from model import Params
 from model.build import build_model
@@ -22,6 +23,8 @@ from model.ensemble import Ensemble
 from training.checkpoints import Checkpoints
 from training.records import read_config
 
+VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # options that decide it
+    'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
 CAN_JOIN = ('translator', 'generator')  # answerers of models that can be an ensemble
 
 
@@ -41,7 +44,7 @@ class Trained(NamedTuple):
     config: ConfigDict
     module: nn.Module
     params: Params
-    steps: list[int] | list[list[int]]
+    steps: list[Any]
     tokenizers: Mapping[str, Tokenizer]
     sizes: Mapping[str, Any]
 
@@ -84,11 +87,9 @@ def other_vocabulary(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], ot
     Models of the same tokens are trained for one task, and their tokenizers are the same to the byte.
     """
     if other.config.task != config.task:
-        return f'is a run of task={other.config.task}, and not of {config.task}'
+        return f'is a run of task={other.config.task}, which differs'
     if differing := [side for side, tokenizer in tokenizers.items() if other.tokenizers[side].model != tokenizer.model]:
-        return f'has another vocabulary: {KEPT}/{differing[0]}.model differs'
-    if config.task == 'language_model' and config.data.packing != other.config.data.packing:
-        return f'reads texts otherwise: its data.packing is {other.config.data.packing}, not {config.data.packing}'
+        return f'has another vocabulary: its {KEPT}/{differing[0]}.model differs'
     return ''
 
 
@@ -99,14 +100,52 @@ def _joined(runs: Sequence[Trained]) -> Trained:
                         'translations or continuations, make an ensemble')
     for other in others:
         if differs := other_vocabulary(first.config, first.tokenizers, other):
-            raise UserError(f'{other.workdirs[0]} {differs}, as that of {first.workdirs[0]}: an ensemble is of runs of '
+            raise UserError(f'{other.workdirs[0]} {differs} from that of {first.workdirs[0]}: an ensemble has runs of '
                             'one task and one vocabulary')
+        if other.config.data.packing != first.config.data.packing:  # whether a text begins with the start token
+            raise UserError(f'{other.workdirs[0]} has data.packing={other.config.data.packing}, and '
+                            f'{first.workdirs[0]} {first.config.data.packing}: an ensemble is of runs that read texts '
+                            'in the same way')
     config = first.config.copy_and_resolve_references()
     length = TASKS[config.task].longest.removeprefix('data.')
     config.data[length] = min(each.config.data[length] for each in runs)
     return Trained([each.workdirs[0] for each in runs], config, Ensemble(tuple(each.module for each in runs)),
                    {f'members_{index}': each.params for index, each in enumerate(runs)},
                    [each.steps for each in runs], first.tokenizers, first.sizes)
+
+
+def vocabulary_from(config: ConfigDict) -> Path | None:
+    """Returns the run directory whose tokenizers a new run takes over, that of its first teacher; None without one.
+
+    Raises:
+      UserError: if the options of the tokenizers, or the task, are not that run's.
+    """
+    if not config.train.teacher:
+        return None
+    path = run_paths(config.train.teacher)[0]
+    theirs = flatten(read_config(path))
+    for key, value in flatten(config).items():
+        if key in VOCABULARY and value != theirs[key]:
+            raise UserError(f'config.{key}={value!r}: must be {theirs[key]!r}, as in the run of '
+                            f'config.train.teacher={config.train.teacher}: a student has the vocabulary of its teacher')
+    return path
+
+
+def read_teacher(config: ConfigDict, data: Data) -> Trained:
+    """Reads the model that config.train.teacher names, or the ensemble of several.
+
+    Raises:
+      UserError: if it cannot be read, has another task or vocabulary than `data`, or reads shorter texts only.
+    """
+    named = f'config.train.teacher={config.train.teacher}'
+    teacher = read_trained(run_paths(config.train.teacher), config.train.teacher_checkpoint)
+    if differs := other_vocabulary(config, data.tokenizers, teacher):
+        raise UserError(f'{named}: {teacher.workdirs[0]} {differs} from that of this training')
+    longest, limit = TASKS[config.task].longest, teacher.module.length_limit
+    if limit and flatten(config)[longest] > limit:
+        raise UserError(f'{named} has learned positions for {limit} tokens, but config.{longest}='
+                        f'{flatten(config)[longest]}: lower that to {limit}')
+    return teacher
 
 
 @contextlib.contextmanager
