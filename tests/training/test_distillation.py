@@ -102,7 +102,8 @@ def test_each_pass_of_a_variant_has_the_teacher(variant):
 def test_a_mesh_learns_what_one_device_learns(mode):
     blocks = BlockConfig(d_model=24, d_ff=16, num_heads=2)
     teachers = [Transformer(blocks, 1, VOCABULARY, VOCABULARY) for _ in range(2)]
-    params = {f'members_{seed}': nn.unbox(jax.jit(each.init)(jax.random.key(seed), **ragged_batch(0)['inputs']))['params']
+    inputs = ragged_batch(0)['inputs']
+    params = {f'members_{seed}': nn.unbox(jax.jit(each.init)(jax.random.key(seed), **inputs))['params']
               for seed, each in enumerate(teachers)}
     objective = distilled(supervised, SMOOTHED, 0.7, forward(Ensemble(tuple(teachers))), params)
     (one, losses), (state, found) = (train(compiled(each, objective=objective)) for each in (Mode(), mode))
