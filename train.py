@@ -65,7 +65,7 @@ from training.checkpoints import Checkpoints, open_checkpoints
 from training.compiled import Compiled
 from training.loss import Sums
 from training.metrics import MetricsWriter, NoMetrics
-from training.objective import make_objective
+from training.objective import Objective, make_objective
 from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
 from training.processes import connect, greatest, is_leader, leader_first
@@ -93,6 +93,7 @@ class Setup(NamedTuple):
       validation: the validation batches.
       model: the answerer; it has parameters only during an evaluation.
       schedule: the learning rate as a function of the number of steps made.
+      objective: what training minimises.
       compiled: the mesh, and the steps compiled for it.
     """
     config: ConfigDict
@@ -102,6 +103,7 @@ class Setup(NamedTuple):
     validation: Plan
     model: Answerer
     schedule: optax.Schedule
+    objective: Objective
     compiled: Compiled
 
 
@@ -130,7 +132,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     use_compilation_cache(cache_folder(config.cache_dir))
     setup = build(config, directory)
     describe(setup)
-    directory.claim(config, setup.data)
+    directory.claim(config, setup.data, setup.objective)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
         state, known = checkpoints.restore(setup.compiled.shapes) or (setup.compiled.init(config.seed), {})
@@ -156,13 +158,15 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
         raise UserError(f'config.{error}') from None
     module = build_model(config.model, **data.sizes, pad=PAD)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
+    objective = make_objective(config, data)
+    directory.check_objective(objective)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
-                        objective=make_objective(config, data), dropout_key=key_for('dropout', config.seed),
+                        objective=objective, dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, SearchModel):
         model.distribute = compiled.distribute  # its searches use all devices too
-    return Setup(config, directory.path, data, plan, validation, model, schedule, compiled)
+    return Setup(config, directory.path, data, plan, validation, model, schedule, objective, compiled)
 
 
 def describe(setup: Setup) -> None:

@@ -284,8 +284,9 @@ OPTIONS = (
     Option('train.cutoff', 0.05, 'SimCut: rate at which the tokens of source and target are cut', FRACTION,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher, or several with commas between them, their ensemble; its '
-           "vocabulary is taken over; '': none", FILE, TEXTS, resume='the teacher there is the same'),
-    Option('train.teacher_checkpoint', 'best', "the teacher's checkpoint, as decode.py's --checkpoint", TEXT, TEXTS),
+           "vocabulary is taken over; '': none", FILE, TEXTS, resume='the parameters there are the same'),
+    Option('train.teacher_checkpoint', 'best', "the teacher's checkpoint, as decode.py's --checkpoint", TEXT, TEXTS,
+           resume='the parameters there are the same'),
     Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
            'the targets', Between(0, 1), TEXTS),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',

@@ -211,6 +211,7 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
+            'train.teacher', 'train.teacher_checkpoint',  # of which the teacher's run says what it may be
             'eval.metric'}  # of which the task says what it may be
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
     kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}

@@ -145,7 +145,7 @@ def test_a_student_has_the_vocabulary_of_its_teacher(taught, run):
 
 
 @pytest.mark.slow
-def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, tmp_path):
+def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, run):
     folder, arguments = taught
     whole = parameters(folder / 'student')
     for step in ('18', '24'):
@@ -158,6 +158,8 @@ def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, tmp_path
     done = script('decode.py', f'--workdir={folder}/student', '--split=test')
     assert done.returncode == 0, done.stderr.decode()
     shutil.rmtree(folder / 'student' / 'checkpoints' / '24')
+    other = script(*arguments, f'--config.train.teacher={run[0]}')
+    assert other.returncode == 2 and b'the parameters of the teacher are others than when' in other.stderr
     again = script(*arguments)
     assert again.returncode == 2 and b'again,seed=1 is not a run directory' in again.stderr
 
