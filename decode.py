@@ -3,6 +3,7 @@
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN --split=test
 
+--workdir=A,B,C answers with an ensemble of several runs of one vocabulary.
 stdout has one line for each line of the input, in order. The translation of an empty sentence is empty; the
 continuation of an empty prompt begins a text. A continuation has the line breaks that the model wrote, so a line of
 dashes separates two of them; --format=jsonl has one line for each prompt. A model of images or series reads an .npz

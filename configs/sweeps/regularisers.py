@@ -3,10 +3,10 @@ r"""Each regulariser alone, on and off, and those that go together, with three s
     python sweep.py --config=configs/multi30k.py --config.data.dir=DIR --sweep=configs/sweeps/regularisers.py \
                     --workdir=sweeps/regularisers
 
-The first run has none of them. A regulariser that the recipe has keeps the recipe's strength where it is on; for the
-others the strengths are those that papers report for small data. R-Drop and SimCut make two passes, so their steps take
-twice as long: at the same budget those runs have half of the steps. An average of the parameters is evaluated in their
-place; `decode.py --checkpoint=raw:best` of such a run scores the parameters themselves.
+The first setting has none of them. A regulariser that the recipe has keeps the recipe's strength where it is on; for
+the others the strengths are those that papers report for small data. All settings have one budget, in passes over the
+data: R-Drop and SimCut make two at each step, so with them a training has half as many steps as without. An average of
+the parameters is evaluated in their place; `decode.py --checkpoint=raw:best` of such a run scores the parameters.
 """
 
 from configs.options import DEFAULTS, flatten, is_used
@@ -22,13 +22,18 @@ STRENGTHS = {
 }
 
 
+TWO_PASSES = {'train.r_drop', 'train.simcut'}
+
+
 def get_sweep(config):
     here = flatten(config)
     used = {option: here[option] or strength for option, strength in STRENGTHS.items() if is_used(option, here)}
+    passes = config.train.steps * (2 if any(here[option] for option in TWO_PASSES) else 1)
 
     def only(*options):
         """The overrides that leave on no others than these."""
         wanted = {option: strength if option in options else 0.0 for option, strength in used.items()}
+        wanted['train.steps'] = passes // 2 if TWO_PASSES & {*options} else passes
         if 'train.simcut' not in options:
             wanted['train.cutoff'] = DEFAULTS['train.cutoff']
         return {option: value for option, value in wanted.items() if value != here[option]}

@@ -121,5 +121,7 @@ def test_each_regulariser_is_alone_whatever_the_recipe_has():
         together = {option: strength for option, strength in wanted.items() if option != 'train.simcut'}
         assert on == [{}, *({option: strength} for option, strength in wanted.items()), together]
         assert [run['seed'] for run in runs] == [0, 1, 2] * len(on)
+        assert {run['train.steps'] * (2 if run['train.r_drop'] or run['train.simcut'] else 1) for run in runs} == {
+            recipe.train.steps * (2 if changed else 1)}
     alone = [run for run in sweep.get_sweep(rnnsearch_demo.get_config()) if run['seed'] == 0]
     assert not any('model.layer_dropout' in run for run in alone) and {'model.word_dropout': 0.1, 'seed': 0} in alone
