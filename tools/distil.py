@@ -18,6 +18,7 @@ from command_line import read_command_line, run_script
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint, as decode.py's.")
 OUTPUT = flags.DEFINE_string('output', None, 'The folder of the new files: a new or an empty one.')
+SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate the first so many training sentences, to try it; 0: all.')
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
 ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; default as configured.')
 BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; default as configured.')
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import inference
+from configs.options import COUNT
 from errors import UserError
 from files import check_folder, expanded, naming, written_whole
 from inference.run import Run
@@ -50,6 +52,8 @@ def main() -> None:
     """Writes the files that the flags ask for."""
     if not WORKDIR.value or not OUTPUT.value:
         raise UserError('--workdir=RUN and --output=DIR are needed: the teacher, and the folder of the new files')
+    if wanted := COUNT.problem(SENTENCES.value):
+        raise UserError(f'--sentences={SENTENCES.value} {wanted}')
     folder = expanded(OUTPUT.value)
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f'--output={folder} is not empty: give a new folder')
@@ -69,7 +73,7 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     assert isinstance(data, PairData)
     for changed in changed_data(run.workdir, data, ['train']):
         log.warning('not the data that the run was trained with: %s', changed)
-    sources = [source for source, _ in data.pairs('train')]
+    sources = [source for source, _ in data.pairs('train')][:SENTENCES.value or None]
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for split in COPIED:

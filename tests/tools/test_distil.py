@@ -47,10 +47,19 @@ def test_a_student_can_read_it(corpus):
         (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
 
 
+def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
+    done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
+    assert done.returncode == 0, done.stderr
+    lines = (data / 'train.en').read_text().split('\n')
+    assert (tmp_path / 'few' / 'train.en').read_text().split('\n') == [*lines[:3], '']
+    assert (tmp_path / 'few' / 'train.xx').read_text().count('\n') == 3
+
+
 def test_mistakes_are_told(corpus, run, tmp_path):
     for arguments, message in (([f'--workdir={run[0]}'], '--output=DIR are needed'),
                                ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not empty'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--beam=0'], 'beam=0 must be'),
+                               ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--sentences=-1'], '--sentences=-1'),
                                ([f'--workdir={tmp_path}/none', f'--output={tmp_path}/x'], 'is not a run directory')):
         done = distil(*arguments)
         assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr, done.stderr

@@ -1,7 +1,11 @@
 """Word-level distillation: the loss against its definition, and a student's run from start to end."""
 
 import functools
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import flax.linen as nn
 import jax
@@ -14,7 +18,7 @@ from benchmarks.modes import VOCABULARY, Mode, compiled, ragged_batch, train
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble
 from model.transformer import Transformer
-from tests.scripts import cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.loss import cross_entropy
 from training.objective import distilled, forward, r_drop, simcut, supervised
@@ -162,6 +166,27 @@ def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, run):
     assert other.returncode == 2 and b'the parameters of the teacher are others than when' in other.stderr
     again = script(*arguments)
     assert again.returncode == 2 and b'again,seed=1 is not a run directory' in again.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
+    """Each reads the teacher and has it whole."""
+    with socket.socket() as probe:
+        probe.bind(('localhost', 0))
+        port = probe.getsockname()[1]
+    short = {'teacher': run[0], 'data': data, 'cache': cache, 'optimizer__warmup': 1, 'train__steps': 3, 'eval__every': 3,
+             'eval__bleu_sentences': 2}
+    environment = os.environ | {'JAX_NUM_CPU_DEVICES': '1'}
+    pair = [subprocess.Popen([sys.executable, *student(tmp_path / 'two', **short), f'--process_id={process}',
+                              f'--coordinator_address=localhost:{port}', '--num_processes=2'],
+                             cwd=ROOT, stderr=subprocess.PIPE, env=environment) for process in range(2)]
+    for process in pair:
+        said = process.communicate(timeout=900)[1].decode()
+        assert process.returncode == 0, said
+    alone = script(*student(tmp_path / 'one', **short))
+    assert alone.returncode == 0, alone.stderr.decode()
+    for one, other in zip(parameters(tmp_path / 'one'), parameters(tmp_path / 'two'), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_what_a_student_cannot_learn_from_is_told(run, data, cache, tmp_path):
