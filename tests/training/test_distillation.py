@@ -174,8 +174,8 @@ def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
     with socket.socket() as probe:
         probe.bind(('localhost', 0))
         port = probe.getsockname()[1]
-    short = {'teacher': run[0], 'data': data, 'cache': cache, 'optimizer__warmup': 1, 'train__steps': 3, 'eval__every': 3,
-             'eval__bleu_sentences': 2}
+    short = {'teacher': run[0], 'data': data, 'cache': cache, 'optimizer__warmup': 1, 'train__steps': 3,
+             'eval__every': 3, 'eval__bleu_sentences': 2}
     environment = os.environ | {'JAX_NUM_CPU_DEVICES': '1'}
     pair = [subprocess.Popen([sys.executable, *student(tmp_path / 'two', **short), f'--process_id={process}',
                               f'--coordinator_address=localhost:{port}', '--num_processes=2'],
