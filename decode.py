@@ -3,6 +3,7 @@
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
+--workdir=A,B,C answers with an ensemble of several runs of one vocabulary.
 stdout has one line for each line of the input, in order. The translation of an empty sentence is empty; the
 continuation of an empty prompt begins a text. A continuation has the line breaks that the model wrote, so a line of
 dashes separates two of them; --format=jsonl has one line for each prompt. A model of images or series reads an .npz
@@ -19,8 +20,9 @@ from absl import flags
 
 from configs.options import BY_NAME, OPTIONS, OneOf, flatten, is_used
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training.')
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, or average:K (mean of the last K).')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training; A,B,C: an ensemble of several.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, average:K or best:K (means of the '
+                                 'last or the best K); raw: before it leaves out a moving average.')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
 FORMAT = flags.DEFINE_enum(
@@ -72,7 +74,7 @@ import inference
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
-from files import check_file, check_folder, expanded, naming, write_text, written_whole
+from files import check_file, check_folder, naming, write_text, written_whole
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
@@ -84,6 +86,7 @@ from input_pipeline.sources import asked_splits, read_lines
 from training.records import read_config
 from training.resources import compile_time
 from training.step import parameter_count
+from training.trained import run_paths
 from training.workdir import OWN, changed_data
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
@@ -105,13 +108,13 @@ def main() -> None:
         raise UserError('--confidence and --compare are for scores: they need --split=test')
     if LOOK.value and not (PICTURES.value or ATTENTION.value):
         raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
-    workdir = expanded(WORKDIR.value)
-    splits = asked_splits(SPLIT.value, read_config(workdir).data) if SPLIT.value else []
-    check_writable(workdir, splits)
+    workdirs = run_paths(WORKDIR.value)
+    splits = asked_splits(SPLIT.value, read_config(workdirs[0]).data) if SPLIT.value else []
+    check_writable(workdirs, splits)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
-    run = inference.load(WORKDIR.value, CHECKPOINT.value)
+    run = inference.load(workdirs, CHECKPOINT.value)
     check_flags_are_used(run)
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -132,6 +135,10 @@ def main() -> None:
 
 def check_flags_are_used(run: Run) -> None:
     """Raises UserError for a flag that means nothing to the run's model, such as one of a search."""
+    asked = ATTENTION.value and '--attention' or PICTURES.value and '--pictures' or EXPLAIN.value and '--explain'
+    if asked and len(run.workdirs) > 1 and LOOK.value != 'positions':
+        raise UserError(f'{asked} means nothing to an ensemble: its runs have an attention each, and it has none. Give '
+                        'one of them')
     here = flatten(run.config)
     for flag in (CONFIDENCE, COMPARE):
         if flag.value and not isinstance(run.model, Translator):
@@ -143,7 +150,7 @@ def check_flags_are_used(run: Run) -> None:
                             'leave it out')
 
 
-def check_writable(workdir: Path, splits: Sequence[str]) -> None:
+def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
     """Sees, before anything is computed, that all files can be written.
 
     Raises:
@@ -156,7 +163,7 @@ def check_writable(workdir: Path, splits: Sequence[str]) -> None:
     if twice := [name for name in named if named.count(name) > 1]:
         raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
                         '--explain and --pictures each a name of its own')
-    for flag in (OUTPUT, EXPLAIN):
+    for flag, workdir in itertools.product((OUTPUT, EXPLAIN), workdirs):
         check_not_own(flag, workdir)
     if OUTPUT.value:
         check_file(Path(OUTPUT.value))
@@ -165,11 +172,17 @@ def check_writable(workdir: Path, splits: Sequence[str]) -> None:
     if len(splits) > 1 and (PICTURES.value or EXPLAIN.value):
         raise UserError('--pictures and --explain show one set of the test: give '
                         f'--split={" or --split=".join(splits)}')
-    results = workdir / 'results'
+    results = workdirs[0] / 'results'
     if splits:
         check_folder(results)
-    for name in (f'{split}.{ending}' for split in splits for ending in ('json', 'tsv')) if results.is_dir() else ():
+    names = [results_name(split, workdirs) for split in splits]
+    for name in (f'{name}.{ending}' for name in names for ending in ('json', 'tsv')) if results.is_dir() else ():
         check_file(results / name)
+
+
+def results_name(split: str, workdirs: Sequence[Path]) -> str:
+    """The name of the files of a split's results. An ensemble's are in its first run, whose own they leave alone."""
+    return split if len(workdirs) == 1 else f'{split}.ensemble'
 
 
 def check_not_own(flag: flags.FlagHolder, workdir: Path) -> None:
@@ -277,11 +290,13 @@ def score_split(run: Run, data: Any, split: str, options: SearchOptions, page: P
                 others: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
 
-    `others` are the translations of another run, to compare with.
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. `others` are the translations of another
+    run, to compare with.
     """
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
                 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
+                **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 'decoding': dataclasses.asdict(options)}
     if CONFIDENCE.value or others:
         _, references, outputs = zip(*table, strict=True)
@@ -294,8 +309,9 @@ def score_split(run: Run, data: Any, split: str, options: SearchOptions, page: P
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    write_text(folder / f'{split}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{split}.json', as_text(results) + '\n')  # last, as it says that the split is scored
+    name = results_name(split, run.workdirs)
+    write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
+    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, as it says that the split is scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(PICTURE_COUNT.value, EXPLAIN_COUNT.value if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)

@@ -65,7 +65,7 @@ from training.checkpoints import Checkpoints, open_checkpoints
 from training.compiled import Compiled
 from training.loss import Sums
 from training.metrics import MetricsWriter, NoMetrics
-from training.objective import make_objective
+from training.objective import Objective, make_objective
 from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
 from training.processes import connect, greatest, is_leader, leader_first
@@ -75,6 +75,7 @@ from training.records import EVALUATED
 from training.resources import compile_time, memory, peak_resident
 from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
+from training.trained import vocabulary_from
 from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
@@ -92,6 +93,7 @@ class Setup(NamedTuple):
       validation: the validation batches.
       model: the answerer; it has parameters only during an evaluation.
       schedule: the learning rate as a function of the number of steps made.
+      objective: what training minimises.
       compiled: the mesh, and the steps compiled for it.
     """
     config: ConfigDict
@@ -101,6 +103,7 @@ class Setup(NamedTuple):
     validation: Plan
     model: Answerer
     schedule: optax.Schedule
+    objective: Objective
     compiled: Compiled
 
 
@@ -129,7 +132,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     use_compilation_cache(cache_folder(config.cache_dir))
     setup = build(config, directory)
     describe(setup)
-    directory.claim(config, setup.data)
+    directory.claim(config, setup.data, setup.objective)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
         state, known = checkpoints.restore(setup.compiled.shapes) or (setup.compiled.init(config.seed), {})
@@ -141,9 +144,12 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 
 
 def build(config: ConfigDict, directory: RunDirectory) -> Setup:
-    """Builds data, model and compiled steps from the config; a resumed run has its tokenizers in the directory."""
+    """Builds data, model and compiled steps from the config.
+
+    A resumed run has its tokenizers in the directory; a new one takes over those of its teacher, if it has one.
+    """
     with leader_first('data'):
-        data = open_data(config, directory.path if directory.resumed else None)
+        data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
         directory.check_data(data)
         plan, validation = data.plan('train'), data.plan('validation')
     try:
@@ -152,13 +158,15 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
         raise UserError(f'config.{error}') from None
     module = build_model(config.model, **data.sizes, pad=PAD)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
+    objective = make_objective(config, data)
+    directory.check_objective(objective)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
-                        objective=make_objective(config, data), dropout_key=key_for('dropout', config.seed),
+                        objective=objective, dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, SearchModel):
         model.distribute = compiled.distribute  # its searches use all devices too
-    return Setup(config, directory.path, data, plan, validation, model, schedule, compiled)
+    return Setup(config, directory.path, data, plan, validation, model, schedule, objective, compiled)
 
 
 def describe(setup: Setup) -> None:

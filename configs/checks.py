@@ -90,7 +90,7 @@ def config_problems(config: ConfigDict) -> list[str]:
 
 def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str, str], None]) -> None:
     """Finds values that are possible separately but not together."""
-    model, data, here = config.model, config.data, flatten(config)
+    model, data, train, here = config.model, config.data, config.train, flatten(config)
 
     d_k = model.d_k or model.d_model // model.num_heads
     divides = model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v)
@@ -128,6 +128,15 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
             f'must not exceed batch.rows={config.batch.rows}: a part has at least one row')
     require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',
             f'must be below train.steps={config.train.steps} for the cosine to have a place')
+
+    require(not (train.r_drop and train.simcut), 'train.simcut',
+            f'means nothing beside r_drop={train.r_drop}: each of them has a second pass of its own; choose one')
+    require(bool(train.simcut) or train.cutoff == DEFAULTS['train.cutoff'], 'train.cutoff',
+            'means nothing without SimCut: leave it out, or give train.simcut')
+
+    for key in ('train.teacher_checkpoint', 'train.teacher_weight'):
+        require(bool(train.teacher) or here[key] == DEFAULTS[key], key,
+                'means nothing without a teacher: leave it out, or give train.teacher')
 
     sizes = [config.parallel[axis] for axis in AXES]
     for axis, size in zip(AXES, sizes, strict=True):

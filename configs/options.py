@@ -139,6 +139,7 @@ METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
+TOKENS: Users = {'model.kind': ('transformer', 'rnnsearch', 'language_model')}
 RECURRENT: Users = {'model.kind': ('rnnsearch',)}
 PATCHES: Users = {'model.kind': ('patches',)}
 PAIRS: Users = {'task.data': ('pairs',)}
@@ -185,6 +186,9 @@ OPTIONS = (
     Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
     Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
     Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
+    Option('model.word_dropout', 0.0, 'rate at which whole tokens of the inputs are dropped: their embeddings are zero',
+           FRACTION, TOKENS),
+    Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are left out of a batch', FRACTION, STACKS),
     Option('model.attention_kernel', 'auto',
            "how attention is computed; 'chunked' takes O(n) memory, 'fused' is the accelerator's kernel, 'auto' "
            'chooses by length',
@@ -279,6 +283,16 @@ OPTIONS = (
     Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),
     Option('train.r_drop', 0.0, 'weight of the divergence between two passes with different dropout (R-Drop); 0: one '
            'pass', Between(0, 1000), CLASSES),
+    Option('train.simcut', 0.0, 'weight of the divergence from a pass in which whole tokens are cut (SimCut), such as '
+           '3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
+    Option('train.cutoff', 0.05, 'SimCut: rate at which the tokens of source and target are cut', FRACTION,
+           CLASSES | TOKENS),
+    Option('train.teacher', '', 'run directory of a teacher, or several with commas between them, their ensemble; its '
+           "vocabulary is taken over; '': none", FILE, TEXTS, resume='the parameters there are the same'),
+    Option('train.teacher_checkpoint', 'best', "the teacher's checkpoint, as decode.py's --checkpoint", TEXT, TEXTS,
+           resume='the parameters there are the same'),
+    Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
+           'the targets', Between(0, 1), TEXTS),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
     Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from ml_collections import ConfigDict
 from typing_extensions import override
 
@@ -105,11 +105,6 @@ class Generator(SearchModel):
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         return self.generate(lines, options, first=first)
-
-    @property
-    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
-        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
-        return {'tokens': np.ones((1, 1), np.int32)}
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Bits per character of the validation split, and a sample."""

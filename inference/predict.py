@@ -76,11 +76,6 @@ class Predictor:
             return self.preprocessing.values(outputs)
         return np.asarray(jax.nn.log_softmax(outputs))
 
-    @property
-    def example(self) -> dict[str, Num[np.ndarray, '1 *space channels']]:
-        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
-        return {'inputs': np.zeros((1, *self.shape), np.float32)}
-
     def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """{'encoder': weights between the patches of one raw input}; a class token comes before them."""
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
-import jax
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
@@ -17,14 +15,12 @@ from inference.predict import Predictor
 from inference.text import Output, SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
-from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, open_data, read_sizes
+from input_pipeline.data import Data, open_data
 from input_pipeline.token_store import cache_folder
-from input_pipeline.tokenizer import PAD, Tokenizer
-from model.build import build_model
-from training.checkpoints import Checkpoints
+from input_pipeline.tokenizer import Tokenizer
 from training.processes import check_devices
-from training.records import read_config
 from training.step import use_compilation_cache
+from training.trained import parts_of_one_run, read_trained
 
 Answerer = Translator | Generator | Predictor
 
@@ -50,28 +46,24 @@ class Run:
     """What `load` returns.
 
     Attributes:
-      workdir: the directory.
-      config: as it was resolved when the run began.
-      checkpoint: steps that the parameters come from; more than one if they are a mean.
+      workdirs: the directory, or those of an ensemble.
+      workdir: the first of them.
+      config: as it was resolved when the run began; of an ensemble, the first run's.
+      checkpoint: steps that the parameters come from, more than one if they are a mean; of an ensemble, a list for
+        each run.
       model: the module, its parameters and what goes with them: a Translator, Generator or Predictor.
       options: the search that the config asks for.
     """
 
-    def __init__(self, workdir: Path, checkpoint: str):
-        self.workdir, self.config = workdir, read_config(workdir)
+    def __init__(self, workdirs: Sequence[Path], checkpoint: str):
         # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
         use_compilation_cache(cache_folder(''))
         check_devices()
-        checkpoints = Checkpoints(workdir, metric=self.config.eval.metric)
-        params, self.checkpoint = checkpoints.parameters(checkpoint)
-        tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, self.config.task)
-        try:
-            module = build_model(self.config.model, **sizes, pad=PAD)
-            self.model = make_answerer(self.config, module, params, tokenizers, sizes)
-            check_parameters(self.model, params)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise UserError(f'{workdir}: its config.json and {KEPT}/{SIZES} do not make the model of its checkpoint: '
-                            f'{_first_line(error)}. Take all three from the same run') from None
+        trained = read_trained(workdirs, checkpoint)
+        self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
+        self.config, self.checkpoint = trained.config, trained.steps
+        with parts_of_one_run(self.workdir):
+            self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
         self.options = search_options(self.config)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
@@ -92,32 +84,22 @@ class Run:
         return self.model
 
 
-def check_parameters(model: Answerer, params: Any) -> None:
-    """Raises ValueError, naming one, if `params` are not all the parameters of the model's module in their shapes."""
-    fresh = jax.eval_shape(lambda inputs: nn.unbox(model.module.init(jax.random.key(0), **inputs)), model.example)
-    wanted, there = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')
-                     for tree in (fresh['params'], params))
-    wrong = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
-    if wrong:
-        name = wrong[0]
-        raise ValueError(f'{len(wrong)} of {len(wanted)} parameters do not fit, such as {name}: '
-                         f'{there.get(name, "none")} in the checkpoint, {wanted.get(name, "none")} in the model')
-
-
-def _first_line(error: Exception) -> str:
-    return f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
-
-
-def load(workdir: str | Path, checkpoint: str | int = 'best') -> Run:
-    """Opens a run directory; works on any number of devices.
+def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best') -> Run:
+    """Opens a run directory; works on any number of devices. Of several, makes an ensemble: one model whose
+    probabilities are the mean of theirs. They may be of any kinds that write text, if their vocabulary is the same.
 
     From here on, JAX keeps compiled programs in the user's cache, unless jax_compilation_cache_dir is set already.
 
     Args:
-      workdir: what train.py was given.
-      checkpoint: 'best', 'latest', a step, or 'average:K' for the mean of the last K.
+      workdir: what train.py was given, or a list of such directories.
+      checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. A moving
+        average that a checkpoint holds replaces its parameters, unless 'raw:' stands before: 'raw:average:5'. Of an
+        ensemble, the choice is made for each run.
 
     Raises:
-      UserError: if the directory is not a run's, or has no such checkpoint.
+      UserError: if the directory is not a run's, or has no such checkpoint, or runs do not make an ensemble.
     """
-    return Run(expanded(workdir), str(checkpoint))
+    workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
+    if not workdirs:
+        raise UserError('give at least one run directory')
+    return Run([expanded(each) for each in workdirs], str(checkpoint))

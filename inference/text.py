@@ -358,7 +358,12 @@ def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndar
     """{kind: weights} that a module has sown into 'attention'.
 
     Kinds are 'encoder' and 'decoder' (self-attention) and 'cross'.
+
+    Raises:
+      UserError: of an ensemble, whose members have sown theirs.
     """
+    if 'members_0' in collections.get('attention', {}):
+        raise UserError('an ensemble has no attention: each of its runs has one; open one of them')
     weights: dict[str, np.ndarray] = {}
     # In a training with many processes, each has a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from ml_collections import ConfigDict
 from typing_extensions import override
 
@@ -87,11 +87,6 @@ class Translator(SearchModel):
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         return self.translate(lines, options, first=first)
-
-    @property
-    def example(self) -> dict[str, Int[np.ndarray, '1 1']]:
-        """Arguments of the module, to initialise it with: their names, types and numbers of axes count."""
-        return {'source': np.ones((1, 1), np.int32), 'target': np.ones((1, 1), np.int32)}
 
     def forced(self, source: str, target: str) -> Output:
         """An output whose one hypothesis is `target`: a translation that is given and not found.

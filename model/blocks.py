@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
-from model.dropout import Dropout
+from model.dropout import Dropout, keep_mask
 from model.positional import RelativeBias
 from model.product import dot_general
 from model.relation import UNRESTRICTED, Relation
@@ -40,6 +41,7 @@ class BlockConfig(flax.struct.PyTreeNode):
       dropout: on each sublayer's output and on the embeddings (section 5.4).
       attention_dropout: on the attention weights.
       feed_forward_dropout: inside the feed-forward sublayer, after the activation.
+      layer_dropout: rate at which a whole sublayer is left out of a batch; see Residual.
       dtype: of the computation; parameters are float32.
     """
     d_model: int = 512
@@ -55,6 +57,7 @@ class BlockConfig(flax.struct.PyTreeNode):
     dropout: float = 0.1
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
+    layer_dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
 
     def head_widths(self) -> tuple[int, int]:
@@ -117,6 +120,10 @@ class Residual(nn.Module):
 
     Much annotated code quotes the first and computes the second. They train at different learning rates:
     post-norm needs the warm-up.
+
+    With layer dropout, training leaves f(...) out of a whole batch with probability `layer_dropout`: post LN(x), pre x
+    (Fan et al. 2020, arXiv:1909.11556, whose unit is a layer; Huang et al. 2016, arXiv:1603.09382). What is kept is not
+    scaled, and an evaluation keeps all.
     """
     config: BlockConfig
 
@@ -126,9 +133,20 @@ class Residual(nn.Module):
         """The inputs with what `sublayer` makes of them."""
         norm = layer_norm(self.config, name='norm')
         drop = Dropout(self.config.dropout)
+
+        def compute(x):
+            return drop(sublayer(x), deterministic)
+
+        def branch(x):
+            if deterministic or not self.config.layer_dropout:
+                return compute(x)
+            # A branch and not a select, so that what is left out takes no time. Nothing in it may sow.
+            keep = keep_mask(self.make_rng('dropout'), self.config.layer_dropout, ())
+            return jax.lax.cond(keep, compute, jnp.zeros_like, x)
+
         if self.config.norm == 'pre':
-            return inputs + drop(sublayer(norm(inputs)), deterministic)
-        return norm(inputs + drop(sublayer(inputs), deterministic))
+            return inputs + branch(norm(inputs))
+        return norm(inputs + branch(inputs))
 
 
 class EncoderBlock(nn.Module):

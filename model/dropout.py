@@ -1,4 +1,7 @@
-"""Dropout whose random bits are drawn once a step and place, and are not computed again in the backward pass."""
+"""Dropout of numbers and of words.
+
+Random bits are drawn once a step and place, and are not computed again in the backward pass.
+"""
 
 import math
 
@@ -28,6 +31,29 @@ class Dropout(nn.Module):
         if deterministic or not self.rate:
             return inputs
         return drop(inputs, self.rate, self.make_rng('dropout'))
+
+
+class WordDropout(nn.Module):
+    """Zeroes the embedding of each token with probability `rate`, and leaves the others as they are.
+
+    Each token is dropped for itself, as full words are in Sennrich et al. 2016, arXiv:1606.02891, and not all those of
+    a type together (Gal and Ghahramani 2016, arXiv:1512.05287). What is kept is not divided by 1 - rate: a token that
+    is there has the embedding that it has in an evaluation.
+
+    Attributes:
+      rate: in [0, 1).
+    """
+    rate: float
+
+    @override
+    @nn.compact
+    def __call__(self, embedded: Float[Array, '*tokens d_model'],
+                 deterministic: bool = True) -> Float[Array, '*tokens d_model']:
+        """The embeddings with some of them zero, unless `deterministic`; draws from the stream 'dropout'."""
+        if deterministic or not self.rate:
+            return embedded
+        kept = keep_mask(self.make_rng('dropout'), self.rate, embedded.shape[:-1])
+        return jnp.where(kept[..., None], embedded, 0)
 
 
 def drop(inputs: Float[Array, '*shape'], rate: float, key: Key[Array, '']) -> Float[Array, '*shape']:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
-from model.dropout import Dropout
+from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, embedding, tied
 from model.positional import PositionalEncoding
 from model.relation import Relation
@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
       vocab_size: pieces of the vocabulary.
       tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
       max_length: longest sequence of a learned position table; the others have no limit.
+      word_dropout: rate at which whole tokens are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
       pad: the token that fills up a batch; no query looks at it.
     """
@@ -47,6 +48,7 @@ class LanguageModel(nn.Module):
     vocab_size: int
     tie_embeddings: bool = True
     max_length: int = 256
+    word_dropout: float = 0.0
     remat: bool = False
     pad: int = 0
 
@@ -57,7 +59,7 @@ class LanguageModel(nn.Module):
         if not self.tie_embeddings:
             self.output = OutputProjection(self.vocab_size)
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
-        self.embedding_dropout = Dropout(config.dropout)
+        self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
 
     @property
@@ -120,7 +122,7 @@ class LanguageModel(nn.Module):
         return self._project(x).logits(), cache
 
     def _embed(self, tokens, positions, length, deterministic):
-        x = self.embedding(tokens) * self.config.d_model ** 0.5
+        x = self.drop_words(self.embedding(tokens), deterministic) * self.config.d_model ** 0.5
         x = x + self.position(positions, length).astype(self.config.dtype)
         return self.embedding_dropout(x, deterministic)
 

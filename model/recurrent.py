@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
-from model.dropout import Dropout
+from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
 from model.relation import Mask, padding_mask
 
@@ -228,6 +228,7 @@ class RNNSearch(nn.Module):
       share_embeddings: 'all' (source, target and output use one table; needs one vocabulary), 'target' (target
         and output) or 'none' (the paper's).
       dropout: on the embeddings and on t.
+      word_dropout: rate at which whole tokens of source and target are dropped.
       dtype: of the computation; parameters, alignments and logits are float32.
       pad: the token that fills up a batch; the encoder steps over it, and no alignment goes to it.
     """
@@ -240,6 +241,7 @@ class RNNSearch(nn.Module):
     attention: bool = True
     share_embeddings: str = 'all'
     dropout: float = 0.0
+    word_dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
     pad: int = 0
 
@@ -253,7 +255,7 @@ class RNNSearch(nn.Module):
             self.source_embedding = embedding(self.source_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings == 'none':
             self.output = OutputProjection(self.target_vocab_size)
-        self.drop = Dropout(self.dropout)
+        self.drop_words, self.drop = WordDropout(self.word_dropout), Dropout(self.dropout)
         self.encoder = RecurrentEncoder(self.d_hidden, self.dtype)
         self.decoder = RecurrentDecoder(self.d_hidden, self.d_align or self.d_hidden, self.attention, self.dtype)
         self.hidden = dense((2 if self.readout == 'maxout' else 1) * self.d_model, 'state', 'mlp', self.dtype)
@@ -293,7 +295,7 @@ class RNNSearch(nn.Module):
         return self._project(x, states, contexts, deterministic=True).logits(), cache
 
     def _embed(self, embedding, tokens, deterministic):
-        return self.drop(embedding(tokens) * self.d_model ** 0.5, deterministic)
+        return self.drop(self.drop_words(embedding(tokens), deterministic) * self.d_model ** 0.5, deterministic)
 
     def _project(self, x, states, contexts, deterministic):
         """What makes the logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""

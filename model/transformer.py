@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
-from model.dropout import Dropout
+from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
@@ -80,6 +80,7 @@ class Transformer(nn.Module):
       share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
         'target' (target and output) or 'none'.
       max_length: longest sequence of a learned position table; the others have no limit.
+      word_dropout: rate at which whole tokens of source and target are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
       pad: the token that fills up a batch; no query looks at it.
     """
@@ -89,6 +90,7 @@ class Transformer(nn.Module):
     target_vocab_size: int
     share_embeddings: str = 'all'
     max_length: int = 256
+    word_dropout: float = 0.0
     remat: bool = False
     pad: int = 0
 
@@ -103,7 +105,7 @@ class Transformer(nn.Module):
             self.output = OutputProjection(self.target_vocab_size)
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
-        self.embedding_dropout = Dropout(config.dropout)
+        self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
         self.decoder = Decoder(config, self.num_layers, self.remat)
 
@@ -151,7 +153,7 @@ class Transformer(nn.Module):
         return self._add_positions(self.target_embedding(tokens), encoding, deterministic)
 
     def _add_positions(self, embedded, positions, deterministic):
-        x = embedded * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
+        x = self.drop_words(embedded, deterministic) * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
         return self.embedding_dropout(x, deterministic)
 
     def _project(self, x):

@@ -13,6 +13,7 @@ from errors import UserError
 from input_pipeline.data import open_data
 from tests.tiny_run import cache, copy, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
 from training import workdir as run_directory
+from training.objective import make_objective
 from training.records import read_config
 from training.workdir import RunDirectory
 
@@ -59,7 +60,8 @@ def test_a_longer_cosine_is_said(copy, cache, said):
     (copy / 'config.json').write_text(config.to_json())
     config.train.steps = 14
     with RunDirectory(str(copy), config) as directory:
-        directory.claim(config, open_data(config))
+        data = open_data(config)
+        directory.claim(config, data, make_objective(config, data))
     assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
 
 

@@ -28,6 +28,7 @@ from errors import UserError
 from files import expanded
 from input_pipeline.data import open_data
 from training.records import read_config
+from training.trained import vocabulary_from
 
 log = logging.getLogger('allyouneed.show')
 
@@ -40,7 +41,7 @@ def main() -> None:
     config = read_config(run) if run else config_from(CONFIG_FLAG)
     if wanted := Between(0, MOST_STEPS).problem(STEP.value):
         raise UserError(f'--step={STEP.value} {wanted}')
-    data = open_data(config, run)
+    data = open_data(config, run or vocabulary_from(config))
     plan = data.plan('train')
     batch = plan.batch(STEP.value)
     epoch, index = divmod(STEP.value, len(plan))

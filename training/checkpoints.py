@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from model import Params
 from training.optimizer import parameters_to_use
 from training.records import METRICS_FILE, evaluations
 
+RAW = 'raw:'  # before a choice of checkpoints: their parameters, and not a moving average that they hold of them
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
 
@@ -200,12 +201,12 @@ class Checkpoints:
         return None
 
     def resolve(self, choice: str) -> list[int]:
-        """Returns the steps that `choice` means: 'latest', 'best', a step number or 'average:K' (the last K).
+        """Returns the steps that `choice` means: 'latest', 'best', a step, 'average:K' (the last K), 'best:K'.
 
         Raises:
           UserError: if there is no such checkpoint.
         """
-        steps = self.steps()
+        steps, choice = self.steps(), choice.removeprefix(RAW)
         if not steps:
             raise UserError(f'{self._folder} holds no checkpoint: train first, or give the run directory of a training')
         kind, _, count = choice.partition(':')
@@ -213,36 +214,40 @@ class Checkpoints:
             return steps[-1:]
         if choice == 'best':
             return self._best_first(steps)[:1] or steps[-1:]
-        if kind == 'average' and STEP.fullmatch(count) and int(count):
-            if int(count) > len(steps):
-                raise UserError(f'checkpoint={choice}: only {len(steps)} checkpoints are kept, at steps '
-                                f'{_listed(steps)}; see config.checkpoint.keep_last')
-            return steps[-int(count):]
+        if kind in ('average', 'best') and STEP.fullmatch(count) and int(count):
+            among = steps[::-1] if kind == 'average' else self._best_first(steps)
+            if int(count) > len(among):
+                evaluated, option = ('', 'keep_last') if kind == 'average' else (' and evaluated', 'keep_best')
+                raise UserError(f'checkpoint={choice}: only {len(among)} checkpoints are kept{evaluated}, at steps '
+                                f'{_listed(sorted(among)) or "none"}; see config.checkpoint.{option}')
+            return sorted(among[:int(count)])
         if STEP.fullmatch(choice) and int(choice) in steps:
             return [int(choice)]
-        raise UserError(f'checkpoint={choice!r} is not best, latest, average:K or one of the steps {_listed(steps)}')
+        raise UserError(f'checkpoint={choice!r} is not best, latest, average:K, best:K or one of the steps '
+                        f'{_listed(steps)}')
 
     def parameters(self, choice: str) -> tuple[Params, list[int]]:
         """Returns the parameters of a checkpoint, or the mean of several, on the default device; and their steps.
 
         If the optimizer kept an average of the parameters (config.optimizer.ema), it replaces the parameters of its
-        step. 'latest' is the newest readable checkpoint; damaged ones that it skips are named in the log.
+        step, unless `choice` begins with RAW, as in 'raw:average:5'. 'latest' is the newest readable checkpoint;
+        damaged ones that it skips are named in the log.
 
         Raises:
-          UserError: if there is no such checkpoint (see `resolve`), or it is damaged.
+          UserError: if there is no such checkpoint (see `resolve`), it is damaged, or it has no average to leave out.
         """
-        chosen = self.resolve(choice)
-        if choice == 'latest':
+        chosen, read = self.resolve(choice), self._read_raw if choice.startswith(RAW) else self._read_parameters
+        if choice.removeprefix(RAW) == 'latest':
             for step in reversed(self.steps()):
                 try:
-                    return _on_device(self._read_parameters(step)), [step]
+                    return _on_device(read(step)), [step]
                 except Damaged as damage:
                     log.warning('%s; an older one is used', damage)
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())})')
         total = None
         for step in chosen:
             try:
-                params = self._read_parameters(step)
+                params = read(step)
             except Damaged as damage:
                 others = ', '.join(str(other) for other in self.steps() if other != step) or 'none'
                 raise UserError(f'{damage}. Choose another with --checkpoint: latest, or one of the steps there are '
@@ -251,10 +256,10 @@ class Checkpoints:
             total = params if total is None else jax.tree.map(np.add, total, params)
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
-    def _read(self, step: int, like: Any | None) -> tuple[Any, dict[str, Any]]:
+    def _read(self, step: int, like: Any | None, use: Callable = parameters_to_use) -> tuple[Any, dict[str, Any]]:
         """Returns the state and the progress of a checkpoint exactly as they were written.
 
-        The state has the structure of `like`. For None, it is not the whole state but the parameters to use, as plain
+        The state has the structure of `like`. For None, it is not the whole state but the parameters to `use`, as plain
         dictionaries on one device: the rest, which may be twice as much, is not read.
 
         Raises:
@@ -271,7 +276,7 @@ class Checkpoints:
             stored = described(folder / 'state')
             if like is None:
                 wanted = path_tree(stored)
-                wanted = parameters_to_use(wanted['params'], wanted.get('opt_state'))
+                wanted = use(wanted['params'], wanted.get('opt_state'))
                 device, there = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), by_path(stored)
                 places = {path: jax.ShapeDtypeStruct(there[path].shape, there[path].dtype, sharding=device)
                           for path in jax.tree.leaves(wanted)}
@@ -301,6 +306,15 @@ class Checkpoints:
 
     def _read_parameters(self, step: int) -> Params:
         return self._read(step, None)[0]
+
+    def _read_raw(self, step: int) -> Params:
+        def use(params, opt_state):
+            if parameters_to_use(params, opt_state) is params:
+                raise UserError(f'{RAW} means nothing to the checkpoint of step {step} in {self._folder}, which holds '
+                                'no moving average (config.optimizer.ema): leave it out')
+            return params
+
+        return self._read(step, None, use)[0]
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""

@@ -66,9 +66,10 @@ class Compiled:
         self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
         # One program: several concurrent ones that communicate can deadlock.
         self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
-        # The objective is an argument of the programs: otherwise its arrays would be constants in them.
-        self._objective = jax.device_put(
-            objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective),
+        # The objective is an argument of the programs: otherwise its arrays would be constants in them. They are put on
+        # the mesh from NumPy: an array on a device cannot be put on those of other processes.
+        self._objective = jax.device_put(jax.device_get(
+            objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
         apply = forward(module)
 

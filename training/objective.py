@@ -4,7 +4,8 @@
 
 `apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. If the module
 makes logits over a vocabulary, `outputs` are what they are made from; `whole(outputs)` are the logits. Dropout is drawn
-from `key`; if `key` is None there is no dropout. The sums are over targets: they may be added over the parts of a
+from `key`; if `key` is None there is no dropout. Keywords are attributes of the module that have another value in this
+pass: `apply(params, inputs, key, word_dropout=0.05)`. The sums are over targets: they may be added over the parts of a
 batch, and are divided once. If an objective needs arrays, such as a teacher's parameters, make it a
 `jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state. The
 train step depends on nothing else of an objective. To add an objective, write a function here and add a line to
@@ -27,11 +28,13 @@ from input_pipeline.data import Data
 from model import Params
 from model.embedding import Projection
 from training.loss import Sums, cross_entropy, squared_error
+from training.trained import read_teacher
 
 Outputs = Array | Projection
 Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
-Apply = Callable[[Params, Mapping[str, Array], Key[Array, ''] | None], tuple[Outputs, Any]]
+Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
+Variant = Callable[[Measure], Objective]
 
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
 
@@ -40,9 +43,10 @@ def forward(module: nn.Module) -> Apply:
     """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
     method = 'projection' if hasattr(module, 'projection') else None
 
-    def apply(params, inputs, key):
-        outputs, variables = module.apply({'params': params}, **inputs, deterministic=key is None, mutable=[SOWN],
-                                          method=method, rngs=None if key is None else {'dropout': key})
+    def apply(params, inputs, key, **attributes):
+        outputs, variables = module.clone(**attributes).apply(
+            {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
+            rngs=None if key is None else {'dropout': key})
         return outputs, variables.get(SOWN, {})
     return apply
 
@@ -58,10 +62,23 @@ def make_objective(config: ConfigDict, data: Data) -> Objective:
 
 
 def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
-    """Returns the cross-entropy of one pass, or of two passes with R-Drop."""
+    """Returns the cross-entropy of one pass, or the objective of two with R-Drop or SimCut; with a teacher or not.
+
+    Raises:
+      UserError: if the teacher cannot be read, or is of another vocabulary.
+    """
     train = config.train
     measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
-    return r_drop(measure, train.r_drop) if train.r_drop else supervised(measure)
+    variant: Variant = supervised
+    if train.r_drop:
+        variant = functools.partial(r_drop, alpha=train.r_drop)
+    if train.simcut:  # a token is cut, or dropped as in the other pass
+        kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
+        variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
+    if not train.teacher:
+        return variant(measure)
+    teacher = read_teacher(config, data)
+    return distilled(variant, measure, train.teacher_weight, forward(teacher.module), teacher.params)
 
 
 def make_squared_error(config: ConfigDict, data: Data) -> Objective:
@@ -106,11 +123,72 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
     return objective
 
 
+def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
+    """SimCut (Gao et al. 2022, arXiv:2206.02368): a pass that misses some of the tokens should agree with a whole one.
+
+        CE(p) + alpha * KL(p || p_cut)
+
+    The cut pass has its own dropout, and whole embeddings of its inputs are zero, at the rate `word_dropout`. The loss
+    is summed over the targets, which count once, as in the published code, whose alpha is 3 at a rate of 0.05; there,
+    too, the gradient flows through both passes. It spares the source's end and the target's start token; here any
+    token may be cut. Metrics, and losses that modules sow, are those of the whole pass. An evaluation makes no other.
+    """
+    single = supervised(measure)
+
+    def objective(apply, params, batch, key):
+        if key is None:
+            return single(apply, params, batch, key)
+        key, cut_key = jax.random.split(key)
+        outputs, sown = apply(params, batch['inputs'], key)
+        cut, _ = apply(params, batch['inputs'], cut_key, word_dropout=word_dropout)
+        logits = whole(outputs)
+        sums = with_sown(measure(logits, batch['targets'], batch['weights']), sown)
+        apart = jnp.sum(divergence(logits, whole(cut)) * batch['weights'])
+        return sums.replace(loss=sums.loss + alpha * apart, others=sums.others | {'divergence': apart})
+    return objective
+
+
+def divergence(logits: Float[Array, '*batch classes'],
+               others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """KL(p || q) = sum_c p_c (log p_c - log q_c) of the softmaxes p of `logits` and q of `others`, in nats."""
+    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+
+
 def symmetric_divergence(logits: Float[Array, '*batch classes'],
                          others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
     """(KL(p || q) + KL(q || p)) / 2 = sum_c (p_c - q_c) (log p_c - log q_c) / 2 of the softmaxes p and q, in nats."""
     one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
     return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2
+
+
+def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:
+    """Word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1; Hinton et al. 2015).
+
+        (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
+
+    q is what the teacher, without dropout, gives for the token after the same tokens, at a temperature of 1. `variant`
+    is what is made of this loss: one pass, or R-Drop or SimCut, whose passes have the same q. 'teacher_divergence' is
+    KL(q || p). An evaluation has no teacher.
+    """
+    def objective(teacher_params, apply, params, batch, key):
+        if key is None:
+            return variant(measure)(apply, params, batch, key)
+        expected = jax.nn.log_softmax(whole(teacher(teacher_params, batch['inputs'], None)[0]))
+
+        def taught(outputs, targets, weights):
+            logits = whole(outputs)
+            sums = measure(logits, targets, weights)
+            probabilities = jnp.exp(expected)
+            cross = -jnp.sum(probabilities * jax.nn.log_softmax(logits), axis=-1)
+            apart = cross + jnp.sum(probabilities * expected, axis=-1)
+            return sums.replace(loss=(1 - weight) * sums.loss + weight * jnp.sum(cross * weights),
+                                others=sums.others | {'teacher_divergence': jnp.sum(apart * weights)})
+
+        return variant(taught)(apply, params, batch, key)
+
+    # The parameters are an argument: otherwise they would be constants of the compiled step.
+    return jax.tree_util.Partial(objective, teacher_params)
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from configs.options import BY_NAME, flatten
@@ -18,10 +19,13 @@ from configs.versions import VERSION
 from errors import UserError
 from files import check_folder, check_name, expanded, naming, read_json, write_text
 from input_pipeline.data import KEPT, Data
+from training.checkpoints import checksums
+from training.objective import Objective
 from training.records import CONFIG, METRICS_FILE, read_said_config
 
 CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
+TEACHER = 'teacher.json'  # checksums of the arrays of the objective, if it has any: a teacher's parameters
 LOCK = 'lock'
 OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS_FILE, 'checkpoints')  # parts of a run, which other outputs must not replace
 SPLITS = ('train', 'validation')  # what training reads
@@ -89,7 +93,15 @@ class RunDirectory:
             raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. A run that went on '
                             'would be of neither: bring the former data back, or give another --workdir')
 
-    def claim(self, config: ConfigDict, data: Data) -> None:
+    def check_objective(self, objective: Objective) -> None:
+        """Raises UserError if the run started with another teacher, whose parameters are arrays of the objective."""
+        path = self.path / KEPT / TEACHER
+        if self.resumed and path.exists() and read_json(path, 'Take it from a copy of the run') != _arrays(objective):
+            raise UserError(f'the parameters of the teacher are others than when {self.path} began. A run that went on '
+                            'would be of neither: give the former ones by config.train.teacher and, where the teacher '
+                            'has gone on training, config.train.teacher_checkpoint=STEP; or give another --workdir')
+
+    def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         """Writes all that decode.py needs into the directory, and logs the changes of the config."""
         if not self._writes:
             return
@@ -101,6 +113,8 @@ class RunDirectory:
             data.keep(self.path / KEPT)
             write_text(self.path / KEPT / FINGERPRINTS,
                        json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+            if arrays := _arrays(objective):
+                write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         elif self._changed:
             for key, (there, here) in self._changed.items():
                 note = may_change(key)
@@ -176,6 +190,11 @@ def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
             names = [name for name, digest in _files(now).items() if before.get(name) != digest]
             changed.append(f'{split}: {", ".join(names) or "its text"}')
     return changed
+
+
+def _arrays(objective: Objective) -> dict[str, list[int]]:
+    """Returns the checksum of each array that is an argument of the objective."""
+    return checksums(objective.args) if isinstance(objective, jax.tree_util.Partial) else {}
 
 
 def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:

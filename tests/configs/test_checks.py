@@ -155,6 +155,10 @@ def test_unusual_value_is_possible(values):
     ({'data.context': 9}, 'config.data.context=9: means nothing to task=translation: leave it out'),
     ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: means nothing to model.kind=transformer'),
     ({'batch.rows': 9}, 'config.batch.rows=9: means nothing to task=translation'),
+    ({'train.r_drop': 1.0, 'train.simcut': 1.0}, 'config.train.simcut=1.0: means nothing beside r_drop=1.0'),
+    ({'train.cutoff': 0.1}, 'config.train.cutoff=0.1: means nothing without SimCut'),
+    ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: means nothing to model.kind=rnnsearch'),
+    ({'task': 'classification', 'model.kind': 'patches', 'train.simcut': 1.0}, 'means nothing to model.kind=patches'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': means nothing to model.kind=rnnsearch"),
     ({'data.dir': 'x'}, "config.data.dir='x': means nothing to data.source=builtin: leave it out"),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: means nothing to optimizer.schedule=paper'),
@@ -207,6 +211,7 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
+            'train.teacher', 'train.teacher_checkpoint',  # of which the teacher's run says what it may be
             'eval.metric'}  # of which the task says what it may be
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
     kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}

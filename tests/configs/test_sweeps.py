@@ -7,6 +7,7 @@ import re
 import pytest
 
 from configs import base, checks, demo, multi30k, rnnsearch_demo, shakespeare_char
+from configs.options import flatten
 from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
 from errors import UserError
 
@@ -65,7 +66,12 @@ def test_names_are_unique_and_fit_a_file_system():
 
 def every(sweep, config):
     """The configs of all runs of one of our sweeps, checked."""
-    for overrides in importlib.import_module(f'configs.sweeps.{sweep}').get_sweep(config):
+    return every_of(importlib.import_module(f'configs.sweeps.{sweep}').get_sweep(config), config)
+
+
+def every_of(sweep, config):
+    """The configs of all runs of a sweep, checked."""
+    for overrides in sweep:
         changed = config.copy_and_resolve_references()
         changed.update_from_flattened_dict(overrides)
         checks.check_config(changed)
@@ -100,3 +106,22 @@ def test_table_3_of_the_papers_model_is_the_papers():
 def test_a_sweep_that_means_nothing_to_a_model_is_refused():
     with pytest.raises(UserError, match='means nothing to model.kind=rnnsearch'):
         list(every('table3', rnnsearch_demo.get_config()))
+
+
+def test_each_regulariser_is_alone_whatever_the_recipe_has():
+    """The recipe without any, and one that has some: the same runs, but for the recipe's strengths."""
+    sweep = importlib.import_module('configs.sweeps.regularisers')
+    config = demo.get_config()
+    config.update_from_flattened_dict({'train.simcut': 2.0, 'train.cutoff': 0.2, 'model.word_dropout': 0.3})
+    strengths = {'train.r_drop': 5.0, 'train.simcut': 2.0, 'model.word_dropout': 0.3}
+    for recipe, changed in (demo.get_config(), {}), (config, strengths):
+        wanted = {option: changed.get(option, strength) for option, strength in sweep.STRENGTHS.items()}
+        runs = [flatten(each) for each in every_of(sweep.get_sweep(recipe), recipe)]
+        on = [{option: run[option] for option in wanted if run[option]} for run in runs[::3]]
+        together = {option: strength for option, strength in wanted.items() if option != 'train.simcut'}
+        assert on == [{}, *({option: strength} for option, strength in wanted.items()), together]
+        assert [run['seed'] for run in runs] == [0, 1, 2] * len(on)
+        assert {run['train.steps'] * (2 if run['train.r_drop'] or run['train.simcut'] else 1) for run in runs} == {
+            recipe.train.steps * (2 if changed else 1)}
+    alone = [run for run in sweep.get_sweep(rnnsearch_demo.get_config()) if run['seed'] == 0]
+    assert not any('model.layer_dropout' in run for run in alone) and {'model.word_dropout': 0.1, 'seed': 0} in alone

@@ -34,6 +34,7 @@ import os, re, sys
 shorter, always = {shorter!r}, {always!r}
 recipe = next((match[1] for match in map(re.compile(r'--config=configs/(\\w+).py').fullmatch, sys.argv) if match), None)
 changes = shorter[recipe] | always if recipe else {{}}
+sys.argv += ['--sentences=1000'] * ('tools.distil' in sys.argv)
 os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
 """
 

@@ -97,8 +97,9 @@ def test_a_checkpoint_gives_the_average(tmp_path):
             checkpoints.save(number, TrainState(step=jnp.int32(number), params=params, opt_state=opt_state), {})
     with open_checkpoints(tmp_path, keep_last=3) as checkpoints:
         found = {choice: float(checkpoints.parameters(choice)[0]['w'][0, 0])
-                 for choice in ('latest', 'best', '1', 'average:2')}
-    assert found == {'latest': 30, 'best': 30, '1': 10, 'average:2': 25}
+                 for choice in ('latest', 'best', '1', 'average:2', 'raw:latest', 'raw:average:2', 'raw:best')}
+    assert found == {'latest': 30, 'best': 30, '1': 10, 'average:2': 25, 'raw:latest': 1, 'raw:average:2': 1,
+                     'raw:best': 1}
 
 
 def test_a_run_evaluates_and_answers_with_it_and_resumes_bit_for_bit(tmp_path):

@@ -47,6 +47,7 @@ def test_the_last_and_the_best_are_kept(saved):
         assert checkpoints.resolve('latest') == [6]
         assert checkpoints.resolve('5') == [5]
         assert checkpoints.resolve('average:2') == [5, 6]
+        assert checkpoints.resolve('best:1') == [2]
 
 
 def test_a_higher_bleu_is_better(tmp_path):
@@ -89,7 +90,7 @@ def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
     assert read == [{'opt_state/1/average/w'}, {'params/w'}]
 
 
-@pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset'])
+@pytest.mark.parametrize('choice', ['average:9', 'average:0', '4', 'bset', 'best:0', 'best:', 'raw:4', 'raw:'])
 def test_a_checkpoint_that_is_not_there_is_an_error(saved, choice):
     with open_checkpoints(saved, metric='loss') as checkpoints, pytest.raises(UserError, match='2, 5, 6'):
         checkpoints.resolve(choice)
@@ -109,6 +110,12 @@ def test_as_many_of_the_best_are_kept_as_asked_for(tmp_path):
         checkpoints.save(7, state(7), {})
         checkpoints.wait()
         assert checkpoints.steps() == [3, 5, 7] and checkpoints.resolve('best') == [3]
+        assert checkpoints.resolve('best:2') == [3, 5]
+        np.testing.assert_allclose(checkpoints.parameters('best:2')[0]['w'], np.full((2, 3), 4.0))
+        with pytest.raises(UserError, match='only 2 checkpoints are kept and evaluated, at steps 3, 5; .*keep_best'):
+            checkpoints.resolve('best:3')
+        with pytest.raises(UserError, match='raw: means nothing to the checkpoint of step 7'):
+            checkpoints.parameters('raw:latest')
 
 
 PARAMS = {'w': jnp.ones((4, 3)), 'b': jnp.ones(3)}

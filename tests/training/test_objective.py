@@ -12,20 +12,33 @@ import pytest
 from benchmarks.modes import Mode, compiled, train
 from configs import base, digits_vit, pendulum
 from input_pipeline.data import open_data
+from model.dropout import WordDropout
 from training.loss import cross_entropy
-from training.objective import OBJECTIVES, forward, make_objective, r_drop, supervised, symmetric_divergence
+from training.objective import (
+    OBJECTIVES,
+    divergence,
+    forward,
+    make_objective,
+    r_drop,
+    simcut,
+    supervised,
+    symmetric_divergence,
+)
 from training.step import init_state, train_step
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
 R_DROP = r_drop(SMOOTHED, alpha=5.0)
+SIMCUT = simcut(SMOOTHED, alpha=3.0, word_dropout=0.4)
 
 
 class Noisy(nn.Module):
     """Logits that dropout changes much; sows a loss of its own if asked."""
     sows: float = 0.0
+    word_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, inputs, deterministic=True):
+        inputs = WordDropout(self.word_dropout)(inputs, deterministic)
         x = nn.Dropout(0.5)(nn.Dense(16)(inputs), deterministic=deterministic)
         if self.sows:
             self.sow('losses', 'balance', self.sows * jnp.mean(x ** 2))
@@ -46,6 +59,9 @@ def log_softmax(logits):
 def test_the_worked_value_of_the_divergence():
     found = symmetric_divergence(jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.9, 0.1])))
     assert float(found) == pytest.approx((0.51083 + 0.36806) / 2, abs=1e-5)
+    one, other = jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.9, 0.1]))
+    assert float(divergence(one, other)) == pytest.approx(0.51083, abs=1e-5)
+    assert float(divergence(other, one)) == pytest.approx(0.36806, abs=1e-5)
 
 
 def test_r_drop_is_its_definition():
@@ -66,7 +82,41 @@ def test_r_drop_is_its_definition():
     assert float(sums.others['accuracy']) == pytest.approx(right)
 
 
-def test_the_gradient_goes_through_both_passes():
+def test_simcut_is_its_definition():
+    batch, module = batch_of(), Noisy()
+    params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
+    sums = SIMCUT(forward(module), params, batch, jax.random.key(3))
+    whole_key, cut_key = jax.random.split(jax.random.key(3))
+    log_p, log_q = (log_softmax(each.apply({'params': params}, batch['inputs']['inputs'], deterministic=False,
+                                           rngs={'dropout': key}))
+                    for each, key in ((module, whole_key), (Noisy(word_dropout=0.4), cut_key)))
+    smooth = 0.9 * np.eye(5)[batch['targets']] + 0.1 / 5
+    cross = -(smooth * log_p).sum(axis=-1)
+    apart = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    weights = np.asarray(batch['weights'], np.float64)
+    assert (apart * weights).sum() > 0.1
+    assert float(sums.loss) == pytest.approx(((cross + 3 * apart) * weights).sum(), rel=1e-5)
+    assert float(sums.others['divergence']) == pytest.approx((apart * weights).sum(), rel=1e-5)
+    assert sums.tokens == weights.sum()
+    assert float(sums.others['accuracy']) == pytest.approx((log_p.argmax(axis=-1) == batch['targets']) @ weights)
+
+
+def test_a_cut_adds_to_the_words_that_a_model_drops_anyhow():
+    """A token is there if neither drops it: (1 - 0.25) (1 - 0.2) = 0.6. The whole pass is that of the model."""
+    config = base.get_config()
+    config.update_from_flattened_dict({'train.simcut': 2.0, 'train.cutoff': 0.25, 'model.word_dropout': 0.2})
+    seen = []
+
+    def apply(params, inputs, key, **attributes):
+        seen.append(attributes)
+        return jnp.zeros((12, 5)), {}
+
+    make_objective(config, open_data(digits_vit.get_config()))(apply, {}, batch_of(), jax.random.key(0))
+    assert seen == [{}, {'word_dropout': pytest.approx(0.4)}]
+
+
+@pytest.mark.parametrize('objective', [R_DROP, SIMCUT], ids=['R-Drop', 'SimCut'])
+def test_the_gradient_goes_through_both_passes(objective):
     """Beside finite differences of the definition, in one direction."""
     with jax.enable_x64(True):
         module = Noisy()
@@ -75,7 +125,7 @@ def test_the_gradient_goes_through_both_passes():
             jax.random.key(0), batch['inputs']['inputs'])['params'])
 
         def loss(params):
-            return R_DROP(forward(module), params, batch, jax.random.key(3)).loss
+            return objective(forward(module), params, batch, jax.random.key(3)).loss
 
         direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float64)).reshape(x.shape), params)
         ends = [loss(jax.tree.map(lambda p, d, by=by: p + by * d, params, direction)) for by in (1e-4, -1e-4)]
@@ -83,11 +133,12 @@ def test_the_gradient_goes_through_both_passes():
     assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / 2e-4, rel=1e-5)
 
 
-def test_an_evaluation_is_one_pass_without_dropout():
+@pytest.mark.parametrize('variant', [R_DROP, SIMCUT], ids=['R-Drop', 'SimCut'])
+def test_an_evaluation_is_one_pass_without_dropout(variant):
     batch, module = batch_of(), Noisy()
     params = module.init(jax.random.key(0), batch['inputs']['inputs'])['params']
     for one, other in zip(*(jax.tree.leaves(objective(forward(module), params, batch, None))
-                            for objective in (R_DROP, supervised(SMOOTHED))), strict=True):
+                            for objective in (variant, supervised(SMOOTHED))), strict=True):
         assert one == other
 
 
@@ -121,6 +172,16 @@ def test_r_drop_on_every_mesh_is_that_of_one_device(mode, exact):
     assert losses[0] > 1.5 * plain[0]  # two cross-entropies
 
 
+@pytest.mark.parametrize('mode, exact', [
+    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True),
+    pytest.param(Mode(data=3, accumulate=2), False, marks=pytest.mark.slow),
+    pytest.param(Mode(data=4, mode='pmap', dropout=0.5), False, marks=pytest.mark.slow)])
+def test_simcut_on_every_mesh_is_that_of_one_device(mode, exact):
+    """What has parts or pmap cuts other words of each part."""
+    losses = [train(compiled(each, objective=SIMCUT))[1] for each in (Mode(dropout=mode.dropout), mode)]
+    np.testing.assert_allclose(*losses, **({'atol': 1e-5} if exact else {'rtol': 0.2}))
+
+
 def test_the_passes_of_a_step_differ_and_the_steps_too():
     module, batch = Noisy(), batch_of()
     state = init_state(module, optax.sgd(0.0), batch, seed=0)
@@ -131,12 +192,13 @@ def test_the_passes_of_a_step_differ_and_the_steps_too():
     assert first.others['divergence'] > 0.01 and first.others['divergence'] != second.others['divergence']
 
 
-@pytest.mark.parametrize('recipe, r_drop, measures', [
-    (base, 0.0, {'nll', 'accuracy'}), (base, 2.0, {'nll', 'accuracy', 'divergence'}), (digits_vit, 1.0, {
-        'nll', 'accuracy', 'divergence'}), (pendulum, 0.0, {'absolute_error'})])
-def test_a_config_chooses_its_objective(recipe, r_drop, measures):
+@pytest.mark.parametrize('recipe, options, measures', [
+    (base, {}, {'nll', 'accuracy'}), (base, {'r_drop': 2.0}, {'nll', 'accuracy', 'divergence'}),
+    (base, {'simcut': 2.0}, {'nll', 'accuracy', 'divergence'}),
+    (digits_vit, {'r_drop': 1.0}, {'nll', 'accuracy', 'divergence'}), (pendulum, {}, {'absolute_error'})])
+def test_a_config_chooses_its_objective(recipe, options, measures):
     config = recipe.get_config()
-    config.train.r_drop = r_drop
+    config.train.update(options)
     batch = batch_of()
     if config.task == 'regression':
         batch['targets'] = jnp.zeros((12, 5))

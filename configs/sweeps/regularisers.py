@@ -1,0 +1,42 @@
+r"""Each regulariser alone, on and off, and those that go together, with three seeds.
+
+    python sweep.py --config=configs/multi30k.py --config.data.dir=DIR --sweep=configs/sweeps/regularisers.py \
+                    --workdir=sweeps/regularisers
+
+The first setting has none of them. A regulariser that the recipe has keeps the recipe's strength where it is on; for
+the others the strengths are those that papers report for small data. All settings have one budget, in passes over the
+data: R-Drop and SimCut make two at each step, so with them a training has half as many steps as without. An average of
+the parameters is evaluated in their place; `decode.py --checkpoint=raw:best` of such a run scores the parameters.
+"""
+
+from configs.options import DEFAULTS, flatten, is_used
+from configs.sweeps import product, seeds
+
+STRENGTHS = {
+    'train.r_drop': 5.0,  # Wu et al. 2021
+    'train.simcut': 3.0,  # Gao et al. 2022, with train.cutoff=0.05
+    'model.word_dropout': 0.1,  # Sennrich et al. 2016
+    'model.layer_dropout': 0.1,  # Fan et al. 2020 have 0.2 for models of many layers
+    'data.tokenizer.dropout': 0.1,  # Provilkov et al. 2020
+    'optimizer.ema': 0.999,
+}
+
+
+TWO_PASSES = {'train.r_drop', 'train.simcut'}
+
+
+def get_sweep(config):
+    here = flatten(config)
+    used = {option: here[option] or strength for option, strength in STRENGTHS.items() if is_used(option, here)}
+    passes = config.train.steps * (2 if any(here[option] for option in TWO_PASSES) else 1)
+
+    def only(*options):
+        """The overrides that leave on no others than these."""
+        wanted = {option: strength if option in options else 0.0 for option, strength in used.items()}
+        wanted['train.steps'] = passes // 2 if TWO_PASSES & {*options} else passes
+        if 'train.simcut' not in options:
+            wanted['train.cutoff'] = DEFAULTS['train.cutoff']
+        return {option: value for option, value in wanted.items() if value != here[option]}
+
+    together = [option for option in used if option != 'train.simcut']  # which is another second pass than R-Drop
+    return product([only(), *map(only, used), only(*together)], seeds(3))

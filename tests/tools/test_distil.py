@@ -1,0 +1,65 @@
+"""python -m tools.distil: a corpus whose targets are a teacher's translations."""
+
+import subprocess
+import sys
+
+import pytest
+
+import inference
+from configs import demo
+from input_pipeline.sources import open_corpus
+from tests.scripts import ROOT, cache, data, run  # noqa: F401 (fixtures)
+
+
+def distil(*arguments):
+    return subprocess.run([sys.executable, '-m', 'tools.distil', *map(str, arguments)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=300)
+
+
+@pytest.fixture(scope='module')
+def corpus(run, tmp_path_factory):
+    """The folder that it wrote."""
+    folder = tmp_path_factory.mktemp('distilled') / 'new'
+    done = distil(f'--workdir={run[0]}', f'--output={folder}', '--beam=2')
+    assert done.returncode == 0, done.stderr
+    assert '402 of 402 sentences' in done.stderr
+    return folder
+
+
+def test_the_training_targets_are_the_teachers_and_all_else_is_as_it_was(corpus, run, data):
+    assert {path.name for path in corpus.iterdir()} == {
+        f'{split}.{side}' for split in ('train', 'validation', 'test') for side in ('en', 'xx')}
+    for name in ('train.en', 'validation.en', 'validation.xx', 'test.en', 'test.xx'):
+        assert (corpus / name).read_bytes() == (data / name).read_bytes(), name
+    sources, found = ((corpus / f'train.{side}').read_text().split('\n') for side in ('en', 'xx'))
+    assert sources[400] == found[400] == '' and len(found) == len(sources) == 403
+    teacher = inference.load(run[0])
+    options = inference.text.search_options(teacher.config, method='beam', beam=2)
+    assert found[:40] == [output.line for output in teacher.translate(sources[:40], options)]
+    assert len(set(found)) > 1
+
+
+def test_a_student_can_read_it(corpus):
+    config = demo.get_config()
+    config.data.update(source='files', dir=str(corpus), target_lang='xx')
+    pairs = list(open_corpus(config.data).pairs('train'))
+    assert len(pairs) == 402 and pairs[0] == tuple(
+        (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
+
+
+def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
+    done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
+    assert done.returncode == 0, done.stderr
+    lines = (data / 'train.en').read_text().split('\n')
+    assert (tmp_path / 'few' / 'train.en').read_text().split('\n') == [*lines[:3], '']
+    assert (tmp_path / 'few' / 'train.xx').read_text().count('\n') == 3
+
+
+def test_mistakes_are_told(corpus, run, tmp_path):
+    for arguments, message in (([f'--workdir={run[0]}'], '--output=DIR are needed'),
+                               ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not empty'),
+                               ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--beam=0'], 'beam=0 must be'),
+                               ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--sentences=-1'], '--sentences=-1'),
+                               ([f'--workdir={tmp_path}/none', f'--output={tmp_path}/x'], 'is not a run directory')):
+        done = distil(*arguments)
+        assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr, done.stderr

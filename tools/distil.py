@@ -1,0 +1,110 @@
+"""Writes a teacher's translations as training data: python -m tools.distil --workdir=RUN --output=DIR
+
+Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): a student is trained on what the teacher
+makes of the training sources by beam search, instead of on the references. --workdir=A,B,C is an ensemble of teachers.
+DIR gets the files that data.source=files reads, with line n of one for line n of the other: train.SOURCE and
+train.TARGET, the sources and their translations, and validation and test as they are, with their references. Then
+
+    python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
+
+The splits have their default names there. For a student of the teacher's vocabulary, add --config.train.teacher=RUN.
+"""
+# ruff: noqa: E402 (flags come before the imports that take seconds)
+
+from absl import flags
+
+from command_line import read_command_line, run_script
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher; A,B,C: an ensemble of several.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint, as decode.py's.")
+OUTPUT = flags.DEFINE_string('output', None, 'The folder of the new files: a new or an empty one.')
+SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate the first so many training sentences, to try it; 0: all.')
+BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
+ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; default as configured.')
+BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; default as configured.')
+
+if __name__ == '__main__':
+    read_command_line()  # before the imports that take seconds
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import inference
+from configs.options import COUNT
+from errors import UserError
+from files import check_folder, expanded, naming, written_whole
+from inference.run import Run
+from inference.text import SearchOptions, search_options
+from inference.translate import Translator
+from input_pipeline.data import PairData
+from input_pipeline.sources import Pair
+from training.trained import run_paths
+from training.workdir import changed_data
+
+COPIED = ('validation', 'test')
+
+log = logging.getLogger('allyouneed.distil')
+
+
+def main() -> None:
+    """Writes the files that the flags ask for."""
+    if not WORKDIR.value or not OUTPUT.value:
+        raise UserError('--workdir=RUN and --output=DIR are needed: the teacher, and the folder of the new files')
+    if wanted := COUNT.problem(SENTENCES.value):
+        raise UserError(f'--sentences={SENTENCES.value} {wanted}')
+    folder = expanded(OUTPUT.value)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f'--output={folder} is not empty: give a new folder')
+    check_folder(folder)
+    run = inference.load(run_paths(WORKDIR.value), CHECKPOINT.value)
+    if not isinstance(run.model, Translator):
+        raise UserError(f'{run.workdir} is a run of task={run.config.task}: only translators have translations to '
+                        'learn from')
+    options = search_options(run.config, method='beam', beam=BEAM.value, alpha=ALPHA.value,
+                             batch_size=BATCH_SIZE.value)
+    write_corpus(run, run.model, folder, options)
+
+
+def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions) -> None:
+    """Writes the corpus of a student into `folder`. The training files get their names last, when they are whole."""
+    data = run.data()
+    assert isinstance(data, PairData)
+    for changed in changed_data(run.workdir, data, ['train']):
+        log.warning('not the data that the run was trained with: %s', changed)
+    sources = [source for source, _ in data.pairs('train')][:SENTENCES.value or None]
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for split in COPIED:
+        try:
+            pairs = data.pairs(split)
+        except UserError as error:
+            if split != 'test':
+                raise
+            log.info('no test split is written: %s', error)
+        else:
+            write_pairs(run, folder, split, pairs)
+    write_pairs(run, folder, 'train', translated(model, sources, options))
+
+
+def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:
+    """Yields each source with its translation; the log tells how far it has come."""
+    began, count = time.perf_counter(), 0
+    for outputs in model.respond_all(sources, options):
+        yield from ((output.source, output.text) for output in outputs)
+        count += len(outputs)
+        log.info('%d of %d sentences in %.0f s', count, len(sources), time.perf_counter() - began)
+
+
+def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
+    """Writes SPLIT.SOURCE and SPLIT.TARGET, a line for each pair. What else ends a line for a reader is a space."""
+    paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
+    with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
+        for pair in pairs:
+            for file, text in zip((sources, targets), pair, strict=True):
+                file.write(text.replace('\n', ' ').replace('\r', ' ') + '\n')
+
+
+if __name__ == '__main__':
+    run_script(main)

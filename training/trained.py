@@ -1,0 +1,178 @@
+"""Trained models, read from their run directories: to answer, or to teach another one."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from configs.options import flatten
+from configs.tasks import TASKS
+from errors import UserError
+from files import expanded
+from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
+from input_pipeline.tokenizer import PAD, Tokenizer
+from model import Params
+from model.build import build_model
+from model.ensemble import Ensemble
+from training.checkpoints import Checkpoints
+from training.records import read_config
+
+VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # options that decide it
+    'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
+CAN_JOIN = ('translator', 'generator')  # answerers of models that can be an ensemble
+
+
+class Trained(NamedTuple):
+    """A trained model, or several as one.
+
+    Attributes:
+      workdirs: the run directory, or those of an ensemble.
+      config: of the run; of an ensemble, that of the first run, with the least length that all of them have.
+      module: what the config describes, or an Ensemble.
+      params: its parameters.
+      steps: the checkpoints that they come from, as Checkpoints.parameters gives them; of an ensemble, of each run.
+      tokenizers: by the side of the text.
+      sizes: of the data, which the module was built with.
+    """
+    workdirs: list[Path]
+    config: ConfigDict
+    module: nn.Module
+    params: Params
+    steps: list[Any]
+    tokenizers: Mapping[str, Tokenizer]
+    sizes: Mapping[str, Any]
+
+
+def run_paths(text: str) -> list[Path]:
+    """Returns the run directories of 'A' or 'A,B,C'. A name may have commas of its own, as those of a sweep's runs."""
+    parts = text.split(',')
+    for count in range(len(parts), 0, -1):
+        path = expanded(','.join(parts[:count]))
+        if path.is_dir() and count < len(parts):
+            return [path, *run_paths(','.join(parts[count:]))]
+        if path.is_dir():
+            return [path]
+    return [expanded(text)]  # whoever opens it says that it is not there
+
+
+def read_trained(workdirs: Sequence[Path], checkpoint: str) -> Trained:
+    """Reads the model of a run, or the ensemble of several, with the same choice of checkpoints for each.
+
+    Raises:
+      UserError: if a directory is not a run's, has no such checkpoint, or does not go together with the others.
+    """
+    runs = [_read(workdir, checkpoint) for workdir in workdirs]
+    return runs[0] if len(runs) == 1 else _joined(runs)
+
+
+def _read(workdir: Path, checkpoint: str) -> Trained:
+    config = read_config(workdir)
+    params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
+    tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, config.task)
+    with parts_of_one_run(workdir):
+        module = build_model(config.model, **sizes, pad=PAD)
+        _check_parameters(module, params, _example(config.task, sizes))
+    return Trained([workdir], config, module, params, steps, tokenizers, sizes)
+
+
+def other_vocabulary(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: Trained) -> str:
+    """Returns how the tokens of `other` differ from those of a run of this config and tokenizers; '' if they do not.
+
+    Models of the same tokens are trained for one task, and their tokenizers are the same to the byte.
+    """
+    if other.config.task != config.task:
+        return f'is a run of task={other.config.task}, which differs'
+    if differing := [side for side, tokenizer in tokenizers.items() if other.tokenizers[side].model != tokenizer.model]:
+        return f'has another vocabulary: its {KEPT}/{differing[0]}.model differs'
+    return ''
+
+
+def _joined(runs: Sequence[Trained]) -> Trained:
+    first, *others = runs
+    if TASKS[first.config.task].answerer not in CAN_JOIN:
+        raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}: only runs that write text, '
+                        'translations or continuations, make an ensemble')
+    for other in others:
+        if differs := other_vocabulary(first.config, first.tokenizers, other):
+            raise UserError(f'{other.workdirs[0]} {differs} from that of {first.workdirs[0]}: an ensemble has runs of '
+                            'one task and one vocabulary')
+        if other.config.data.packing != first.config.data.packing:  # whether a text begins with the start token
+            raise UserError(f'{other.workdirs[0]} has data.packing={other.config.data.packing}, and '
+                            f'{first.workdirs[0]} {first.config.data.packing}: an ensemble is of runs that read texts '
+                            'in the same way')
+    config = first.config.copy_and_resolve_references()
+    length = TASKS[config.task].longest.removeprefix('data.')
+    config.data[length] = min(each.config.data[length] for each in runs)
+    return Trained([each.workdirs[0] for each in runs], config, Ensemble(tuple(each.module for each in runs)),
+                   {f'members_{index}': each.params for index, each in enumerate(runs)},
+                   [each.steps for each in runs], first.tokenizers, first.sizes)
+
+
+def vocabulary_from(config: ConfigDict) -> Path | None:
+    """Returns the run directory whose tokenizers a new run takes over, that of its first teacher; None without one.
+
+    Raises:
+      UserError: if the options of the tokenizers, or the task, are not that run's.
+    """
+    if not config.train.teacher:
+        return None
+    path = run_paths(config.train.teacher)[0]
+    theirs = flatten(read_config(path))
+    for key, value in flatten(config).items():
+        if key in VOCABULARY and value != theirs[key]:
+            raise UserError(f'config.{key}={value!r}: must be {theirs[key]!r}, as in the run of '
+                            f'config.train.teacher={config.train.teacher}: a student has the vocabulary of its teacher')
+    return path
+
+
+def read_teacher(config: ConfigDict, data: Data) -> Trained:
+    """Reads the model that config.train.teacher names, or the ensemble of several.
+
+    Raises:
+      UserError: if it cannot be read, has another task or vocabulary than `data`, or reads shorter texts only.
+    """
+    named = f'config.train.teacher={config.train.teacher}'
+    teacher = read_trained(run_paths(config.train.teacher), config.train.teacher_checkpoint)
+    if differs := other_vocabulary(config, data.tokenizers, teacher):
+        raise UserError(f'{named}: {teacher.workdirs[0]} {differs} from that of this training')
+    longest, limit = TASKS[config.task].longest, teacher.module.length_limit
+    if limit and flatten(config)[longest] > limit:
+        raise UserError(f'{named} has learned positions for {limit} tokens, but config.{longest}='
+                        f'{flatten(config)[longest]}: lower that to {limit}')
+    return teacher
+
+
+@contextlib.contextmanager
+def parts_of_one_run(workdir: Path) -> Iterator[None]:
+    """Turns what is raised where a run's config, sizes and parameters do not fit each other into a UserError."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
+        raise UserError(f'{workdir}: its config.json and {KEPT}/{SIZES} do not make the model of its checkpoint: '
+                        f'{reason}. Take all three from the same run') from None
+
+
+def _example(task: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a module to initialise it with: their names, types and numbers of axes count."""
+    tokens = np.ones((1, 1), np.int32)
+    texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
+    return texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+
+
+def _check_parameters(module: nn.Module, params: Params, example: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming one, if `params` are not all the parameters of the module in their shapes."""
+    fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), example)
+    wanted, there = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')
+                     for tree in (fresh['params'], params))
+    wrong = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f'{len(wrong)} of {len(wanted)} parameters do not fit, such as {name}: '
+                         f'{there.get(name, "none")} in the checkpoint, {wanted.get(name, "none")} in the model')
