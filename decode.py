@@ -18,11 +18,12 @@ if __name__ == '__main__':
 
 from absl import flags
 
-from configs.options import BY_NAME, OPTIONS, OneOf, flatten, is_used
+from configs.options import BY_NAME, OPTIONS, OneOf, choices, flatten, is_used
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, average:K or best:K (means of the '
                                  'last or the best K); raw: before it leaves out a moving average.')
+DTYPE = flags.DEFINE_enum('dtype', None, choices('model.dtype'), 'Compute in this dtype; default as trained.')
 INPUT = flags.DEFINE_string('input', None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
 OUTPUT = flags.DEFINE_string('output', None, 'Where the answers go; without it, stdout.')
 FORMAT = flags.DEFINE_enum(
@@ -114,7 +115,7 @@ def main() -> None:
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
-    run = inference.load(workdirs, CHECKPOINT.value)
+    run = inference.load(workdirs, CHECKPOINT.value, DTYPE.value)
     check_flags_are_used(run)
     options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
@@ -297,7 +298,7 @@ def score_split(run: Run, data: Any, split: str, options: SearchOptions, page: P
     results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
                 'checkpoint': CHECKPOINT.value, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
-                'decoding': dataclasses.asdict(options)}
+                'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
     if CONFIDENCE.value or others:
         _, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 from ml_collections import ConfigDict
 
+from configs.options import choices
 from configs.tasks import TASKS
 from errors import UserError
 from files import expanded
@@ -48,18 +49,19 @@ class Run:
     Attributes:
       workdirs: the directory, or those of an ensemble.
       workdir: the first of them.
-      config: as it was resolved when the run began; of an ensemble, the first run's.
+      config: as it was resolved when the run began, but for the dtype that `load` was given; of an ensemble, the first
+        run's.
       checkpoint: steps that the parameters come from, more than one if they are a mean; of an ensemble, a list for
         each run.
       model: the module, its parameters and what goes with them: a Translator, Generator or Predictor.
       options: the search that the config asks for.
     """
 
-    def __init__(self, workdirs: Sequence[Path], checkpoint: str):
+    def __init__(self, workdirs: Sequence[Path], checkpoint: str, dtype: str | None):
         # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
         use_compilation_cache(cache_folder(''))
         check_devices()
-        trained = read_trained(workdirs, checkpoint)
+        trained = read_trained(workdirs, checkpoint, dtype)
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):
@@ -84,7 +86,7 @@ class Run:
         return self.model
 
 
-def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best') -> Run:
+def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best', dtype: str | None = None) -> Run:
     """Opens a run directory; works on any number of devices. Of several, makes an ensemble: one model whose
     probabilities are the mean of theirs. They may be of any kinds that write text, if their vocabulary is the same.
 
@@ -95,11 +97,15 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
       checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. A moving
         average that a checkpoint holds replaces its parameters, unless 'raw:' stands before: 'raw:average:5'. Of an
         ensemble, the choice is made for each run.
+      dtype: of the computation, 'float32' or 'bfloat16', if it is not to be the one that the run was trained in.
 
     Raises:
-      UserError: if the directory is not a run's, or has no such checkpoint, or runs do not make an ensemble.
+      UserError: if the directory is not a run's, or has no such checkpoint, or runs do not make an ensemble, or there
+        is no such dtype.
     """
+    if dtype not in (None, *choices('model.dtype')):
+        raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
         raise UserError('give at least one run directory')
-    return Run([expanded(each) for each in workdirs], str(checkpoint))
+    return Run([expanded(each) for each in workdirs], str(checkpoint), dtype)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import sacrebleu
 
+import inference
+from errors import UserError
 from inference.scores import read_table
 from tests.scripts import (  # noqa: F401 (fixtures)
     ROOT,
@@ -127,7 +129,8 @@ def test_a_split_is_scored(run, tmp_path):
     printed, written = json.loads(result.stdout), json.loads((run[0] / 'results' / 'test.json').read_text())
     assert printed == written
     assert {'n', 'bleu', 'bleu_signature', 'chrf', 'chrf_signature', 'exact_match', 'perplexity', 'seconds',
-            'parameters', 'tokens_per_second', 'checkpoint', 'decoding', 'bleu_lowercased_tokenised'} <= written.keys()
+            'parameters', 'tokens_per_second', 'checkpoint', 'dtype', 'decoding',
+            'bleu_lowercased_tokenised'} <= written.keys()
     assert written['n'] == 20
 
 
@@ -295,3 +298,16 @@ def test_a_reader_that_leaves_ends_decoding(run):
     process.stdin.close()
     said = process.stderr.read().decode()
     assert process.wait(300) == 141 and 'Traceback' not in said and 'Exception' not in said
+
+
+def test_another_dtype_computes_in_it(run):
+    as_trained, half = (inference.load(run[0], 'latest', dtype) for dtype in (None, 'bfloat16'))
+    assert as_trained.config.model.dtype == 'float32' and half.config.model.dtype == 'bfloat16'
+    output = as_trained.translate(['one two three'])[0]
+    exact, rounded = ([each.probability for each in each_run.model.token_probabilities(output)]
+                      for each_run in (as_trained, half))
+    np.testing.assert_allclose(rounded, exact, rtol=0.2)
+    assert rounded != exact
+    assert half.translate(['one two three'])[0].hypotheses
+    with pytest.raises(UserError, match="dtype='float64' must be one of float32, bfloat16"):
+        inference.load(run[0], 'latest', 'float64')

@@ -61,18 +61,21 @@ def run_paths(text: str) -> list[Path]:
     return [expanded(text)]  # whoever opens it says that it is not there
 
 
-def read_trained(workdirs: Sequence[Path], checkpoint: str) -> Trained:
+def read_trained(workdirs: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:
     """Reads the model of a run, or the ensemble of several, with the same choice of checkpoints for each.
+
+    A `dtype` takes the place of config.model.dtype.
 
     Raises:
       UserError: if a directory is not a run's, has no such checkpoint, or does not go together with the others.
     """
-    runs = [_read(workdir, checkpoint) for workdir in workdirs]
+    runs = [_read(workdir, checkpoint, dtype) for workdir in workdirs]
     return runs[0] if len(runs) == 1 else _joined(runs)
 
 
-def _read(workdir: Path, checkpoint: str) -> Trained:
+def _read(workdir: Path, checkpoint: str, dtype: str | None) -> Trained:
     config = read_config(workdir)
+    config.model.dtype = dtype or config.model.dtype
     params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
     tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, config.task)
     with parts_of_one_run(workdir):
