@@ -205,6 +205,7 @@ def test_a_missing_set_is_told_before_the_others_are_scored(with_sets, tmp_path)
     assert not list((tmp_path / 'run').glob('results/*'))
 
 
+@pytest.mark.slow
 def test_a_run_that_folds_case_says_what_its_scores_are(data, cache, tmp_path):
     """It reads text of any case as the same."""
     (tmp_path / 'data').mkdir()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -50,7 +51,7 @@ def test_help_does_not_wait_for_jax(name):
 
 @pytest.mark.parametrize('name, arguments, message', [
     ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: there is torch, torch.compile\n'),
-    ('decode', ['--peers=torch'], 'error: --peers=torch: there is ctranslate2\n'),
+    ('decode', ['--peers=torch'], 'error: --peers=torch: there is ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
 ])
 def test_bad_command_lines(name, arguments, message):
@@ -76,7 +77,10 @@ def test_turns(tmp_path):
     systems = [System(name, f'{here}:logging_system', (str(log), name, seconds))
                for name, seconds in (('A', 0.05), ('B', 0.15))]
     found = in_turns(systems, 3)
-    assert log.read_text() == 3 * 'AABB'  # the second call of a turn is timed
+    turns = re.findall('A+|B+', log.read_text())
+    assert [turn[0] for turn in turns] == list(3 * 'AB')
+    # Calls for half a second, and one that is timed; on a busy machine they are slower, and fewer.
+    assert all(2 <= len(turn) <= {'A': 11, 'B': 5}[turn[0]] for turn in turns)
     assert [len(timed.seconds) for timed in found.values()] == [3, 3]
     assert all(0.05 <= second < 0.15 for second in found['A'].seconds) and min(found['B'].seconds) >= 0.15
     assert len({os.getpid(), *(timed.told['process'] for timed in found.values())}) == 3

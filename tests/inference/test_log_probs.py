@@ -7,8 +7,8 @@ import logging
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
+from configs import base
 from errors import UserError
 from inference.generate import Generator
 from inference.text import SearchOptions
@@ -162,7 +162,7 @@ def test_a_split_that_learned_positions_do_not_reach_is_cut_and_scored_as_it_say
     said_before = []
     monkeypatch.setattr(model, 'find_all', lambda *arguments, find=model.find_all: (
         said_before.extend(caplog.messages), find(*arguments))[1])
-    results, table = model.score(Pairs(pairs), 'test', ConfigDict(), SearchOptions(beam=2))
+    results, table = model.score(Pairs(pairs), 'test', base.get_config(), SearchOptions(beam=2))
     assert [cells[:2] for cells in table] == pairs  # what is written down is whole
     assert any(said.startswith('2 of 5 sources have more than 5 tokens') for said in said_before)
     assert any(said.startswith('2 of 5 references have more than 8 tokens') for said in said_before)

@@ -47,6 +47,7 @@ def test_a_student_can_read_it(corpus):
         (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
 
 
+@pytest.mark.slow
 def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
     done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
     assert done.returncode == 0, done.stderr

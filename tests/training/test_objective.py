@@ -172,10 +172,10 @@ def test_r_drop_on_every_mesh_is_that_of_one_device(mode, exact):
     assert losses[0] > 1.5 * plain[0]  # two cross-entropies
 
 
+@pytest.mark.slow  # R-Drop's two passes, above, take the same paths
 @pytest.mark.parametrize('mode, exact', [
-    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True),
-    pytest.param(Mode(data=3, accumulate=2), False, marks=pytest.mark.slow),
-    pytest.param(Mode(data=4, mode='pmap', dropout=0.5), False, marks=pytest.mark.slow)])
+    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True), (Mode(data=3, accumulate=2), False),
+    (Mode(data=4, mode='pmap', dropout=0.5), False)])
 def test_simcut_on_every_mesh_is_that_of_one_device(mode, exact):
     """What has parts or pmap cuts other words of each part."""
     losses = [train(compiled(each, objective=SIMCUT))[1] for each in (Mode(dropout=mode.dropout), mode)]
