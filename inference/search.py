@@ -16,7 +16,7 @@ instead, and goes on with the sentences that are not done.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -63,33 +63,47 @@ def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array,
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def largest(logits: Float[Array, '*batch vocab'], count: int,
+def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequence[int] = (),
             parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
-    """jax.lax.top_k: the `count` greatest, and where they are; of equal ones the first. On CPUs it reads a row once."""
-    exactly = functools.partial(_top_k, count=count)
+    """jax.lax.top_k of what is not forbidden: the `count` greatest, and where they are; of equal ones the first.
+
+    On CPUs it reads a row once. A forbidden one counts as -inf.
+    """
+    exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
     if logits.shape[-1] <= 2 * count * parts:
         return exactly(logits)
-    return jax.lax.platform_dependent(
-        logits, cpu=functools.partial(_largest_of_columns, count=count, parts=parts), default=exactly)
+    columns = functools.partial(_largest_of_columns, count=count, forbidden=forbidden, parts=parts)
+    return jax.lax.platform_dependent(logits, cpu=columns, default=exactly)
 
 
-def _top_k(logits, count):
+def _top_k(logits, count, forbidden=()):
     """For any number of axes: XLA on CPUs sorts what has more than two."""
-    values, places = jax.lax.top_k(logits.reshape(-1, logits.shape[-1]), count)
+    allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
+    values, places = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)
     return values.reshape(*logits.shape[:-1], count), places.reshape(*logits.shape[:-1], count)
 
 
-def _largest_of_columns(logits, count, parts):
+def _allowed(logits, places, forbidden):
+    for token in forbidden:
+        logits = jnp.where(places == token, -jnp.inf, logits)
+    return logits
+
+
+def _largest_of_columns(logits, count, forbidden, parts):
     """With the parts of a row one below the other, they are in the `count` columns of the greatest maxima."""
     rows = _cut(logits, parts)
-    maxima, columns = _top_k(functools.reduce(jnp.maximum, rows), count + 1)
+    width = rows[0].shape[-1]
+    allowed = [_allowed(row, jnp.arange(width) + begin, [token for token in forbidden if 0 <= token - begin < width])
+               for row, begin in zip(rows, range(0, parts * width, width), strict=True)]
+    maxima, columns = _top_k(functools.reduce(jnp.maximum, allowed), count + 1)
     columns = jnp.sort(columns[..., :count], axis=-1)
-    places = jnp.arange(parts)[:, None] * rows[0].shape[-1] + columns[..., None, :]  # in the order of the logits
+    places = jnp.arange(parts)[:, None] * width + columns[..., None, :]  # in the order of the logits
     places = places.reshape(*logits.shape[:-1], -1)
-    values, index = _top_k(
-        jnp.take_along_axis(logits, places, axis=-1, mode='fill', fill_value=-jnp.inf), count)
+    candidates = jnp.take_along_axis(logits, places, axis=-1, mode='fill', fill_value=-jnp.inf)
+    values, index = _top_k(_allowed(candidates, places, forbidden), count)
     # Another column may have one that equals the last, and comes before it.
-    return jax.lax.cond((maxima[..., count] == values[..., -1]).any(), functools.partial(_top_k, count=count),
+    return jax.lax.cond((maxima[..., count] == values[..., -1]).any(),
+                        functools.partial(_top_k, count=count, forbidden=forbidden),
                         lambda _: (values, jnp.take_along_axis(places, index, axis=-1)), logits)
 
 
@@ -114,13 +128,10 @@ def _best(logits, count, state, vocabulary, cut):
     Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
     unless `cut`.
     """
-    # So many more than wanted that the forbidden ones may be among them: the logits are read, and not written again.
-    forbidden = jnp.array(vocabulary.forbidden)
-    values, tokens = largest(logits, min(count + len(forbidden), logits.shape[-1]))
-    normaliser = _log_normaliser(logits, values.max(axis=-1, keepdims=True))[..., None]
-    values = jnp.where((tokens[..., None] == forbidden).any(axis=-1), IMPOSSIBLE, values - normaliser)
-    values, index = _top_k(values, count)
-    tokens = jnp.take_along_axis(tokens, index, axis=-1)
+    values, tokens = largest(logits, count, vocabulary.forbidden)
+    forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities all the same
+    normaliser = _log_normaliser(logits, functools.reduce(jnp.maximum, forbidden, values[..., :1]))[..., None]
+    values = jnp.maximum(values - normaliser, IMPOSSIBLE)
     if cut:
         return values, tokens
     at_limit = (state.step >= state.limits - 1)[:, None, None]

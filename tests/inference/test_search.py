@@ -228,8 +228,11 @@ def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, parts, 
     values = np.concatenate([rng.normal(size=kinds), [-np.inf, IMPOSSIBLE]]).astype(np.float32)
     logits = jnp.asarray(rng.choice(values, (2, 3, size)))
     count = min(count, size)
-    for found, expected in zip(largest(logits, count, parts), jax.lax.top_k(logits, count), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    forbidden = rng.choice(size, min(3, size - 1), replace=False).tolist()
+    for without in (), forbidden:
+        expected = jax.lax.top_k(logits.at[..., jnp.array(without, int)].set(-jnp.inf), count)
+        for one, other in zip(largest(logits, count, without, parts), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_the_largest_of_a_vocabulary_are_top_ks():
