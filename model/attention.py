@@ -11,6 +11,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
@@ -236,12 +237,39 @@ class MultiHeadAttention(nn.Module):
             key = rotate(key, positions)
         return key, self.value(inputs)
 
+    def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
+                            positions: Int[Array, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
+        """`queries` and `keys_values` of the same inputs, in one product: it pays where the inputs are few."""
+        kernels = [nn.unbox(each.variables['params'])['kernel'] for each in (self.query, self.key, self.value)]
+        shapes = [kernel.shape[1:] for kernel in kernels]
+        kernel = jnp.concatenate([each.reshape(each.shape[0], -1) for each in kernels], axis=-1)
+        projected = inputs.astype(self.dtype) @ kernel.astype(self.dtype)
+        ends = np.cumsum([heads * width for heads, width in shapes])[:-1]
+        query, key, value = (part.reshape(*part.shape[:-1], *shape) for part, shape in
+                             zip(jnp.split(projected, ends, axis=-1), shapes, strict=True))
+        if self.rotary:
+            assert positions is not None, 'rotary queries and keys have positions'
+            query, key = rotate(query, positions), rotate(key, positions)
+        return query, key, value
+
+    def queries(self, inputs: Float[Array, 'batch target d_target'],
+                positions: Int[Array, '#batch target'] | None = None) -> Query:
+        """The queries X W_q of inputs at `positions`, which only rotary queries need."""
+        query = self.query(inputs)
+        if self.rotary:
+            assert positions is not None, 'rotary queries have positions'
+            query = rotate(query, positions)
+        return query
+
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Looks from `inputs` at keys and values that are already projected."""
-        query = self.query(inputs)
-        if self.rotary:
-            query = rotate(query, relation.positions()[0])
+        query = self.queries(inputs, relation.positions()[0] if self.rotary else None)
+        return self.look(query, key, value, relation, deterministic)
+
+    def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
+             deterministic: bool = True) -> Float[Array, 'batch target d_model']:
+        """Looks from queries, which are already projected too."""
         # `init` would return the weights among the variables.
         asked_for = self.is_mutable_collection('attention') and not self.is_initializing()
         kernel = 'plain' if asked_for else self.kernel

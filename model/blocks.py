@@ -86,8 +86,9 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     `past` is returned with the keys from number `first` on filled in, one for each hypothesis. `relation` is of the
     hypotheses to all keys; its mask tells which of them a hypothesis remembers.
     """
-    past = written(past, *attention.keys_values(x, relation.target), first)
-    return attention.attend(x, as_given(past['key']), as_given(past['value']), relation), past
+    query, key, value = attention.queries_keys_values(x, relation.target)
+    past = written(past, key, value, first)
+    return attention.look(query, as_given(past['key']), as_given(past['value']), relation), past
 
 
 class FeedForward(nn.Module):
