@@ -1,10 +1,10 @@
 """Systems that are timed in turns, A B C A B C ..., each in a process of its own.
 
 In one process the libraries would share threads, memory and its peak. All processes have the same environment, hence
-the same malloc, and the same cores. Only one works at a time. A turn is calls for WARM_UP seconds, at
-least one, and one more that is timed: the first calls find cold caches, and OpenMP's threads of the system before
-(CTranslate2's spin for 0.2 s after their work). With a pause instead, alone, our train step took a quarter longer and
-PyTorch's 2 %; but steps follow each other.
+the same malloc, and the same cores. Only one works at a time. A turn is calls for WARM_UP seconds, at least one, and
+one more that is timed: the first calls find cold caches, and OpenMP's threads of the system before (CTranslate2's spin
+for 0.2 s after their work). With a pause instead, alone, our train step took a quarter longer and PyTorch's 2 %; but
+steps follow each other.
 """
 
 import contextlib

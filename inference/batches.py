@@ -5,7 +5,7 @@ of the hypotheses is no longer than needed either: it begins with room for ROOM 
 powers of two, so that few shapes are compiled.
 
 Most operations of a step are too small for XLA to share them out among cores, and a step needs the one before it. So on
-a CPU each core has a batch of its own: `find_in_threads`.
+a CPU each core has a batch of its own: `threads_for`, `find_in_threads`.
 """
 
 import os
@@ -44,22 +44,23 @@ class Batch(NamedTuple):
     numbers: Any
 
 
-def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], rows: Sequence[int],
-                    batch_size: int) -> Iterator[tuple[Sequence[int], Hypotheses]]:
-    """The rows in batches, each with what `find` returns for it.
+def threads_for(batch_size: int) -> int:
+    """The threads that share `batch_size` rows, SHARE or more each: one for each core of a CPU.
 
-    `batch_size` rows are searched for at a time. On a CPU the threads of its cores share them, as long as each has
-    SHARE rows or more; devices that compute by themselves, or together, get them all at once.
+    Devices that compute by themselves, or together, get all rows at once.
     """
     alone = jax.default_backend() == 'cpu' and jax.device_count() == 1
-    threads = max(1, min(_cores(), batch_size // SHARE)) if alone else 1
-    size = -(-batch_size // threads)
-    batches = [rows[begin:begin + size] for begin in range(0, len(rows), size)]
+    return max(1, min(_cores(), batch_size // SHARE)) if alone else 1
+
+
+def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
+                    threads: int) -> Iterator[Hypotheses]:
+    """What `find` returns for each batch of rows, in their order; so many are searched at a time."""
     if min(threads, len(batches)) < 2:  # JAX's context managers are those of a thread: the caller's where possible
-        yield from zip(batches, map(find, batches), strict=True)
+        yield from map(find, batches)
         return
     with ThreadPoolExecutor(threads) as pool:
-        yield from zip(batches, pool.map(find, batches), strict=True)
+        yield from pool.map(find, batches)
 
 
 def _cores() -> int:

@@ -158,7 +158,20 @@ class SampleState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The settings of `sample`, which tells what they are."""
+    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
+
+    A sentence's draws depend on its key alone, not on its neighbours in the batch.
+
+    Attributes:
+      vocabulary: the special tokens.
+      max_length: steps that there is room for; no sentence's limit is greater.
+      num_samples: outputs of each sentence.
+      alpha: exponent of the length penalty, by which outputs are ranked.
+      cut: an output that reaches its limit stays as it is; otherwise it is given an end token there.
+      temperature: what logits are divided by.
+      top_k: so many of the most probable tokens may be drawn (0: all), and of these
+      top_p: the smallest set whose probability reaches it (Holtzman et al. 2020, arXiv:1904.09751).
+    """
     vocabulary: Vocabulary
     max_length: int
     num_samples: int = 1
@@ -247,7 +260,21 @@ class BeamState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """The settings of `beam_search`, which tells what they are."""
+    """At each step the `beam` best extensions of a sentence's hypotheses survive.
+
+    Those that end, or reach their limit, leave the beam for the list of the ended. So a beam of 1 is greedy search, and
+    a beam as wide as the space is exhaustive. A sentence is done when its n-th best ended hypothesis scores at least
+    what the best alive one can still reach: its log-probability now, which only falls, under the penalty of the
+    greatest length.
+
+    Attributes:
+      vocabulary: the special tokens.
+      max_length: steps that there is room for; no sentence's limit is greater.
+      beam: hypotheses of a sentence that are alive at a time.
+      alpha: exponent of the length penalty: the score is log-probability / length_penalty.
+      n_best: hypotheses that are returned.
+      cut: a hypothesis that reaches its limit stays as it is; otherwise it is given an end token there.
+    """
     vocabulary: Vocabulary
     max_length: int
     beam: int
@@ -318,16 +345,9 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
     return jax.lax.while_loop(running, functools.partial(search.step, decode_step), state)
 
 
-# The two searches take what a decoder is by position, and the settings of the search, which are many, by keyword.
-
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
-
-    Logits are divided by `temperature`; then the `top_k` most probable tokens are kept (0: all), and of
-    these the smallest set whose probability reaches `top_p` (Holtzman et al. 2020, arXiv:1904.09751).
-    A sentence's draws depend on its key alone, not on its neighbours in the batch. The settings are `Sample`'s.
-    """
+    """What the search `Sample(**settings)` finds; `keys` are needed where it draws."""
     search = Sample(**settings)
     state = search.begin(cache, start, limits, keys)
     return search.found(advance(search, decode_step, state, search.max_length))
@@ -335,12 +355,6 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
 
 def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
                 **settings: Any) -> Hypotheses:
-    """The `n_best` of the hypotheses that a beam finds, ranked by log-probability / length_penalty.
-
-    At each step the `beam` best extensions of the alive hypotheses survive. Those that end, or reach their limit, leave
-    the beam for the list of the ended. So a beam of 1 is greedy search, and a beam as wide as the space is exhaustive.
-    A sentence is done when its n-th best ended hypothesis scores at least what the best alive one can still reach:
-    its log-probability now, which only falls, under the penalty of the greatest length. The settings are `Beam`'s.
-    """
+    """What the search `Beam(**settings)` finds."""
     search = Beam(**settings)
     return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from configs.options import METHODS, SEARCH_NUMBERS
 from errors import UserError
 from inference import search
-from inference.batches import Batch, BatchSearch, find_in_threads
+from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -295,15 +295,19 @@ class SearchModel(TextModel):
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None) -> list[list[Hypothesis]]:
         """The hypotheses for each tokenised source, the best first; see `find`."""
+        threads = threads_for(options.batch_size)
+        share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
+
         def find(rows: Sequence[int]) -> search.Hypotheses:
-            return self.find([sources[row] for row in rows], [numbers[row] for row in rows], options, draw,
+            return self.find([sources[row] for row in rows], [numbers[row] for row in rows], share, draw,
                              limits and [limits[row] for row in rows])
 
         # Inputs of about one length share a batch: they need less padding, and end at about the same step. The longest
         # come first, so that no thread is left alone with them at the end.
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows, found in find_in_threads(find, order, options.batch_size):
+        batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
+        for rows, found in zip(batches, find_in_threads(find, batches, threads), strict=True):
             for index, row in enumerate(rows):
                 results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
                                 if found.scores[index, rank] > search.IMPOSSIBLE]

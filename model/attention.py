@@ -231,11 +231,7 @@ class MultiHeadAttention(nn.Module):
 
         Decoding computes them once and keeps them.
         """
-        key = self.key(inputs)
-        if self.rotary:
-            assert positions is not None, 'rotary keys have positions'
-            key = rotate(key, positions)
-        return key, self.value(inputs)
+        return self._turned(self.key(inputs), positions), self.value(inputs)
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[Array, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
@@ -247,19 +243,12 @@ class MultiHeadAttention(nn.Module):
         ends = np.cumsum([heads * width for heads, width in shapes])[:-1]
         query, key, value = (part.reshape(*part.shape[:-1], *shape) for part, shape in
                              zip(jnp.split(projected, ends, axis=-1), shapes, strict=True))
-        if self.rotary:
-            assert positions is not None, 'rotary queries and keys have positions'
-            query, key = rotate(query, positions), rotate(key, positions)
-        return query, key, value
+        return self._turned(query, positions), self._turned(key, positions), value
 
     def queries(self, inputs: Float[Array, 'batch target d_target'],
                 positions: Int[Array, '#batch target'] | None = None) -> Query:
         """The queries X W_q of inputs at `positions`, which only rotary queries need."""
-        query = self.query(inputs)
-        if self.rotary:
-            assert positions is not None, 'rotary queries have positions'
-            query = rotate(query, positions)
-        return query
+        return self._turned(self.query(inputs), positions)
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
@@ -292,6 +281,12 @@ class MultiHeadAttention(nn.Module):
                  relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """From `inputs` at `memory`. Self-attention is `memory` = `inputs`; cross-attention is not."""
         return self.attend(inputs, *self.keys_values(memory, relation.source), relation, deterministic)
+
+    def _turned(self, projected, positions):
+        if not self.rotary:
+            return projected
+        assert positions is not None, 'rotary queries and keys have positions'
+        return rotate(projected, positions)
 
     def _score(self) -> Callable[[Array, Array], Scores]:
         if self.score in ('general', 'additive'):

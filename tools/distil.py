@@ -98,7 +98,7 @@ def translated(model: Translator, sources: Sequence[str], options: SearchOptions
 
 
 def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
-    """Writes SPLIT.SOURCE and SPLIT.TARGET, a line for each pair. What else ends a line for a reader is a space."""
+    """Writes SPLIT.SOURCE and SPLIT.TARGET, a line for each pair: line breaks within a text become spaces."""
     paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
     with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
         for pair in pairs:

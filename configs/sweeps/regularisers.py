@@ -4,9 +4,10 @@ r"""Each regulariser alone, on and off, and those that go together, with three s
                     --workdir=sweeps/regularisers
 
 The first setting has none of them. A regulariser that the recipe has keeps the recipe's strength where it is on; for
-the others the strengths are those that papers report for small data. All settings have one budget, in passes over the
-data: R-Drop and SimCut make two at each step, so with them a training has half as many steps as without. An average of
-the parameters is evaluated in their place; `decode.py --checkpoint=raw:best` of such a run scores the parameters.
+the others the strengths are those that papers report for small data. All settings have one budget, in passes through
+the model: R-Drop and SimCut make two at each step, so with them a training has half as many steps as without. An
+average of the parameters is evaluated in their place; `decode.py --checkpoint=raw:best` of such a run scores the
+parameters.
 """
 
 from configs.options import DEFAULTS, flatten, is_used
@@ -20,8 +21,6 @@ STRENGTHS = {
     'data.tokenizer.dropout': 0.1,  # Provilkov et al. 2020
     'optimizer.ema': 0.999,
 }
-
-
 TWO_PASSES = {'train.r_drop', 'train.simcut'}
 
 

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,35 +194,45 @@ def use_cores(monkeypatch, cores, devices=1):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
 
 
-def test_each_core_searches_a_share_of_the_batch(monkeypatch):
-    """The shares are searched at one time, and put together in the order of the rows."""
-    use_cores(monkeypatch, 3)
+def test_each_core_searches_a_batch(monkeypatch):
+    """The batches are searched at one time, and what is found comes in their order."""
     together = threading.Barrier(3, timeout=30)
 
     def find(rows):
         together.wait()  # fails unless three threads are here
         return [row * 10 for row in rows]
 
-    shares = list(batches.find_in_threads(find, range(180), 100))
-    assert [len(rows) for rows, _ in shares] == [34] * 5 + [10]
-    assert [row for rows, _ in shares for row in rows] == list(range(180))
-    assert all(list(found) == [row * 10 for row in rows] for rows, found in shares)
+    shares = [range(34 * share, 34 * share + 34) for share in range(6)]
+    assert list(batches.find_in_threads(find, shares, 3)) == [[row * 10 for row in rows] for rows in shares]
 
 
-@pytest.mark.parametrize('batch_size, cores, devices, sizes', [
-    (100, 1, 1, [100, 80]), (100, 3, 2, [100, 80]), (31, 3, 1, [31] * 5 + [25]), (63, 3, 1, [63, 63, 54]),
-    (64, 3, 1, [32] * 5 + [20]), (200, 3, 1, [67, 67, 46])])
-def test_small_batches_and_several_devices_are_not_shared_out(batch_size, cores, devices, sizes, monkeypatch):
+@pytest.mark.parametrize('threads, count', [(1, 5), (3, 1)])
+def test_one_batch_at_a_time_is_searched_by_the_caller(threads, count):
+    threads_of: Any = batches.find_in_threads(lambda rows: threading.get_ident(), [[0]] * count, threads)
+    assert list(threads_of) == [threading.get_ident()] * count
+
+
+@pytest.mark.parametrize('batch_size, cores, devices, threads', [
+    (100, 1, 1, 1), (100, 3, 2, 1), (31, 3, 1, 1), (63, 3, 1, 1), (64, 3, 1, 2), (100, 3, 1, 3), (400, 3, 1, 3)])
+def test_threads_have_enough_to_do(batch_size, cores, devices, threads, monkeypatch):
     use_cores(monkeypatch, cores, devices)
-    threads = set()
+    assert batches.threads_for(batch_size) == threads
 
-    def find(rows):
-        threads.add(threading.get_ident())
-        return rows
 
-    assert [len(rows) for rows, _ in batches.find_in_threads(find, range(180), batch_size)] == sizes
-    alone = batch_size < 64 or min(cores, 3 - devices) == 1
-    assert (threads == {threading.get_ident()}) == alone
+@pytest.mark.parametrize('batch_size, count, sizes', [
+    (60, 80, [32, 60]), (100, 180, [32, 50, 50, 50]), (200, 210, [16, 100, 100]), (200, 190, [100, 100])])
+def test_shares_are_padded_to_their_own_size(batch_size, count, sizes, monkeypatch):
+    """No row of a full share is padding, whatever the batch size; the last share has the next power of two."""
+    use_cores(monkeypatch, 2)
+    module, ones = Transformer(blocks(), 1, SIZE, SIZE), np.ones((1, 4), np.int32)
+    model = Translator(module, jax.jit(module.init)(jax.random.key(2), ones, ones)['params'],
+                       dict.fromkeys(('source', 'target'), TOKENIZER), max_length=64)
+    rows, find = [], model._batches.find
+    monkeypatch.setattr(model._batches, 'find', lambda params, search, batch, *args: (
+        rows.append(len(batch.source)), find(params, search, batch, *args))[1])
+    options = SearchOptions(method='greedy', extra_length=2, batch_size=batch_size)
+    model.find_all([[4, 5]] * count, range(count), options)
+    assert sorted(rows) == sizes
 
 
 def test_an_error_in_a_thread_is_the_callers(monkeypatch):
@@ -231,7 +242,7 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
         raise ValueError(f'row {rows[0]}')
 
     with pytest.raises(ValueError, match='row 0'):
-        list(batches.find_in_threads(find, range(300), 64))
+        list(batches.find_in_threads(find, [[0], [1], [2]], 2))
 
 
 @pytest.mark.parametrize('search', SEARCHES)

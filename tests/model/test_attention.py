@@ -195,6 +195,18 @@ def test_projected_memory_can_be_attended_to_later():
     close(module.apply(variables, x, key, value, method='attend'), module.apply(variables, x, memory))
 
 
+@pytest.mark.parametrize('rotary', [False, True])
+def test_one_product_projects_what_three_do(rotary):
+    layer = MultiHeadAttention(num_heads=3, d_model=10, d_k=4, d_v=6, rotary=rotary)
+    inputs, positions = normal(0, 2, 5, 10), jnp.array([[3, 4, 5, 6, 7], [0, 1, 2, 0, 1]])
+    params = random_params(layer, inputs, inputs, Relation.within(positions))
+    bound = layer.bind({'params': params})
+    query, key, value = bound.queries_keys_values(inputs, positions)
+    close(query, bound.queries(inputs, positions))
+    for found, expected in zip((key, value), bound.keys_values(inputs, positions), strict=True):
+        close(found, expected)
+
+
 def test_multi_head_attention_has_no_biases():
     params = random_params(MultiHeadAttention(2, 6, 3, 7), normal(0, 1, 2, 4), normal(1, 1, 3, 9))
     assert jax.tree.map(jnp.shape, params) == {
