@@ -7,6 +7,7 @@ the loss and in the parameters after a few steps. On a machine without accelerat
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,10 +72,10 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
-             optimizer: optax.GradientTransformation = ADAM) -> Compiled:
-    """The model, compiled for the first so many devices."""
+             optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
+    """The model, with other options of its blocks where `block` says so, compiled for the first so many devices."""
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
-                         attention_dropout=mode.dropout, dtype=dtype)
+                         attention_dropout=mode.dropout, dtype=dtype, **block)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optimizer, ragged_batch(0),
                     parallel=dataclasses.asdict(mode), objective=objective,
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
@@ -90,15 +91,15 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 
-def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
+def compare(found: list[Mode], dtype: str = 'float32', **block: Any) -> Iterator[tuple[Mode, float, float]]:
     """For each mode: the largest difference from one device in a loss, and in a parameter."""
     references = {}
     for mode in found:
         # With dropout, each part of a batch draws its own masks.
         one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
-            references[one] = train(compiled(one, dtype))
-        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
+            references[one] = train(compiled(one, dtype, **block))
+        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype, **block))
         pairs = zip(*(map(np.asarray, jax.tree.leaves(each.params)) for each in (state, expected)), strict=True)
         yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(np.abs(a - b).max() for a, b in pairs)
 
