@@ -91,15 +91,15 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 
-def compare(found: list[Mode], dtype: str = 'float32', **block: Any) -> Iterator[tuple[Mode, float, float]]:
+def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
     """For each mode: the largest difference from one device in a loss, and in a parameter."""
     references = {}
     for mode in found:
         # With dropout, each part of a batch draws its own masks.
         one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
-            references[one] = train(compiled(one, dtype, **block))
-        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype, **block))
+            references[one] = train(compiled(one, dtype))
+        (expected, expected_losses), (state, losses) = references[one], train(compiled(mode, dtype))
         pairs = zip(*(map(np.asarray, jax.tree.leaves(each.params)) for each in (state, expected)), strict=True)
         yield mode, np.abs(np.subtract(losses, expected_losses)).max(), max(np.abs(a - b).max() for a, b in pairs)
 

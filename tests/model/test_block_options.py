@@ -145,7 +145,7 @@ def test_angles_are_their_definition(scaling):
 # Whole models
 
 def test_a_whole_transformer_is_the_reference():
-    model, variables = transformer(layers=1, position='learned', **MODERN)
+    model, variables = transformer(layers=1, decoder_layers=2, position='learned', **MODERN)
     target = TARGET.at[1, 4:].set(0)
     expected = reference.transformer(float64(variables['params']), np.asarray(SOURCE), np.asarray(target), norm='pre',
                                      position='learned', share_embeddings='none', activation='silu',

@@ -49,8 +49,19 @@ WIDE = [Mode(data=2, tensor=4)]
 
 @pytest.mark.parametrize('found', [WIDE, pytest.param(modes(8), marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
 def test_every_mode_trains_grouped_queries_as_one_device_does(found):
-    for mode, loss, parameters in compare(found, **GROUPED):
-        assert loss < 1e-5 and parameters < 1e-5, mode
+    expected, expected_losses = train(compiled(Mode(), **GROUPED))
+    for mode in found:
+        if mode.dropout:  # another model than the one without
+            continue
+        state, losses = train(compiled(mode, **GROUPED))
+        np.testing.assert_allclose(losses, expected_losses, atol=1e-5, err_msg=str(mode))
+        for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(state.params),
+                                        jax.tree.leaves(expected.params), strict=True):
+            where = jax.tree_util.keystr(path, simple=True, separator='/')
+            # A bias of keys that are not turned adds the same to all scores of a query: its gradient is rounding, which
+            # Adam makes large.
+            if not where.endswith('cross_attention/key/bias'):
+                np.testing.assert_allclose(leaf, wanted, atol=1e-5, err_msg=f'{mode}: {where}')
 
 
 def test_parameters_and_moments_are_spread_as_the_rules_say():
