@@ -1,5 +1,6 @@
 """However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
 
+import functools
 import itertools
 import os
 import subprocess
@@ -45,23 +46,20 @@ def test_every_mode_trains_as_one_device_does(found):
 GROUPED = {'num_key_value_heads': 2, 'attention_bias': 'all', 'feed_forward': 'gated', 'norm_function': 'rms_norm',
            'position': 'rotary', 'window': 4}
 WIDE = [Mode(data=2, tensor=4)]
+ALL = [mode for mode in modes(8) if not mode.dropout]
 
 
-@pytest.mark.parametrize('found', [WIDE, pytest.param(modes(8), marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
+@pytest.mark.parametrize('found', [WIDE, pytest.param(ALL, marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
 def test_every_mode_trains_grouped_queries_as_one_device_does(found):
-    expected, expected_losses = train(compiled(Mode(), **GROUPED))
+    # Adam would make gradients that are only rounding large, as those of the bias of keys that are not turned.
+    make = functools.partial(compiled, optimizer=optax.sgd(0.1), **GROUPED)
+    expected, expected_losses = train(make(Mode()))
+    assert expected_losses[-1] < expected_losses[0]
     for mode in found:
-        if mode.dropout:  # another model than the one without
-            continue
-        state, losses = train(compiled(mode, **GROUPED))
+        state, losses = train(make(mode))
         np.testing.assert_allclose(losses, expected_losses, atol=1e-5, err_msg=str(mode))
-        for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(state.params),
-                                        jax.tree.leaves(expected.params), strict=True):
-            where = jax.tree_util.keystr(path, simple=True, separator='/')
-            # A bias of keys that are not turned adds the same to all scores of a query: its gradient is rounding, which
-            # Adam makes large.
-            if not where.endswith('cross_attention/key/bias'):
-                np.testing.assert_allclose(leaf, wanted, atol=1e-5, err_msg=f'{mode}: {where}')
+        jax.tree.map(lambda leaf, wanted, mode=mode: np.testing.assert_allclose(
+            leaf, wanted, atol=1e-5, err_msg=str(mode)), state.params, expected.params)
 
 
 def test_parameters_and_moments_are_spread_as_the_rules_say():
