@@ -120,7 +120,7 @@ OPTIONS = (
     Option('model.window', 0, 'self-attention sees positions at a distance below this, itself included: those before '
            'it, and in an encoder those after it, too; 0: all', Between(0, 1_000_000), STACKS),
     Option('model.max_length', 256, 'rows of a learned position table, tokens', Between(1, 1_000_000),
-           TABLES),
+           {'model.kind': ('transformer', 'language_model')}),
     Option('model.share_embeddings', 'all',
            "which embeddings are shared; 'all' needs a joint vocabulary; 'target': target and output",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
