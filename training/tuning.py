@@ -66,8 +66,8 @@ class Tuning(NamedTuple):
         adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
                     for name, matrix in matrices.items() if matches(name, self.adapted)}
         if not adapters:
-            raise UserError('config.train.lora_parts names no part, and training has nothing to change then: name some, '
-                            'such as *attention/query')
+            raise UserError('config.train.lora_parts names no part, so that there is nothing to train: name some, such '
+                            'as *attention/query')
         return {**boxed, ADAPTERS: {'scale': jnp.float32(self.alpha / self.rank),
                                     'of': unflatten_dict(adapters, sep='/')}}
 
