@@ -63,6 +63,7 @@ from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
 from training.checkpoints import Checkpoints, open_checkpoints
 from training.compiled import Compiled
+from training.initial import begin_from
 from training.loss import Sums
 from training.metrics import MetricsWriter, NoMetrics
 from training.objective import Objective, make_objective
@@ -76,6 +77,7 @@ from training.resources import compile_time, memory, peak_resident
 from training.step import TrainState, evaluate, key_for, use_compilation_cache
 from training.summary import duration, parameter_table, seconds_a_step
 from training.trained import vocabulary_from
+from training.tuning import make_tuning
 from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
@@ -132,10 +134,10 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     use_compilation_cache(cache_folder(config.cache_dir))
     setup = build(config, directory)
     describe(setup)
-    directory.claim(config, setup.data, setup.objective)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
-        state, known = checkpoints.restore(setup.compiled.shapes) or (setup.compiled.init(config.seed), {})
+        state, known = checkpoints.restore(setup.compiled.shapes) or (first_state(setup), {})
+        directory.claim(config, setup.data, setup.objective)
         if directory.resumed and not state.step:
             log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', directory.path)
         if state.step:
@@ -143,10 +145,18 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         train(setup, state, Progress(**known), checkpoints, stop, profiler)
 
 
+def first_state(setup: Setup) -> TrainState:
+    """Returns the state of step 0. With config.train.init_from its parameters are those of another run."""
+    config, compiled = setup.config, setup.compiled
+    return compiled.init(config.seed,
+                         begin_from(config, setup.data, compiled.boxed) if config.train.init_from else {})
+
+
 def build(config: ConfigDict, directory: RunDirectory) -> Setup:
     """Builds data, model and compiled steps from the config.
 
-    A resumed run has its tokenizers in the directory; a new one takes over those of its teacher, if it has one.
+    A resumed run has its tokenizers in the directory; a new one takes over those of its teacher, or of the run that it
+    begins from.
     """
     with leader_first('data'):
         data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
@@ -160,9 +170,10 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     objective = make_objective(config, data)
     directory.check_objective(objective)
-    compiled = Compiled(module, make_optimizer(config.optimizer, schedule), plan.batch(0), parallel=config.parallel,
-                        objective=objective, dropout_key=key_for('dropout', config.seed),
-                        accumulate=config.train.accumulate)
+    tuning = make_tuning(config.train)
+    compiled = Compiled(module, make_optimizer(config.optimizer, schedule, tuning), plan.batch(0),
+                        parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
+                        accumulate=config.train.accumulate, tuning=tuning)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, SearchModel):
         model.distribute = compiled.distribute  # its searches use all devices too
@@ -173,6 +184,8 @@ def describe(setup: Setup) -> None:
     """Logs the model, the batches, the devices, and an estimate of the time."""
     config, plan, compiled = setup.config, setup.plan, setup.compiled
     log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
+    if tuned := make_tuning(config.train).describe(compiled.shapes.params):
+        log.info('%s', tuned)
     log.info('batches: %s', plan.describe())
     log.info('devices: %s', compiled.describe())
     flops = compiled.flops(plan.batch(0))

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'options', 'tasks', 'versions')
+# Besides what recipes are made of: fine_tune, which makes one of a run.
+NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:
-    """Returns the files of this folder that are recipes."""
+    """Returns the files of this folder that are recipes by themselves."""
     return sorted(path for path in Path(__file__).parent.glob('*.py') if path.stem not in NO_RECIPES)

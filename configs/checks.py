@@ -30,7 +30,8 @@ def config_from(flag: flags.FlagHolder,
     Raises:
       UserError: if the flag is missing or is not a recipe. If values are wrong, the message lists all of them.
     """
-    path = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
+    named = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
+    path, _, _ = named.partition(':')  # what follows is for the recipe's get_config
     if not path:
         raise UserError(NO_CONFIG)
     if not os.path.isfile(path):
@@ -144,6 +145,16 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     for key in ('train.teacher_checkpoint', 'train.teacher_weight'):
         require(bool(train.teacher) or here[key] == DEFAULTS[key], key,
                 'means nothing without a teacher: leave it out, or give train.teacher')
+
+    require(bool(train.init_from) or train.init_vocabulary, 'train.init_vocabulary',
+            'means nothing without train.init_from: leave it out, or give the run to begin from')
+    require(not (train.teacher and not train.init_vocabulary), 'train.init_vocabulary',
+            'must be True with a teacher, whose vocabulary a student has')
+    require(not (train.frozen and train.lora_rank), 'train.frozen',
+            f'means nothing beside lora_rank={train.lora_rank}, with which the adapters alone are trained')
+    for key in ('train.lora_alpha', 'train.lora_parts'):
+        require(bool(train.lora_rank) or here[key] == DEFAULTS[key], key,
+                'means nothing without adapters: leave it out, or give train.lora_rank')
 
     sizes = [config.parallel[axis] for axis in AXES]
     for axis, size in zip(AXES, sizes, strict=True):

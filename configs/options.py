@@ -239,6 +239,17 @@ OPTIONS = (
            resume='the parameters there are the same'),
     Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
            'the targets', Between(0, 1), TEXTS),
+    Option('train.init_from', '', "run directory whose parameters a new run begins with, or RUN:CHECKPOINT, as "
+           "decode.py's --checkpoint; '': none", FILE),
+    Option('train.init_vocabulary', True, 'the vocabulary of train.init_from is taken over; False: one of the data, '
+           'in which pieces that both have keep their embeddings', SWITCH, TEXTS),
+    Option('train.frozen', '', "parts that are not trained, such as 'encoder,*embedding': patterns of the names of "
+           "parameters; '': none", TEXT),
+    Option('train.lora_rank', 0, 'rank of the adapters (LoRA), which alone are trained then, such as 8; 0: none',
+           Between(0, 10_000)),
+    Option('train.lora_alpha', 16.0, 'weight of the adapters, divided by their rank', Between(0, 10_000)),
+    Option('train.lora_parts', '*attention/query,*attention/value', 'parts whose matrices have an adapter: patterns of '
+           'the names of parameters', TEXT),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
     Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),

@@ -12,8 +12,11 @@ A new option whose default keeps the earlier behaviour needs neither: configs wi
 from collections.abc import Mapping
 from typing import Any
 
-from configs.checks import unused, written
-from configs.options import DEFAULTS, kind_problem
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.checks import check_config, unused, written
+from configs.options import DEFAULTS, flatten, kind_problem
 from errors import UserError, option_like
 
 VERSION = 3  # since 3, names of splits beside the built-in data are refused
@@ -43,6 +46,19 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     # JSON and the command line may give an integer for a float.
     options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
     return {**options, **{name: DEFAULTS[name] for name in unused(options)}} if version < VERSION else options
+
+
+def read_saved(said: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
+    """Returns the config that a run's config.json holds, with all current options, and those that it does not set.
+
+    Raises:
+      UserError: if its version is unknown, or options are unknown or impossible.
+    """
+    options = flatten(ConfigDict({name: part for name, part in said.items() if name != 'version'}))
+    current, config = upgraded(options, said.get('version', 1)), base.get_config()
+    config.update_from_flattened_dict(current)
+    check_config(config)
+    return config, current.keys() - options.keys()
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:

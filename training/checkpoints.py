@@ -29,6 +29,7 @@ from files import check_name
 from model import Params
 from training.optimizer import parameters_to_use
 from training.records import METRICS_FILE, evaluations
+from training.tuning import merged
 
 RAW = 'raw:'  # before a choice of checkpoints: their parameters, and not a moving average that they hold of them
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one
@@ -305,7 +306,7 @@ class Checkpoints:
         return state, content['progress']
 
     def _read_parameters(self, step: int) -> Params:
-        return self._read(step, None)[0]
+        return merged(self._read(step, None)[0])
 
     def _read_raw(self, step: int) -> Params:
         def use(params, opt_state):
@@ -314,7 +315,7 @@ class Checkpoints:
                                 'no moving average (config.optimizer.ema): leave it out')
             return params
 
-        return self._read(step, None, use)[0]
+        return merged(self._read(step, None, use)[0])
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -14,11 +15,13 @@ from ml_collections import ConfigDict
 
 from input_pipeline.batches import Batch, Part
 from model import Params
+from training.initial import Known
 from training.loss import Sums
 from training.mesh import ROWS, Devices, check_memory, make_mesh, shardings_of
 from training.objective import Objective, forward
 from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
+from training.tuning import EVERYTHING, Tuning, merged, without_adapters
 
 
 class Compiled:
@@ -33,6 +36,7 @@ class Compiled:
     Attributes:
       mesh: the devices.
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
+      boxed: the shapes of the model's parameters, in Flax's boxes, which have the names of the axes.
       part: the rows of every batch that this process must read, padding rows included. Two processes read the same
         rows only if they share a 'tensor' axis.
     """
@@ -40,7 +44,7 @@ class Compiled:
     # Many keywords: each is a part of a training, and this is where the parts come together.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
-                 accumulate: int = 1, devices: Devices | None = None):
+                 accumulate: int = 1, tuning: Tuning = EVERYTHING, devices: Devices | None = None):
         """Compiles nothing yet. `example` is any batch: only its shapes are used.
 
         Raises:
@@ -57,15 +61,17 @@ class Compiled:
         def without_fsdp(sharding):
             return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
 
-        self._fresh = functools.partial(boxed_state, module, optimizer, example)
+        self._fresh = functools.partial(boxed_state, module, optimizer, example, tuning=tuning)
         boxed = jax.eval_shape(lambda: self._fresh(seed=0))
+        self.boxed = without_adapters(boxed.params)
         check_memory(boxed, list(mesh.devices.flat))
         self._shardings = shardings_of(boxed, mesh)
         self.shapes = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
                                    nn.unbox(boxed), self._shardings)
-        self._gathered = jax.tree.map(without_fsdp, self._shardings.params)
+        training = jax.tree.map(without_fsdp, self._shardings.params)
+        self._gathered = without_adapters(training)
         # One program: several concurrent ones that communicate can deadlock.
-        self._gather = jax.jit(lambda params: params, out_shardings=self._gathered)
+        self._gather = jax.jit(merged, out_shardings=self._gathered)
         # The objective is an argument of the programs: otherwise its arrays would be constants in them. They are put on
         # the mesh from NumPy: an array on a device cannot be put on those of other processes.
         self._objective = jax.device_put(jax.device_get(
@@ -75,7 +81,7 @@ class Compiled:
 
         def step(state, batch, objective, **how):
             return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
-                              dropout_key=dropout_key, accumulate=accumulate, **how)
+                              dropout_key=dropout_key, accumulate=accumulate, tuning=tuning, **how)
 
         def evaluation(params, batch, objective, **how):
             return eval_step(params, batch, objective=objective, apply=apply, **how)
@@ -92,7 +98,7 @@ class Compiled:
         else:
             # Without this constraint XLA shards activations along d_model, like the parameters, and not along the
             # rows; then each device computes all rows.
-            place = functools.partial(jax.lax.with_sharding_constraint, shardings=self._gathered)
+            place = functools.partial(jax.lax.with_sharding_constraint, shardings=training)
             self._train = jax.jit(functools.partial(step, place=place), donate_argnums=0,
                                   in_shardings=(self._shardings, self._by_rows, self._everywhere),
                                   out_shardings=(self._shardings, self._everywhere))
@@ -114,20 +120,27 @@ class Compiled:
 
         return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch), self._objective)
 
-    def init(self, seed: int) -> TrainState:
-        """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device."""
-        return jax.jit(lambda: nn.unbox(self._fresh(seed=seed)), out_shardings=self._shardings)()
+    def init(self, seed: int, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
+        """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device.
+
+        `known` are the parameters whose first values are known.
+        """
+        known = jax.device_put(dict(known), self._everywhere)
+        return jax.jit(lambda known: nn.unbox(self._fresh(seed=seed, known=known)),
+                       out_shardings=self._shardings)(known)
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """Runs train_step on this process's rows of a batch. The old state is donated."""
         return self._train(state, self._placed(batch), self._objective)
 
     def gather(self, params: Params) -> Params:
-        """Returns parameters as `eval` and searches need them: whole on each device, except along the 'tensor' axis.
+        """Returns the model's parameters as `eval` and searches need them: whole on each device, except along 'tensor'.
 
         If the state's parameters already have this sharding, they are returned without a copy, and the next train step
         deletes them.
         """
+        if params.keys() != self._gathered.keys():
+            return self._gather(params)
         there = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
                              params, self._gathered)
         return params if all(jax.tree.leaves(there)) else self._gather(params)

@@ -67,8 +67,11 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """
     whole = set()
 
-    def fitting(shape, sharding):
-        spec = []
+    def fitting(leaf):
+        shape = nn.unbox(leaf)
+        if not hasattr(shape, 'shape'):
+            return shape  # what optax has in the place of a frozen parameter
+        spec, sharding = [], logical_to_mesh_sharding(nn.get_partition_spec(leaf), mesh, RULES)
         for size, axis in zip(shape.shape, sharding.spec, strict=False):
             if axis and size % mesh.shape[axis]:
                 whole.add(f'{size} over {axis}={mesh.shape[axis]}')
@@ -76,8 +79,7 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
             spec.append(axis)
         return NamedSharding(mesh, PartitionSpec(*spec))
 
-    shardings = logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
-    fitted = jax.tree.map(fitting, nn.unbox(boxed), shardings)
+    fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
     if whole:
         log.info('not divided, hence whole on each device: axes of %s', ', '.join(sorted(whole)))
     return fitted

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from errors import UserError
+from training.tuning import EVERYTHING, Tuning
 
 SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
@@ -36,12 +37,14 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
     raise UserError(f'config.optimizer.schedule={config["schedule"]!r} is not one of {", ".join(SCHEDULES)}')
 
 
-def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule,
+                   tuning: Tuning = EVERYTHING) -> optax.GradientTransformation:
     """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9). If config.clip > 0, the gradient's norm is clipped first.
 
     With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices decay by
     learning rate * weight_decay a step; vectors, such as the scales of layer norms, and biases of any shape do not.
-    With config.ema the state also has an average of the parameters (`average_parameters`).
+    Parameters that `tuning` leaves alone have no update and no state. With config.ema the state also has an average of
+    the parameters (`average_parameters`).
     """
     optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
                             weight_decay=config['weight_decay'],
@@ -50,6 +53,7 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
         optimizer = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
     if config['clip']:
         optimizer = optax.chain(optax.clip_by_global_norm(config['clip']), optimizer)
+    optimizer = tuning.restrict(optimizer)
     return optax.chain(optimizer, average_parameters(config['ema'])) if config['ema'] else optimizer
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.checks import check_config
-from configs.options import flatten
-from configs.versions import upgraded
+from configs.versions import read_saved
 from errors import UserError
 from files import read_bytes
 
@@ -36,12 +33,7 @@ def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
         said = json.loads(read_bytes(path).decode())
         if not isinstance(said, dict):
             raise ValueError('it holds no object')
-        version = said.pop('version', 1)
-        said = flatten(ConfigDict(said))
-        options, config = upgraded(said, version), base.get_config()
-        config.update_from_flattened_dict(options)
-        check_config(config)
-        return config, options.keys() - said.keys()
+        return read_saved(said)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
                         ) from None

@@ -2,8 +2,9 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -16,8 +17,10 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from input_pipeline.batches import Batch
 from model import Params
+from training.initial import Known, put_first
 from training.loss import Sums
 from training.objective import Apply, Objective
+from training.tuning import EVERYTHING, Tuning
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -40,16 +43,21 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
     return nn.unbox(boxed_state(module, optimizer, example, seed))
 
 
-def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """Like `init_state`, with parameters and optimizer state in Flax's boxes, which have the names of the axes."""
+def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
+                tuning: Tuning = EVERYTHING, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
+    """Like `init_state`, with parameters and optimizer state in Flax's boxes, which have the names of the axes.
+
+    `known` are parameters whose first values are not drawn.
+    """
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
+    params = tuning.prepare(put_first(known, params), key_for('adapters', seed))
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
 # Arguments that change from step to step are positional; those fixed at compilation are keywords.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
-               axis_name: str | None = None,
+               tuning: Tuning = EVERYTHING, axis_name: str | None = None,
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
     """Makes one update on the mean of an objective over the real tokens of the global batch.
 
@@ -66,7 +74,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
 
     def loss_sum(params, part, key):
-        sums = objective(apply, params, part, key)
+        sums = objective(apply, tuning.used(params), part, key)
         return sums.loss, sums
 
     params, gradient = place(state.params), jax.grad(loss_sum, has_aux=True)

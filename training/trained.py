@@ -21,6 +21,7 @@ from model import Params
 from model.build import build_model
 from model.ensemble import Ensemble
 from training.checkpoints import Checkpoints
+from training.initial import other_run
 from training.records import read_config
 
 VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # options that decide it
@@ -118,19 +119,27 @@ def _joined(runs: Sequence[Trained]) -> Trained:
 
 
 def vocabulary_from(config: ConfigDict) -> Path | None:
-    """Returns the run directory whose tokenizers a new run takes over, that of its first teacher; None without one.
+    """Returns the run directory whose tokenizers a new run takes over; None if it has its own.
+
+    It is that of its first teacher, or else that of the run which it begins from, unless config.train.init_vocabulary
+    is False.
 
     Raises:
       UserError: if the options of the tokenizers, or the task, are not that run's.
     """
-    if not config.train.teacher:
+    train = config.train
+    if train.teacher:
+        path, option, why = run_paths(train.teacher)[0], 'teacher', 'a student has the vocabulary of its teacher'
+    elif train.init_from and train.init_vocabulary:
+        path, option = other_run(train.init_from)[0], 'init_from'
+        why = 'its vocabulary is taken over; or give train.init_vocabulary=False for one of this data'
+    else:
         return None
-    path = run_paths(config.train.teacher)[0]
     theirs = flatten(read_config(path))
     for key, value in flatten(config).items():
         if key in VOCABULARY and value != theirs[key]:
             raise UserError(f'config.{key}={value!r}: must be {theirs[key]!r}, as in the run of '
-                            f'config.train.teacher={config.train.teacher}: a student has the vocabulary of its teacher')
+                            f'config.train.{option}={train[option]}: {why}')
     return path
 
 

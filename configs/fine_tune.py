@@ -1,0 +1,31 @@
+"""Fine-tuning: a trained model goes on, on other data.
+
+    python train.py --config=configs/fine_tune.py:RUN --config.data.dir=DIR --workdir=runs/tuned
+
+begins with the parameters and the vocabulary of the run directory RUN, and has its config, with a learning rate that
+suits a trained model. --config.train.init_from=RUN:average:5 takes other parameters than those of its best checkpoint.
+--config.train.frozen='encoder,*embedding' leaves these parts as they are, and --config.train.lora_rank=8 trains nothing
+but low-rank adapters. --config.train.init_vocabulary=False learns a vocabulary from the new data.
+"""
+
+import json
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs.versions import read_saved
+from errors import UserError
+
+
+def get_config(run: str = '') -> ConfigDict:
+    """Returns the config of a run directory, to go on from it."""
+    path = Path(run).expanduser() / 'config.json'
+    if not run or not path.is_file():
+        raise UserError('give the run directory to begin from, --config=configs/fine_tune.py:RUN'
+                        + (f': there is no {path}' if run else ''))
+    config, _ = read_saved(json.loads(path.read_text()))
+    config.train.update(init_from=run, steps=2000, teacher='', teacher_checkpoint='best', teacher_weight=0.5,
+                        init_vocabulary=True, frozen='', lora_rank=0)
+    config.optimizer.update(schedule='cosine', peak=3e-4, final=0.0, warmup=100, factor=1.0)
+    config.eval.every, config.checkpoint.every = 500, 500
+    return config

@@ -1,0 +1,157 @@
+"""Fine-tuning: the parameters that a training begins with, those that it leaves alone, and low-rank adapters.
+
+Parts of a model are named by patterns, as in 'encoder,*/norm': one matches the name of a parameter, such as
+'encoder/layers_0/self_attention/query/kernel', or of any part that it belongs to; * stands for any text.
+
+LoRA (Hu et al. 2021, arXiv:2106.09685, section 4.1): a matrix W of a trained model stays as it is, and training learns
+
+    W + (alpha / r) A B,    A [in, r] random, B [r, out] zero at the start,
+
+with a rank r far below the matrix's. Here it is a matter of parameters, not of modules: the adapters are parameters of
+their own beside the model's, and a pass is made with their sum, which `merged` computes. So any matrix of any model can
+have one, and whoever reads a checkpoint gets the matrices as the model knows them.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Key, PyTree
+from ml_collections import ConfigDict
+
+from errors import UserError, did_you_mean
+from model import Params
+
+TRAINED, FROZEN = 'trained', 'frozen'
+ADAPTERS = 'adapters'  # their place among the parameters
+MOST_NAMES = 12        # in a message
+
+
+class Tuning(NamedTuple):
+    """Which parameters are trained; by default all of them.
+
+    Attributes:
+      frozen: patterns of the parameters that keep their first values.
+      rank: of the adapters; 0: none. With adapters, nothing else is trained.
+      alpha: weight of the adapters, alpha / rank.
+      adapted: patterns of the parts whose matrices have an adapter.
+    """
+    frozen: Sequence[str] = ()
+    rank: int = 0
+    alpha: float = 1.0
+    adapted: Sequence[str] = ()
+
+    def prepare(self, boxed: Params, key: Key[Array, '']) -> Params:
+        """Adds the adapters to a model's fresh parameters, which are in Flax's boxes.
+
+        Raises:
+          UserError: if a pattern matches no parameter, or all are frozen.
+        """
+        leaves = flatten_dict(boxed, sep='/')
+        _check(self.frozen, 'config.train.frozen', leaves)
+        if self.frozen and all(matches(name, self.frozen) for name in leaves):
+            raise UserError(f'config.train.frozen={",".join(self.frozen)!r} leaves nothing to train: give fewer parts')
+        if not self.rank:
+            return boxed
+        matrices = {name: leaf for name, leaf in leaves.items()
+                    if nn.unbox(leaf).ndim > 1 and not name.endswith('bias')}
+        _check(self.adapted, 'config.train.lora_parts', matrices)
+        adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
+                    for name, matrix in matrices.items() if matches(name, self.adapted)}
+        if not adapters:
+            raise UserError('config.train.lora_parts names no part, so that there is nothing to train: name some, such '
+                            'as *attention/query')
+        return {**boxed, ADAPTERS: {'scale': jnp.float32(self.alpha / self.rank),
+                                    'of': unflatten_dict(adapters, sep='/')}}
+
+    def labels(self, params: Params) -> PyTree[str]:
+        """Returns for each parameter whether it is TRAINED or FROZEN."""
+        def label(path, _):
+            name = jax.tree_util.keystr(path, simple=True, separator='/')
+            changes = name.startswith(f'{ADAPTERS}/of/') if self.rank else not matches(name, self.frozen)
+            return TRAINED if changes else FROZEN
+
+        return jax.tree_util.tree_map_with_path(label, params)
+
+    def used(self, params: Params) -> Params:
+        """Returns the model's parameters for a pass, in which only those that are trained have a gradient."""
+        if not (self.frozen or self.rank):
+            return params
+        return merged(jax.tree.map(lambda leaf, label: leaf if label == TRAINED else jax.lax.stop_gradient(leaf),
+                                   params, self.labels(params)))
+
+    def describe(self, params: Params) -> str:
+        """Returns one line for the log; '' if everything is trained."""
+        labels, leaves = jax.tree.leaves(self.labels(params)), jax.tree.leaves(params)
+        numbers = {label: sum(math.prod(leaf.shape) for its, leaf in zip(labels, leaves, strict=True) if its == label)
+                   for label in (TRAINED, FROZEN)}
+        return f'{numbers[TRAINED]:,} numbers are trained, {numbers[FROZEN]:,} are not' if numbers[FROZEN] else ''
+
+    def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Returns the optimizer for the trained parameters alone: the others have no update, no decay and no state."""
+        if not (self.frozen or self.rank):
+            return optimizer
+        return optax.partition({TRAINED: optimizer, FROZEN: optax.set_to_zero()}, self.labels)
+
+
+EVERYTHING = Tuning()
+
+
+def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
+    """Returns what config.train says."""
+    def patterns(text):
+        return tuple(part.strip() for part in text.split(',') if part.strip())
+
+    return Tuning(patterns(config['frozen']), config['lora_rank'], config['lora_alpha'], patterns(config['lora_parts']))
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Returns whether a pattern matches the name of a parameter, or of a part that it belongs to."""
+    parts = name.split('/')
+    return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
+               for pattern in patterns)
+
+
+def merged(params: Params) -> Params:
+    """Returns the model's parameters: matrices that have an adapter with it, W + (alpha / r) A B."""
+    if ADAPTERS not in params:
+        return params
+    adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
+    for name, factors in flatten_dict(adapters['of'], is_leaf=lambda _, part: {*part} == {'a', 'b'}).items():
+        leaves[name] = leaves[name] + adapters['scale'] * jnp.tensordot(factors['a'], factors['b'], axes=1)
+    return unflatten_dict(leaves)
+
+
+def without_adapters(params: Params) -> Params:
+    """Returns the model's own parameters."""
+    return {name: part for name, part in params.items() if name != ADAPTERS}
+
+
+def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
+    """The factors of a matrix's adapter, in boxes. The matrix may have several axes for its inputs or its outputs."""
+    shape = nn.unbox(matrix).shape
+    names = matrix.names if isinstance(matrix, nn.LogicallyPartitioned) else (None,) * len(shape)
+    inputs = len(shape) - 1 if names[-1] == 'embed' else 1
+    a = jax.random.normal(key, (*shape[:inputs], rank)) * math.prod(shape[:inputs]) ** -0.5
+    b = jnp.zeros((rank, *shape[inputs:]))
+    return {'a': nn.LogicallyPartitioned(a, (*names[:inputs], None)),
+            'b': nn.LogicallyPartitioned(b, (None, *names[inputs:]))}
+
+
+def _check(patterns: Sequence[str], option: str, leaves: Mapping[str, Any]) -> None:
+    """Raises UserError if a pattern matches none of the parameters, whose names are the keys of `leaves`."""
+    for pattern in patterns:
+        if any(matches(name, [pattern]) for name in leaves):
+            continue
+        parts = {'/'.join(name.split('/')[:count]) for name in leaves for count in range(1, name.count('/') + 2)}
+        parts = sorted(parts, key=lambda part: (part.count('/'), part))
+        near = did_you_mean(pattern, parts)
+        raise UserError(f'{option}: {pattern!r} matches no {"matrix" if "lora" in option else "parameter"} of this '
+                        f'model{near or ". Its parts are " + ", ".join(parts[:MOST_NAMES])}')
