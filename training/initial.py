@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
 from errors import UserError
@@ -63,8 +63,10 @@ def begin_from(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Known
     path, choice = other_run(config.train.init_from)
     params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
-    there, known, partly, fresh, unlike = flatten_dict(params, sep='/'), {}, [], [], []
-    for name, leaf in flatten_dict(boxed, sep='/').items():
+    there: dict[str, Any] = flatten_dict(params, sep='/')
+    leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
+    known, partly, fresh, unlike = {}, [], [], []
+    for name, leaf in leaves.items():
         shape, axes, values = nn.unbox(leaf).shape, getattr(leaf, 'names', ()), there.pop(name, None)
         if values is None:
             fresh.append(name)
@@ -104,7 +106,7 @@ def put_first(known: Mapping[str, Known], fresh: Params) -> Params:
         return fresh
     leaves = flatten_dict(fresh, sep='/')
 
-    def first(leaf: Any, values: Array, rows: Array) -> Any:
+    def first(leaf: Any, values: Any, rows: Any) -> Any:
         found = jnp.where(rows, values.astype(nn.unbox(leaf).dtype), nn.unbox(leaf))
         return leaf.replace_boxed(found) if isinstance(leaf, nn.meta.AxisMetadata) else found
 

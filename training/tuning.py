@@ -124,7 +124,8 @@ def merged(params: Params) -> Params:
     if ADAPTERS not in params:
         return params
     adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
-    for name, factors in flatten_dict(adapters['of'], is_leaf=lambda _, part: {*part} == {'a', 'b'}).items():
+    pairs: dict[tuple, Any] = flatten_dict(adapters['of'], is_leaf=lambda _, part: {*part} == {'a', 'b'})
+    for name, factors in pairs.items():
         leaves[name] = leaves[name] + adapters['scale'] * jnp.tensordot(factors['a'], factors['b'], axes=1)
     return unflatten_dict(leaves)
 

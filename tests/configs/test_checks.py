@@ -19,7 +19,7 @@ from model.build import check_fits
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}
-                 - {'__init__', 'allowed', 'base', 'checks', 'options', 'tasks', 'versions'})
+                 - {'__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'tasks', 'versions'})
 
 
 def changed(values):
@@ -218,7 +218,8 @@ def test_every_bound_holds(key, value):
 def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
-            'train.teacher', 'train.teacher_checkpoint',  # of which the teacher's run says what it may be
+            'train.teacher', 'train.teacher_checkpoint', 'train.init_from',  # of which the other run says what it may be
+            'train.frozen', 'train.lora_parts',  # of which the model does
             'eval.metric'}  # of which the task says what it may be
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
     kinds = {Between: (int, float), Fraction: float, OneOf: str, Text: str, Switch: bool}
