@@ -1,6 +1,7 @@
 """Uses a trained model to translate, continue or classify; or scores it on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
+    python decode.py --workdir=RUN --input=PAIRS.tsv --score
     python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
 --workdir=A,B,C answers with an ensemble of several runs of one vocabulary.
@@ -30,6 +31,8 @@ FORMAT = flags.DEFINE_enum(
     'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_string('split', None, 'Score this split of the data instead: train, validation, test (all of '
                             'its sets), or one set of the test by its name.')
+SCORE = flags.DEFINE_bool('score', False, '--input: the log-probability of each given target; a line is SOURCE<tab>TARGET, '
+                          'or a text for a language model.')
 CONFIDENCE = flags.DEFINE_bool('confidence', False, '--split: the 95 % interval of each score of translations.')
 COMPARE = flags.DEFINE_string('compare', None, '--split: how sure it is that translations are better or worse than '
                               'those of this other run directory.')
@@ -57,17 +60,15 @@ EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the f
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -75,10 +76,12 @@ import inference
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
-from files import check_file, check_folder, naming, write_text, written_whole
+from files import check_file, check_folder, naming, open_output, write_text
+from inference.columns import score_all
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
+from inference.tables import as_json
 from inference.text import Output, SearchOptions, TextModel, search_options
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
@@ -211,9 +214,9 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(OUTPUT.value) as output:
-        for answers in model.respond_all(read_lines(path), search):
+        for answers in answers_to(model, path, search):
             for number, answer in enumerate(answers, count + 1):
-                if number > 1 and FORMAT.value == 'text' and model.multiline:
+                if number > 1 and FORMAT.value == 'text' and model.multiline and not SCORE.value:
                     output.write(BETWEEN + '\n')
                 output.write(output_line(model, answer, number, options.n_best, page) + '\n')
             output.flush()
@@ -226,6 +229,13 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
     log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
              count / max(seconds - compiling, 1e-9))
+
+
+def answers_to(model: TextModel, path: str, options: SearchOptions) -> Iterator[list[Output]]:
+    """Answers to the lines of `path` as the flags ask for them, some at a time."""
+    if SCORE.value:
+        return score_all(model, read_lines(path), options, path)
+    return model.respond_all(read_lines(path), options)
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
@@ -245,24 +255,14 @@ def output_line(model: TextModel, answer: Output, number: int, n_best: int, page
         page.add(explain_text(model, answer, weights, number))
     if pictured and weights is not None:
         save_figure(answer_figure(model, answer, LOOK.value, weights), picture_path(number))
+    if FORMAT.value == 'text' and SCORE.value:
+        return f'{answer.hypotheses[0].log_prob:.6f}'
     if FORMAT.value == 'text':
         return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
-
-
-def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
-    """An answer as --format=jsonl writes it."""
-    source, target = model.tokenizers['source'], model.tokenizers['target']
-
-    def described(hypothesis):
-        return {'text': hypothesis.text, 'tokens': target.pieces(hypothesis.tokens), 'score': hypothesis.score,
-                'log_prob': hypothesis.log_prob, 'ended': hypothesis.ended}
-
-    return {'source': answer.source, 'source_tokens': source.pieces(answer.source_tokens),
-            **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
 
 
 def predict_file(model: Predictor, path: str, options: SearchOptions, page: Page | None) -> None:
@@ -364,27 +364,6 @@ def picture_path(number: int) -> Path:
     path = Path(PICTURES.value or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path
-
-
-@contextlib.contextmanager
-def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole.
-
-    A failure leaves the file that was there, and what was answered until then in PATH.partial. A device or a pipe is
-    written to directly.
-    """
-    if path is None:
-        if sys.stdout is None:
-            raise UserError('stdout is closed: give --output=FILE')
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    try:
-        with written_whole(Path(path), '.partial') as file:
-            yield file
-    finally:
-        if (partial := Path(f'{os.path.realpath(path)}.partial')).exists():
-            log.info('not complete: what was answered until then is in %s', partial)
 
 
 if __name__ == '__main__':

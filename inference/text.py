@@ -3,6 +3,7 @@
 import abc
 import collections
 import dataclasses
+import functools
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from configs.options import METHODS, SEARCH_NUMBERS
 from errors import UserError
 from inference import search
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
+from inference.forced import Forced, forced_log_probs
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -191,11 +193,15 @@ class TextModel(abc.ABC):
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """An output for each line, in order; `first` is the number of the first one in its file."""
 
-    def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
-        """An output for each line, in order, a list of some at a time; lines are read only as they are answered."""
+    def respond_all(self, lines: Iterable[str], options: SearchOptions,
+                    respond: Callable[..., list[Output]] | None = None) -> Iterator[list[Output]]:
+        """An output for each line, in order, a list of some at a time; lines are read only as they are answered.
+
+        `respond` answers them instead of `self.respond`.
+        """
         remaining, first = iter(lines), 0
         while chunk := _chunk(remaining, CHUNK * options.batch_size):
-            yield self.respond(chunk, options, first=first)
+            yield (respond or self.respond)(chunk, options, first=first)
             first += len(chunk)
 
     @abc.abstractmethod
@@ -238,14 +244,18 @@ class TextModel(abc.ABC):
             found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
         return found
 
-    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+    def _ends(self, text: str, count: int, side: str = 'source') -> tuple[int, list[int], list[int]]:
         """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
         length, first, last = 0, [], collections.deque(maxlen=count)
-        for part in self.tokenizers['source'].encode_parts(text):
+        for part in self.tokenizers[side].encode_parts(text):
             length += len(part)
             first += part[:count - len(first)].tolist()
             last.extend(part[-count:].tolist())
         return length, first, list(last)
+
+    def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
+        """The log-probability of each target of each text."""
+        return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
         return self.module.apply({'params': params}, *args, **options)

@@ -1,0 +1,41 @@
+"""Files whose lines have two columns with a tab between them: pairs to score, sources with a prefix."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from errors import UserError
+from inference.generate import Generator
+from inference.text import Output, SearchOptions, TextModel
+from inference.translate import Translator
+
+
+def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
+    """For each line of the file `name` an output whose one hypothesis is given: SOURCE<tab>TARGET, or a text.
+
+    Raises:
+      UserError: if the model writes no text; with name:line if a line has not its columns.
+    """
+    if isinstance(model, Generator):
+        return model.respond_all(lines, options, model.forced_all)
+    translator = _translator(model, '--score')
+
+    def respond(chunk: Sequence[str], options: SearchOptions, *, first: int) -> list[Output]:
+        return translator.forced_all(_columns(chunk, 'SOURCE<tab>TARGET', name, first), options, first=first)
+
+    return translator.respond_all(lines, options, respond)
+
+
+def _translator(model: TextModel, flag: str) -> Translator:
+    if not isinstance(model, Translator):
+        raise UserError(f'{flag} is for translations: leave it out')
+    return model
+
+
+def _columns(lines: Sequence[str], what: str, name: str, first: int) -> list[tuple[str, str]]:
+    found = []
+    for number, line in enumerate(lines, first + 1):
+        columns = line.split('\t')
+        if len(columns) != 2:
+            raise UserError(f'{"stdin" if name == "-" else name}:{number}: {len(columns) - 1} tabs, but a line must be '
+                            f'{what}, with one')
+        found.append((columns[0], columns[1]))
+    return found
