@@ -33,6 +33,9 @@ SPLIT = flags.DEFINE_string('split', None, 'Score this split of the data instead
                             'its sets), or one set of the test by its name.')
 SCORE = flags.DEFINE_bool('score', False, '--input: the log-probability of each given target; a line is SOURCE<tab>TARGET, '
                           'or a text for a language model.')
+PREFIXES = flags.DEFINE_bool('prefixes', False, '--input: a line is SOURCE<tab>PREFIX, and its translation begins with that '
+                             'prefix.')
+AVOID = flags.DEFINE_string('avoid', None, 'A file of words or phrases, one a line, that must not come.')
 CONFIDENCE = flags.DEFINE_bool('confidence', False, '--split: the 95 % interval of each score of translations.')
 COMPARE = flags.DEFINE_string('compare', None, '--split: how sure it is that translations are better or worse than '
                               'those of this other run directory.')
@@ -77,12 +80,13 @@ from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
 from files import check_file, check_folder, naming, open_output, write_text
-from inference.columns import score_all
+from inference.columns import score_all, translate_all
+from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.tables import as_json
-from inference.text import Output, SearchOptions, TextModel, search_options
+from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
@@ -110,6 +114,10 @@ def main() -> None:
         raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
     if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
         raise UserError('--confidence and --compare are for scores: they need --split=test')
+    if not INPUT.value and (SCORE.value or PREFIXES.value):
+        raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
+    if SCORE.value:
+        check_scoring()
     if LOOK.value and not (PICTURES.value or ATTENTION.value):
         raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
     workdirs = run_paths(WORKDIR.value)
@@ -120,7 +128,8 @@ def main() -> None:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
     run = inference.load(workdirs, CHECKPOINT.value, DTYPE.value)
     check_flags_are_used(run)
-    options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
+    options = search_options(run.config, avoid=phrases_to_avoid(),
+                             **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
@@ -144,14 +153,38 @@ def check_flags_are_used(run: Run) -> None:
         raise UserError(f'{asked} means nothing to an ensemble: its runs have an attention each, and it has none. Give '
                         'one of them')
     here = flatten(run.config)
-    for flag in (CONFIDENCE, COMPARE):
+    for flag in (CONFIDENCE, COMPARE, PREFIXES):
         if flag.value and not isinstance(run.model, Translator):
             raise UserError(f'--{flag.name} is for translations, but this is a run of task={run.config.task}: leave it '
                             'out')
+    for flag in (SCORE, AVOID):
+        if flag.value and isinstance(run.model, Predictor):
+            raise UserError(f'--{flag.name} is for text, but this is a run of task={run.config.task}: leave it out')
     for name in SEARCH:
         if flags.FLAGS[name].value is not None and not is_used(f'decode.{name}', here):
             raise UserError(f'--{name}={flags.FLAGS[name].value} means nothing to a run of task={run.config.task}: '
                             'leave it out')
+
+
+def check_scoring() -> None:
+    """Raises UserError for a flag that means nothing where nothing is searched for."""
+    of_searches = {'prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p'}
+    for name in sorted(of_searches):
+        if flags.FLAGS[name].value not in (None, False):
+            raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
+
+
+def phrases_to_avoid() -> list[str] | None:
+    """The lines of --avoid that are not blank; None without that flag.
+
+    Raises:
+      UserError: if there are none.
+    """
+    if AVOID.value is None:
+        return None
+    if phrases := [line for line in read_lines(AVOID.value) if line.strip()]:
+        return phrases
+    raise UserError(f'--avoid={AVOID.value} has no words: give one a line')
 
 
 def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
@@ -160,7 +193,7 @@ def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
     Raises:
       UserError: naming what cannot.
     """
-    for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE):
+    for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE, AVOID):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
     named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN, PICTURES) if flag.value]
@@ -235,6 +268,8 @@ def answers_to(model: TextModel, path: str, options: SearchOptions) -> Iterator[
     """Answers to the lines of `path` as the flags ask for them, some at a time."""
     if SCORE.value:
         return score_all(model, read_lines(path), options, path)
+    if PREFIXES.value:
+        return translate_all(model, read_lines(path), options, path)
     return model.respond_all(read_lines(path), options)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from errors import UserError
 from inference.generate import Generator
-from inference.text import Output, SearchOptions, TextModel
+from inference.options import SearchOptions
+from inference.text import Output, TextModel
 from inference.translate import Translator
 
 
@@ -22,6 +23,23 @@ def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, na
         return translator.forced_all(_columns(chunk, 'SOURCE<tab>TARGET', name, first), options, first=first)
 
     return translator.respond_all(lines, options, respond)
+
+
+def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOptions,
+                  name: str) -> Iterator[list[Output]]:
+    """Translations of the file `name`, of lines SOURCE<tab>PREFIX; each begins with its prefix.
+
+    Raises:
+      UserError: if the model does not translate; with name:line if a line has not its columns.
+    """
+    model = _translator(translator, '--prefixes')
+
+    def respond(chunk: Sequence[str], options: SearchOptions, *, first: int) -> list[Output]:
+        columns = _columns(chunk, 'SOURCE<tab>PREFIX', name, first)
+        sources, prefixes = zip(*columns, strict=True)
+        return model.translate(sources, options, first=first, prefixes=prefixes)
+
+    return model.respond_all(lines, options, respond)
 
 
 def _translator(model: TextModel, flag: str) -> Translator:

@@ -18,19 +18,18 @@ from typing_extensions import override
 
 from errors import UserError
 from inference.forced import Forced
+from inference.options import SAMPLING, SearchOptions, search_options
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
 from inference.text import (
+    Begin,
     LENGTHS,
-    SAMPLING,
     Hypothesis,
     Output,
     SearchInput,
     SearchModel,
-    SearchOptions,
     attention_weights,
     checked_texts,
-    search_options,
 )
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -87,6 +86,8 @@ class Generator(SearchModel):
         tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
+        automaton = self.automaton(options)
+        places = [automaton.behind(each) for each in tokens] if automaton else []
         draw = 0  # windows that each row has filled so far; no row waits for another
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
@@ -94,8 +95,10 @@ class Generator(SearchModel):
                      for row, source in zip(open_rows, sources, strict=True)]
             # A multiple of LENGTHS, as each length is compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
+            begins = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
+                                    for row in open_rows]
             found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=longest), draw, rooms)
+                                  dataclasses.replace(options, extra_length=longest), draw, rooms, begins)
             still = []
             for row, hypotheses in zip(open_rows, found, strict=True):
                 best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]

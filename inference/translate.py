@@ -16,21 +16,21 @@ from typing_extensions import override
 
 from errors import UserError
 from inference.forced import Forced
+from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.scores import Evaluation, corpus_scores
-from inference.search import length_penalty
+from inference.search import NEW_WORD, length_penalty
 from inference.text import (
-    BEAM_SEARCH,
+    Begin,
     Hypothesis,
     Output,
     SearchInput,
     SearchModel,
-    SearchOptions,
     attention_weights,
     checked_texts,
-    search_options,
+    encode_prefix,
 )
 from input_pipeline.data import PairData
-from input_pipeline.tokenizer import BOS, EOS, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from training.loss import Sums
 from training.resources import compile_time
@@ -73,19 +73,55 @@ class Translator(SearchModel):
         super().__init__(module, params, tokenizers)
         self.max_length = max_length
 
-    def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *,
-                  first: int = 0) -> list[Output]:
+    def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *, first: int = 0,
+                  prefixes: Sequence[str] | None = None) -> list[Output]:
         """Translates sentences, in their order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of the first sentence in its file; draws depend on it and on the seed.
+        `first` is the number of the first sentence in its file; draws depend on it and on the seed. `prefixes` are how
+        the translations begin, '' where that is free. A prefix is written with its own tokens, and its log-probability
+        counts. Its last word may go on, unless a space follows: then a new word begins.
+
+        Raises:
+          UserError: if a prefix cannot begin a translation: it is too long, has characters that the vocabulary has
+            not, has a word to avoid, or is that of an empty sentence.
         """
         sentences = checked_texts(sentences)
         sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
         there = [row for row, tokens in enumerate(sources) if tokens]
-        found = dict(zip(there, self.find_all([sources[row] for row in there], [first + row for row in there],
-                                              options), strict=True))
+        given = [sources[row] for row in there], [first + row for row in there], options
+        if prefixes is None:
+            found = dict(zip(there, self.find_all(*given), strict=True))
+        else:
+            begins = self._begins(sentences, sources, prefixes, options, first)
+            found = dict(zip(there, self.find_all(*given, begins=[begins[row] for row in there]), strict=True))
         return [Output(text, tokens, found.get(row, [Hypothesis('', [], 0.0, 0.0)]))
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
+
+    def _begins(self, sentences, sources, prefixes, options, first) -> list[Begin]:
+        """How each translation begins."""
+        prefixes = checked_texts(prefixes)
+        if len(prefixes) != len(sentences):
+            raise UserError(f'{len(prefixes)} prefixes are given for {len(sentences)} sentences: give one for each')
+        tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
+        begins = []
+        for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
+            begin = encode_prefix(tokenizer, prefix)
+            count = sum(token != NEW_WORD for token in begin.prefix)
+            limit = self._search_input(tokens, options).limit
+            problem = None
+            if prefix.strip() and not tokens:
+                problem = 'its sentence is empty, so its translation is'
+            elif UNK in begin.prefix:
+                problem = 'it has characters that the vocabulary has not'
+            elif count >= limit:
+                problem = (f'it has {count} tokens, but the translation has room for {limit}, its end token included: '
+                           'raise --extra_length, or shorten it')
+            elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
+                problem = 'it has a word to avoid'
+            if problem:
+                raise UserError(f'line {number}: the translation cannot begin with {prefix[:80]!r}: {problem}')
+            begins.append(begin)
+        return begins
 
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
