@@ -1,6 +1,7 @@
 """Uses a trained model to translate, continue or classify; or scores it on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
+    python decode.py --workdir=RUN                     # on a terminal: prompts for sentences
     python decode.py --workdir=RUN --input=PAIRS.tsv --score
     python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
@@ -31,10 +32,9 @@ FORMAT = flags.DEFINE_enum(
     'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_string('split', None, 'Score this split of the data instead: train, validation, test (all of '
                             'its sets), or one set of the test by its name.')
-SCORE = flags.DEFINE_bool('score', False, '--input: the log-probability of each given target; a line is SOURCE<tab>TARGET, '
-                          'or a text for a language model.')
-PREFIXES = flags.DEFINE_bool('prefixes', False, '--input: a line is SOURCE<tab>PREFIX, and its translation begins with that '
-                             'prefix.')
+SCORE = flags.DEFINE_bool('score', False, 'The log-probability of given translations: a line of --input is '
+                          'SOURCE<tab>TARGET, or a text for a language model.')
+PREFIXES = flags.DEFINE_bool('prefixes', False, 'A line of --input is SOURCE<tab>PREFIX: its translation begins so.')
 AVOID = flags.DEFINE_string('avoid', None, 'A file of words or phrases, one a line, that must not come.')
 CONFIDENCE = flags.DEFINE_bool('confidence', False, '--split: the 95 % interval of each score of translations.')
 COMPARE = flags.DEFINE_string('compare', None, '--split: how sure it is that translations are better or worse than '
@@ -68,6 +68,7 @@ import itertools
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -80,7 +81,8 @@ from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
 from files import check_file, check_folder, naming, open_output, write_text
-from inference.columns import score_all, translate_all
+from inference.arriving import input_lines
+from inference.columns import read_phrases, score_all, translate_all
 from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run
@@ -90,7 +92,7 @@ from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
-from input_pipeline.sources import asked_splits, read_lines
+from input_pipeline.sources import asked_splits
 from training.records import read_config
 from training.resources import compile_time
 from training.step import parameter_count
@@ -106,30 +108,18 @@ IMPORTED = time.perf_counter()
 
 def main() -> None:
     """Answers or scores, as the flags ask for."""
-    if not WORKDIR.value:
-        raise UserError('--workdir is missing: give the run directory of a training')
-    if not INPUT.value and not SPLIT.value or INPUT.value is not None and SPLIT.value:
-        raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
-    if SPLIT.value and OUTPUT.value is not None:
-        raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
-    if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
-        raise UserError('--confidence and --compare are for scores: they need --split=test')
-    if not INPUT.value and (SCORE.value or PREFIXES.value):
-        raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
-    if SCORE.value:
-        check_scoring()
-    if LOOK.value and not (PICTURES.value or ATTENTION.value):
-        raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
+    typed = INPUT.value is None and not SPLIT.value and sys.stdin is not None and sys.stdin.isatty()
+    check_flags_go_together(typed)
     workdirs = run_paths(WORKDIR.value)
     splits = asked_splits(SPLIT.value, read_config(workdirs[0]).data) if SPLIT.value else []
     check_writable(workdirs, splits)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
+    avoid = read_phrases(AVOID.value) if AVOID.value else None
     run = inference.load(workdirs, CHECKPOINT.value, DTYPE.value)
     check_flags_are_used(run)
-    options = search_options(run.config, avoid=phrases_to_avoid(),
-                             **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
+    options = search_options(run.config, avoid=avoid, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
@@ -138,12 +128,33 @@ def main() -> None:
     if splits:
         score_splits(run, splits, options, page)
     elif isinstance(run.model, Predictor):
+        if typed:
+            raise UserError('--input=FILE.npz is missing: nobody types images or series')
         predict_file(run.model, path, options, page)
     else:
         answer_file(run.model, path, options, page)
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
+
+
+def check_flags_go_together(typed: bool) -> None:
+    """Raises UserError for flags that contradict each other; `typed`: without --input, lines are typed."""
+    if not WORKDIR.value:
+        raise UserError('--workdir is missing: give the run directory of a training')
+    if not INPUT.value and not SPLIT.value and not typed or INPUT.value is not None and SPLIT.value:
+        raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+    if SPLIT.value and OUTPUT.value is not None:
+        raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
+    if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
+        raise UserError('--confidence and --compare are for scores: they need --split=test')
+    if SPLIT.value and (SCORE.value or PREFIXES.value):
+        raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
+    for name in ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p'):
+        if SCORE.value and flags.FLAGS[name].value not in (None, False):
+            raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
+    if LOOK.value and not (PICTURES.value or ATTENTION.value):
+        raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
 
 
 def check_flags_are_used(run: Run) -> None:
@@ -166,27 +177,6 @@ def check_flags_are_used(run: Run) -> None:
                             'leave it out')
 
 
-def check_scoring() -> None:
-    """Raises UserError for a flag that means nothing where nothing is searched for."""
-    of_searches = {'prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p'}
-    for name in sorted(of_searches):
-        if flags.FLAGS[name].value not in (None, False):
-            raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
-
-
-def phrases_to_avoid() -> list[str] | None:
-    """The lines of --avoid that are not blank; None without that flag.
-
-    Raises:
-      UserError: if there are none.
-    """
-    if AVOID.value is None:
-        return None
-    if phrases := [line for line in read_lines(AVOID.value) if line.strip()]:
-        return phrases
-    raise UserError(f'--avoid={AVOID.value} has no words: give one a line')
-
-
 def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
     """Sees, before anything is computed, that all files can be written.
 
@@ -196,9 +186,9 @@ def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
     for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE, AVOID):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
-    named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN, PICTURES) if flag.value]
+    named = [os.path.realpath(flag.value) for flag in (INPUT, AVOID, OUTPUT, EXPLAIN, PICTURES) if flag.value]
     if twice := [name for name in named if named.count(name) > 1]:
-        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
+        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --output, '
                         '--explain and --pictures each a name of its own')
     for flag, workdir in itertools.product((OUTPUT, EXPLAIN), workdirs):
         check_not_own(flag, workdir)
@@ -265,12 +255,13 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
 
 
 def answers_to(model: TextModel, path: str, options: SearchOptions) -> Iterator[list[Output]]:
-    """Answers to the lines of `path` as the flags ask for them, some at a time."""
+    """Answers to the lines of `path` as the flags ask for them, some at a time; '': to what is typed."""
+    lines = input_lines(path)
     if SCORE.value:
-        return score_all(model, read_lines(path), options, path)
+        return score_all(model, lines, options, path)
     if PREFIXES.value:
-        return translate_all(model, read_lines(path), options, path)
-    return model.respond_all(read_lines(path), options)
+        return translate_all(model, lines, options, path)
+    return model.respond_all(lines, options)
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:

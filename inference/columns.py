@@ -1,4 +1,4 @@
-"""Files whose lines have two columns with a tab between them: pairs to score, sources with a prefix."""
+"""Files of decode.py that are no plain sentences: pairs to score, sources with a prefix, words to avoid."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -7,6 +7,7 @@ from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.text import Output, TextModel
 from inference.translate import Translator
+from input_pipeline.sources import read_lines
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
@@ -42,6 +43,17 @@ def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOp
     return model.respond_all(lines, options, respond)
 
 
+def read_phrases(path: str) -> list[str]:
+    """The lines of a file that are not blank.
+
+    Raises:
+      UserError: if there are none, or the file cannot be read.
+    """
+    if phrases := [line for line in read_lines(path) if line.strip()]:
+        return phrases
+    raise UserError(f'--avoid={path} has no words: give one a line')
+
+
 def _translator(model: TextModel, flag: str) -> Translator:
     if not isinstance(model, Translator):
         raise UserError(f'{flag} is for translations: leave it out')
@@ -53,7 +65,7 @@ def _columns(lines: Sequence[str], what: str, name: str, first: int) -> list[tup
     for number, line in enumerate(lines, first + 1):
         columns = line.split('\t')
         if len(columns) != 2:
-            raise UserError(f'{"stdin" if name == "-" else name}:{number}: {len(columns) - 1} tabs, but a line must be '
-                            f'{what}, with one')
+            where = 'stdin' if name in ('', '-') else name
+            raise UserError(f'{where}:{number}: {len(columns) - 1} tabs, but a line must be {what}, with one')
         found.append((columns[0], columns[1]))
     return found

@@ -1,16 +1,16 @@
 """Words that must not come: an automaton over the bytes of the text that a search writes.
 
-A phrase is forbidden in the text, however it is cut into tokens, and as a word: not inside another one. Where a word ends
-is known only from the character behind it. So its last letter may come, and what would end it there may not: a space, a
-full stop, the end of the text. With 'Mann' to avoid, 'Mannschaft' may come.
+A phrase is forbidden in the text, however it is cut into tokens, and as a word: not inside another one. Where a word
+ends is known only from the character behind it. So its last letter may come, and what would end it there may not: a
+space, a full stop, the end of the text. With 'Mann' to avoid, 'Mannschaft' may come.
 
-Letters, digits, marks and the underscore make words. Upper and lower case are the same, and so are the composed and the
-decomposed form of a character. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no such ends, so
-a phrase in one of them is forbidden wherever it stands. A space in a phrase is any white space.
+Letters, digits, marks and the underscore make words. Upper and lower case are the same, and so are the composed and
+the decomposed form of a character. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no such
+ends, so a phrase in one of them is forbidden wherever it stands. A space in a phrase is any white space.
 
-It is made in three steps: what one byte does to the set of phrases that have begun (`_Phrases.step`); the sets that there
-are, and what each byte does to them (`_byte_table`: the subset construction); what each token does to them (`Automaton`).
-In a search, that is one look-up in a table for each hypothesis.
+It is made in three steps: what one byte does to the set of phrases that have begun (`_Phrases.step`); the sets that
+there are, and what each byte does to them (`_byte_table`: the subset construction); what each token does to them
+(`Automaton`). In a search, that is one look-up in a table for each hypothesis.
 """
 
 import functools
@@ -60,7 +60,7 @@ def _in_word(code: int) -> bool:
 
 @functools.cache
 def _characters() -> list[dict[int, int | bool]]:
-    """UTF-8 as a graph: in each node, byte -> the next node, or, behind a character's last byte, whether it makes words.
+    """UTF-8 as a graph: in a node, byte -> the next node, or, behind a character's last byte, whether it makes words.
 
     Nodes that go on alike are one; the last is the first.
     """
@@ -182,7 +182,7 @@ def _by_byte(ways: Iterable[tuple[int, int, bytes]]) -> dict[int, list[tuple[int
     return found
 
 
-def _byte_table(phrases: _Phrases, continued: bool) -> tuple[Int[np.ndarray, 'states 256'], list[_State]]:
+def _byte_table(phrases: _Phrases, continued: bool) -> tuple[Int[np.ndarray, 'rows 256'], list[_State]]:
     """The state behind each byte in each state; where a byte must not come, one more, which leads nowhere else."""
     states, numbers, rows = [phrases.start], {phrases.start: 0}, []
     usual: dict[tuple, int] = {}  # where a byte leads that goes on with no phrase
@@ -243,7 +243,8 @@ class Automaton:
         self.table = np.where(table == DEAD, DEAD, places[table])[order].astype(np.int32)
         self.ends = int(may_end.sum())
         numbers = {state: places[number] for number, state in enumerate(states)}
-        self._open = np.array([numbers.get(states[number]._replace(ended=False, free=True), 0) for number in order])
+        self._open = np.array([numbers.get(states[number]._replace(ended=False, free=True), 0)
+                               for number in order.tolist()])
 
     @functools.cached_property
     def padded(self) -> Int[np.ndarray, 'states vocab']:
@@ -279,7 +280,7 @@ def begin_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
     return np.array([tokenizer.bytes_of(token).startswith(b' ') for token in range(len(tokenizer))])
 
 
-def _token_table(by_byte: Int[np.ndarray, 'states 256'], written: Sequence[bytes]) -> Int[np.ndarray, 'states vocab']:
+def _token_table(by_byte: Int[np.ndarray, 'states 256'], written: Sequence[bytes]) -> Int[np.ndarray, 'rows vocab']:
     """The state behind each token; special tokens write nothing and lead nowhere else."""
     dead = len(by_byte) - 1
     table = np.repeat(np.arange(dead, dtype=np.int32)[:, None], len(written), axis=1)

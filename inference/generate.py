@@ -22,8 +22,8 @@ from inference.options import SAMPLING, SearchOptions, search_options
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
 from inference.text import (
-    Begin,
     LENGTHS,
+    Begin,
     Hypothesis,
     Output,
     SearchInput,

@@ -21,9 +21,10 @@ def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
 
 
 def to_pandas(outputs: Sequence[Output]) -> Any:
-    """A DataFrame with a row for each hypothesis, in order: line (from 1), rank (from 1), source, text, tokens, log_prob, score, ended.
+    """A DataFrame with a row for each hypothesis, in order.
 
-    `tokens` is their number, without the end token.
+    Its columns are line and rank (both from 1), source, text, tokens (how many, without the end token), log_prob, score
+    and ended.
 
     Raises:
       UserError: if pandas is not installed.

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import functools
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxtyping import Float, Int
 
 from errors import UserError
 from inference import search
+from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
 from inference.constraints import Automaton, begin_words
 from inference.forced import Forced, forced_log_probs
@@ -352,9 +354,14 @@ class SearchModel(TextModel):
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
-    """The next `count` lines, or fewer if they have more than CHUNK_CHARACTERS together."""
-    chunk, characters = [], 0
-    while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
+    """The next `count` lines, or fewer: if they have more than CHUNK_CHARACTERS together, or the next is not there."""
+    chunk, characters, deadline = [], 0, 0.0
+    while len(chunk) < count and characters <= CHUNK_CHARACTERS:
+        if chunk and isinstance(lines, Arriving) and not lines.ready(deadline):
+            break
+        if (line := next(lines, None)) is None:
+            break
+        deadline = deadline or time.monotonic() + PAUSE
         chunk.append(line)
         characters += len(line)
     return chunk
