@@ -110,7 +110,7 @@ def main() -> None:
     """Answers or scores, as the flags ask for."""
     typed = INPUT.value is None and not SPLIT.value and sys.stdin is not None and sys.stdin.isatty()
     check_flags_go_together(typed)
-    workdirs = run_paths(WORKDIR.value)
+    workdirs = run_paths(WORKDIR.value or '')
     splits = asked_splits(SPLIT.value, read_config(workdirs[0]).data) if SPLIT.value else []
     check_writable(workdirs, splits)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):

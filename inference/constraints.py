@@ -16,7 +16,7 @@ there are, and what each byte does to them (`_byte_table`: the subset constructi
 import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -31,7 +31,7 @@ WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040,
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
 
 
-def checked_phrases(phrases: Iterable[str]) -> tuple[str, ...]:
+def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
     """The phrases, if they are such.
 
     Raises:
@@ -287,5 +287,5 @@ def _token_table(by_byte: Int[np.ndarray, 'states 256'], written: Sequence[bytes
     lengths = np.array([0 if token <= UNK else len(each) for token, each in enumerate(written)])
     for place in range(lengths.max(initial=0)):
         tokens = np.flatnonzero(lengths > place)
-        table[:, tokens] = by_byte[table[:, tokens], [written[token][place] for token in tokens]]
+        table[:, tokens] = by_byte[table[:, tokens], [written[token][place] for token in tokens.tolist()]]
     return np.where(table == dead, DEAD, table)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import numbers
+from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -42,7 +44,7 @@ class SearchOptions:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    avoid: tuple[str, ...] = ()
+    avoid: Sequence[Any] = ()  # texts
 
     def __post_init__(self):
         def require(holds, message):

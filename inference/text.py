@@ -260,7 +260,7 @@ class SearchModel(TextModel):
         super().__init__(module, params, tokenizers)
         self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
         self._batches = BatchSearch(module)
-        self._automata: dict[tuple[str, ...], Automaton] = {}  # the last one
+        self._automata: dict[Any, Automaton] = {}  # the last one
 
     @abc.abstractmethod
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
