@@ -73,17 +73,15 @@ def test_a_terminal_prompts_and_ends_cleanly(last, status, tmp_path):
     os.close(its)
 
     def read_until(text):
-        seen, deadline = b'', time.monotonic() + 120
+        seen, deadline = b'', time.monotonic() + 60
         while text not in seen:
             assert select.select([ours], [], [], max(0, deadline - time.monotonic()))[0], seen
             seen += os.read(ours, 4096)
 
     try:
-        read_until(b'> ')
         for word in b'one', b'two':
             os.write(ours, word + b'\n')
             read_until(b'1 ' + word.upper())
-            read_until(b'> ')
         if last:
             os.write(ours, last)
         else:
