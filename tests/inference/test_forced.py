@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import tarfile
 import types
@@ -100,7 +101,8 @@ def test_lines_of_two_columns(translating, generating):
     for lines in (['a\tb', 'ab'], ['a\tb', 'a\tb\tc']):
         with pytest.raises(UserError, match='in.tsv:2: [02] tabs'):
             list(score_all(translating, iter(lines), options, 'in.tsv'))
-    assert [output.text for part in score_all(generating, iter(['a', '']), options, '-') for output in part] == ['a', '']
+    parts = score_all(generating, iter(['a', '']), options, '-')
+    assert [output.text for part in parts for output in part] == ['a', '']
     with pytest.raises(UserError, match='--prefixes is for translations'):
         translate_all(generating, iter(['a']), options, '-')
 
@@ -124,7 +126,7 @@ def test_the_command_line_scores_and_a_run_says_what_it_is(tmp_path):
     outputs = run.forced([(source, target) for source, target in pairs])
     assert [float(line) for line in done.stdout.split()] == pytest.approx(
         [output.hypotheses[0].log_prob for output in outputs], abs=1e-4)
-    assert all(line.partition(b'.')[2].isdigit() and len(line.partition(b'.')[2]) == 6 for line in done.stdout.split())
+    assert all(re.fullmatch(rb'-\d+\.\d{6}', line) for line in done.stdout.split())
 
 
 def test_a_table_of_outputs(monkeypatch):

@@ -127,7 +127,7 @@ def alone(model, source, limit, options, allowed, number):
             ended += [(log_prob / penalty(step + 1), log_prob, tokens) for log_prob, tokens in over]
             ended = sorted(ended, reverse=True)[:options.beam]
         return ended[:options.n_best]
-    key, outputs = jax.random.fold_in(jax.random.fold_in(jax.random.key(options.seed), 0), number), []
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(options.seed), 0), number)
     tokens, log_probs = [()] * options.n_best, np.zeros(options.n_best)
     for step in range(limit):
         logits = jnp.stack([after(each) if EOS not in each else jnp.zeros(SIZE) for each in tokens])
@@ -140,21 +140,21 @@ def alone(model, source, limit, options, allowed, number):
             if EOS not in each:
                 token = int(chosen[row]) if mask[row].sum() > 1 else int(mask[row].argmax())
                 tokens[row], log_probs[row] = (*each, token), log_probs[row] + new[row, token]
-    outputs = [(log_prob / penalty(len(each)), log_prob, each) for log_prob, each in zip(log_probs, tokens, strict=True)]
-    return sorted(outputs, reverse=True)
+    return sorted(((log_prob / penalty(len(each)), log_prob, each)
+                   for log_prob, each in zip(log_probs, tokens, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam', 'samples'])
 @pytest.mark.parametrize('kind', ['transformer', pytest.param('ensemble', marks=pytest.mark.slow),
                                   pytest.param('rnnsearch', marks=pytest.mark.slow)])
 def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
-    model, avoided_one = of_kind(kind), False
+    model = of_kind(kind)
     options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, batch_size=4)
     free = model.translate(SOURCES, options)
     found = model.translate(SOURCES, dataclasses.replace(options, avoid=AVOID), prefixes=PREFIXES)
-    for number, (output, prefix, before) in enumerate(zip(found, PREFIXES, free, strict=True)):
+    for number, (output, prefix) in enumerate(zip(found, PREFIXES, strict=True)):
         forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA
         expected = alone(model, output.source_tokens, limit, options, functools.partial(
             may_come, limit=limit, cut=False, prefix=forced), number)
@@ -162,8 +162,7 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
         np.testing.assert_allclose([(each.score, each.log_prob) for each in output.hypotheses],
                                    [each[:2] for each in expected], atol=2e-4, rtol=2e-4)
         assert all(each.text.startswith(prefix) and not AVOIDED.search(each.text) for each in output.hypotheses)
-        avoided_one |= any(AVOIDED.search(each.text) for each in before.hypotheses)
-    assert avoided_one or search != 'samples'  # without the rules some come
+    assert [output.text for output in free] != [output.text for output in found]
 
 
 @pytest.mark.parametrize('search', SEARCHES)
@@ -191,15 +190,16 @@ def test_words_are_avoided_from_window_to_window():
 
 # What is avoided, in any vocabulary
 
-WORDS = 'Mann Mannschaft mit einem der Tag guten Käse groß Straße und Manna Käsekuchen'.split()
+WORDS = ['Mann', 'Mannschaft', 'mit', 'einem', 'der', 'Tag', 'guten', 'Käse', 'groß', 'Straße', 'und', 'Manna']
 
 
 @functools.cache
 def vocabularies():
     rng = np.random.default_rng(0)
     texts = [' '.join(rng.choice(WORDS, rng.integers(1, 8))) + '.' for _ in range(300)]
-    return {'byte': ByteTokenizer(), **{kind: train_tokenizer(texts, kind=kind, vocab_size=290, split_digits=True,
-                                                               normalization='identity') for kind in ('bpe', 'unigram')}}
+    settings = {'vocab_size': 290, 'split_digits': True, 'normalization': 'identity'}
+    return {'byte': ByteTokenizer(), **{kind: train_tokenizer(texts, kind=kind, **settings)
+                                        for kind in ('bpe', 'unigram')}}
 
 
 @pytest.mark.parametrize('kind', ['byte', 'bpe', 'unigram'])
@@ -210,7 +210,7 @@ def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     automaton = Automaton(avoid, tokenizer, False)
     words = re.compile(r'(?<!\w)(mann|guten\s+tag|käse|stra(ß|ss)e)(?!\w)|(?<!\w)x!', re.IGNORECASE)
     rng, counts = np.random.default_rng(1), {True: 0, False: 0}
-    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '_', '\u0308', 'x', '!', '…']
+    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '_', 'x', '!', '…']
     for _ in range(1500):
         text = ''.join(rng.choice(parts, rng.integers(1, 6)))
         tokens, cut = [], 0
@@ -219,8 +219,6 @@ def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
             tokens += [token for token in tokenizer.encode(text[cut:end])]
             cut = end
         whole = tokenizer.decode(tokens)
-        if '\u0308' in whole:  # the expression does not know marks
-            continue
         state = automaton.after(tokens)
         expected = bool(words.search(whole))
         assert (state == DEAD or automaton.table[state, EOS] == DEAD) == expected, whole
@@ -232,7 +230,8 @@ def test_forms_of_a_word():
     automaton, encode = Automaton(['naïve', 'groß', '猫', 'Straße'], ByteTokenizer(), False), ByteTokenizer().encode
 
     def avoided(text):
-        return automaton.table[max(0, automaton.after(encode(text))), EOS] == DEAD or automaton.after(encode(text)) == DEAD
+        state = automaton.after(encode(text))
+        return state == DEAD or automaton.table[state, EOS] == DEAD
 
     for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve'):
         assert avoided(text), text
@@ -248,13 +247,11 @@ def test_a_space_ends_the_word_of_a_prefix():
     assert encode_prefix(TOKENIZER, 'a ').prefix == TOKENIZER.encode('a ')
     size = len(tokenizer)
     model = translator(Transformer(blocks(), 1, size, size), tokenizer)
-    prefixes = ['der ', 'der', 'guten Ta', 'Mann ', '', 'M ']
+    prefixes = ['der ', 'der', 'guten Ta', 'Mann ', '']
     for method in ('greedy', 'beam', 'sample'):
-        found = model.translate(WORDS[:6], SearchOptions(method=method, extra_length=9, avoid=('M',)), prefixes=[
-            each for each in prefixes[:5]] + ['der '])
-        for output, prefix in zip(found, prefixes, strict=False):
-            if output is not found[-1]:
-                assert output.text.startswith(prefix), (output.text, prefix)
+        options = SearchOptions(method=method, extra_length=9, avoid=('M',))
+        for output, prefix in zip(model.translate(WORDS[:5], options, prefixes=prefixes), prefixes, strict=True):
+            assert output.text.startswith(prefix)
             pairs = [(output.source_tokens, output.hypotheses[0].tokens)]
             assert output.hypotheses[0].log_prob == pytest.approx(sum(model.token_log_probs(pairs)[0]), abs=1e-3)
     assert begin_words(tokenizer).sum() > 1
