@@ -119,7 +119,8 @@ def main() -> None:
     avoid = read_phrases(AVOID.value) if AVOID.value else None
     run = inference.load(workdirs, CHECKPOINT.value, DTYPE.value)
     check_flags_are_used(run)
-    options = search_options(run.config, avoid=avoid, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
+    options = search_options(run.config, avoid=avoid, **{
+        name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
