@@ -3,7 +3,7 @@
 Trainings that stand in a text or a table are not run, but their options are looked at.
 
 The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
-targets are run on their own). DIR and FILE, which stand for the reader's, are there under these names, as are PAIRS.tsv and WORDS.
+targets are run on their own). DIR, FILE, PAIRS.tsv and other names that stand for the reader's are there.
 """
 
 import os
