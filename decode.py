@@ -1,6 +1,8 @@
 """Uses a trained model to translate, continue or classify; or scores it on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
+    python decode.py --workdir=RUN                     # on a terminal: prompts for sentences
+    python decode.py --workdir=RUN --input=PAIRS.tsv --score
     python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
 --workdir=A,B,C answers with an ensemble of several runs of one vocabulary.
@@ -31,6 +33,10 @@ FORMAT = flags.DEFINE_enum(
     'format', 'text', ['text', 'jsonl'], 'text: the best answer; jsonl: a line with all about it.')
 SPLIT = flags.DEFINE_string('split', None, 'Score this split of the data instead: train, validation, test (all of '
                             'its sets), or one set of the test by its name.')
+SCORE = flags.DEFINE_bool('score', False, 'The log-probability of given translations: a line of --input is '
+                          'SOURCE<tab>TARGET, or a text for a language model.')
+PREFIXES = flags.DEFINE_bool('prefixes', False, 'A line of --input is SOURCE<tab>PREFIX: its translation begins so.')
+AVOID = flags.DEFINE_string('avoid', None, 'A file of words or phrases, one a line, that must not come.')
 CONFIDENCE = flags.DEFINE_bool('confidence', False, '--split: the 95 % interval of each score of translations.')
 COMPARE = flags.DEFINE_string('compare', None, '--split: how sure it is that translations are better or worse than '
                               'those of this other run directory.')
@@ -58,7 +64,6 @@ EXPLAIN_COUNT = flags.DEFINE_integer('explain_count', 200, 'The page holds the f
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -68,7 +73,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -76,15 +81,19 @@ import inference
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from errors import UserError
-from files import check_file, check_folder, naming, write_text, written_whole
+from files import check_file, check_folder, naming, open_output, write_text
+from inference.arriving import input_lines
+from inference.columns import read_phrases, score_all, translate_all
+from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
-from inference.text import Output, SearchOptions, TextModel, search_options
+from inference.tables import as_json
+from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
-from input_pipeline.sources import asked_splits, read_lines
+from input_pipeline.sources import asked_splits
 from training.records import read_config
 from training.resources import compile_time
 from training.step import parameter_count
@@ -100,25 +109,19 @@ IMPORTED = time.perf_counter()
 
 def main() -> None:
     """Answers or scores, as the flags ask for."""
-    if not WORKDIR.value:
-        raise UserError('--workdir is missing: give the run directory of a training')
-    if not INPUT.value and not SPLIT.value or INPUT.value is not None and SPLIT.value:
-        raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
-    if SPLIT.value and OUTPUT.value is not None:
-        raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
-    if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
-        raise UserError('--confidence and --compare are for scores: they need --split=test')
-    if LOOK.value and not (PICTURES.value or ATTENTION.value):
-        raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
-    workdirs = run_paths(WORKDIR.value)
+    typed = INPUT.value is None and not SPLIT.value and sys.stdin is not None and sys.stdin.isatty()
+    check_flags_go_together(typed)
+    workdirs = run_paths(WORKDIR.value or '')
     splits = asked_splits(SPLIT.value, read_config(workdirs[0]).data) if SPLIT.value else []
     check_writable(workdirs, splits)
     for flag, least in (PICTURE_COUNT, 0), (EXPLAIN_COUNT, 1):
         if flag.value < least:
             raise UserError(f'--{flag.name}={flag.value} must be at least {least}')
+    avoid = read_phrases(AVOID.value) if AVOID.value else None
     run = inference.load(workdirs, CHECKPOINT.value, DTYPE.value)
     check_flags_are_used(run)
-    options = search_options(run.config, **{name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
+    options = search_options(run.config, avoid=avoid, **{
+        name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')})
     if FORMAT.value == 'text' and (options.n_best > 1 or ATTENTION.value):
         raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if PICTURES.value and LOOK.value == 'positions':
@@ -127,12 +130,33 @@ def main() -> None:
     if splits:
         score_splits(run, splits, options, page)
     elif isinstance(run.model, Predictor):
+        if typed:
+            raise UserError('--input=FILE.npz is missing: nobody types images or series')
         predict_file(run.model, path, options, page)
     else:
         answer_file(run.model, path, options, page)
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
+
+
+def check_flags_go_together(typed: bool) -> None:
+    """Raises UserError for flags that contradict each other; `typed`: without --input, lines are typed."""
+    if not WORKDIR.value:
+        raise UserError('--workdir is missing: give the run directory of a training')
+    if not INPUT.value and not SPLIT.value and not typed or INPUT.value is not None and SPLIT.value:
+        raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+    if SPLIT.value and OUTPUT.value is not None:
+        raise UserError(f'--output={OUTPUT.value} is for --input: scores of a split go to stdout and to RUN/results')
+    if not SPLIT.value and (CONFIDENCE.value or COMPARE.value is not None):
+        raise UserError('--confidence and --compare are for scores: they need --split=test')
+    if SPLIT.value and (SCORE.value or PREFIXES.value):
+        raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
+    for name in ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p'):
+        if SCORE.value and flags.FLAGS[name].value not in (None, False):
+            raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
+    if LOOK.value and not (PICTURES.value or ATTENTION.value):
+        raise UserError(f'--look={LOOK.value} needs --pictures=DIR, or --attention')
 
 
 def check_flags_are_used(run: Run) -> None:
@@ -142,10 +166,13 @@ def check_flags_are_used(run: Run) -> None:
         raise UserError(f'{asked} means nothing to an ensemble: its runs have an attention each, and it has none. Give '
                         'one of them')
     here = flatten(run.config)
-    for flag in (CONFIDENCE, COMPARE):
+    for flag in (CONFIDENCE, COMPARE, PREFIXES):
         if flag.value and not isinstance(run.model, Translator):
             raise UserError(f'--{flag.name} is for translations, but this is a run of task={run.config.task}: leave it '
                             'out')
+    for flag in (SCORE, AVOID):
+        if flag.value and isinstance(run.model, Predictor):
+            raise UserError(f'--{flag.name} is for text, but this is a run of task={run.config.task}: leave it out')
     for name in SEARCH:
         if flags.FLAGS[name].value is not None and not is_used(f'decode.{name}', here):
             raise UserError(f'--{name}={flags.FLAGS[name].value} means nothing to a run of task={run.config.task}: '
@@ -158,12 +185,12 @@ def check_writable(workdirs: Sequence[Path], splits: Sequence[str]) -> None:
     Raises:
       UserError: naming what cannot.
     """
-    for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE):
+    for flag in (OUTPUT, PICTURES, EXPLAIN, COMPARE, AVOID):
         if flag.value == '':
             raise UserError(f'--{flag.name}= is empty: give a name, or leave it out')
-    named = [os.path.realpath(flag.value) for flag in (INPUT, OUTPUT, EXPLAIN, PICTURES) if flag.value]
+    named = [os.path.realpath(flag.value) for flag in (INPUT, AVOID, OUTPUT, EXPLAIN, PICTURES) if flag.value]
     if twice := [name for name in named if named.count(name) > 1]:
-        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --output, '
+        raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --output, '
                         '--explain and --pictures each a name of its own')
     for flag, workdir in itertools.product((OUTPUT, EXPLAIN), workdirs):
         check_not_own(flag, workdir)
@@ -212,9 +239,9 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(OUTPUT.value) as output:
-        for answers in model.respond_all(read_lines(path), search):
+        for answers in answers_to(model, path, search):
             for number, answer in enumerate(answers, count + 1):
-                if number > 1 and FORMAT.value == 'text' and model.multiline:
+                if number > 1 and FORMAT.value == 'text' and model.multiline and not SCORE.value:
                     output.write(BETWEEN + '\n')
                 output.write(output_line(model, answer, number, options.n_best, page) + '\n')
             output.flush()
@@ -227,6 +254,16 @@ def answer_file(model: TextModel, path: str, options: SearchOptions, page: Page 
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
     log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
              count / max(seconds - compiling, 1e-9))
+
+
+def answers_to(model: TextModel, path: str, options: SearchOptions) -> Iterator[list[Output]]:
+    """Answers to the lines of `path` as the flags ask for them, some at a time; '': to what is typed."""
+    lines = input_lines(path)
+    if SCORE.value:
+        return score_all(model, lines, options, path)
+    if PREFIXES.value:
+        return translate_all(model, lines, options, path)
+    return model.respond_all(lines, options)
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
@@ -246,24 +283,14 @@ def output_line(model: TextModel, answer: Output, number: int, n_best: int, page
         page.add(explain_text(model, answer, weights, number))
     if pictured and weights is not None:
         save_figure(answer_figure(model, answer, LOOK.value, weights), picture_path(number))
+    if FORMAT.value == 'text' and SCORE.value:
+        return f'{answer.hypotheses[0].log_prob:.6f}'
     if FORMAT.value == 'text':
         return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
     if ATTENTION.value and weights is not None:
         line['attention'] = weights[chosen_kind(weights, LOOK.value.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
-
-
-def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
-    """An answer as --format=jsonl writes it."""
-    source, target = model.tokenizers['source'], model.tokenizers['target']
-
-    def described(hypothesis):
-        return {'text': hypothesis.text, 'tokens': target.pieces(hypothesis.tokens), 'score': hypothesis.score,
-                'log_prob': hypothesis.log_prob, 'ended': hypothesis.ended}
-
-    return {'source': answer.source, 'source_tokens': source.pieces(answer.source_tokens),
-            **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
 
 
 def predict_file(model: Predictor, path: str, options: SearchOptions, page: Page | None) -> None:
@@ -365,27 +392,6 @@ def picture_path(number: int) -> Path:
     path = Path(PICTURES.value or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path
-
-
-@contextlib.contextmanager
-def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole.
-
-    A failure leaves the file that was there, and what was answered until then in PATH.partial. A device or a pipe is
-    written to directly.
-    """
-    if path is None:
-        if sys.stdout is None:
-            raise UserError('stdout is closed: give --output=FILE')
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    try:
-        with written_whole(Path(path), '.partial') as file:
-            yield file
-    finally:
-        if (partial := Path(f'{os.path.realpath(path)}.partial')).exists():
-            log.info('not complete: what was answered until then is in %s', partial)
 
 
 if __name__ == '__main__':

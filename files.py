@@ -3,14 +3,18 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from errors import UserError
+
+log = logging.getLogger('allyouneed.files')
 
 
 def expanded(path: str | Path) -> Path:
@@ -64,6 +68,27 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
         with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
             yield file
         os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def open_output(path: str | None) -> Iterator[TextIO]:
+    """stdout, or a file that appears under its name when it is whole.
+
+    A failure leaves the file that was there, and what was written until then in PATH.partial. A device or a pipe is
+    written to directly.
+    """
+    if path is None:
+        if sys.stdout is None:
+            raise UserError('stdout is closed: give --output=FILE')
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    try:
+        with written_whole(Path(path), '.partial') as file:
+            yield file
+    finally:
+        if (partial := Path(f'{os.path.realpath(path)}.partial')).exists():
+            log.info('not complete: what was answered until then is in %s', partial)
 
 
 def write_text(path: Path, text: str) -> None:

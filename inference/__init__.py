@@ -1,5 +1,6 @@
 """From a run directory to answers: load, search, translate, score."""
 
 from inference.run import load
+from inference.tables import to_pandas
 
-__all__ = ['load']
+__all__ = ['load', 'to_pandas']

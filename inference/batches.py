@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Int
 
-from inference.search import Beam, DecodeStep, Hypotheses, Search, advance
+from inference.search import Beam, DecodeStep, Follow, Hypotheses, Search, advance
 from model import Params
 
 FEWEST = 16  # rows of the smallest batch that is left of a larger one
@@ -37,11 +37,15 @@ class Batch(NamedTuple):
       start: int [batch], the token that decoding starts from.
       limits: int [batch], the greatest number of new tokens, which is at most the search's `max_length`.
       numbers: uint [batch], what the draws of a sentence depend on, besides the seed.
+      prefixes: int [batch, length], the tokens that outputs begin with; None: of no sentence (search.py).
+      places: int [batch], the states of an automaton that outputs begin in; None: there is none.
     """
     source: Any
     start: Any
     limits: Any
     numbers: Any
+    prefixes: Any = None
+    places: Any = None
 
 
 def threads_for(batch_size: int) -> int:
@@ -79,14 +83,15 @@ class BatchSearch:
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
         self._keep = jax.jit(_kept, static_argnames='more_keys')
 
-    def find(self, params: Params, search: Search, batch: Batch, seed: int, draw: int = 0) -> Hypotheses:
+    def find(self, params: Params, search: Search, batch: Batch, seed: int, draw: int = 0,
+             follow: Follow | None = None) -> Hypotheses:
         """What `search` finds, as NumPy arrays; draws depend on the seed, the sentence's number and `draw`.
 
         A batch that lies on several devices stays whole, from the first step to the last.
         """
         if isinstance(batch.source, jax.Array) and len(batch.source.sharding.device_set) > 1:
-            return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), search=search),
-                                     tiled=True)
+            return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), follow,
+                                                 search=search), tiled=True)
         rows, room = len(batch.source), min(ROOM, search.max_length)
         # The seed is an argument of the compiled program, so another seed compiles nothing.
         with self._compiling:
@@ -95,7 +100,8 @@ class BatchSearch:
         while True:
             half = 2 ** (rows - 1).bit_length() // 2
             with self._compiling:
-                state, *news = self._advance(params, state, room, half + 1 if half >= FEWEST else 1, search=search)
+                state, *news = self._advance(params, state, room, half + 1 if half >= FEWEST else 1, follow,
+                                             search=search)
             step, is_open, now = jax.device_get(news)
             found = now if found is None else jax.tree.map(
                 lambda whole, part, rows=sentences: _with_rows(whole, rows, part), found, now)
@@ -117,17 +123,18 @@ class BatchSearch:
         cache: Any = self.module.apply({'params': params}, memory, sharing, search.max_length, method='init_cache')
         cache = cache.resized((room - search.max_length) * sharing)
         if isinstance(search, Beam):
-            return search.begin(cache, batch.start, batch.limits)
+            return search.begin(cache, batch.start, batch.limits, prefixes=batch.prefixes, places=batch.places)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(jax.random.key(seed), draw), batch.numbers)
-        return search.begin(cache, batch.start, batch.limits, keys)
+        return search.begin(cache, batch.start, batch.limits, keys, prefixes=batch.prefixes, places=batch.places)
 
-    def _go_on(self, params, state, until, at_least, *, search):
-        state = advance(search, self._decode_step(params, search), state, until, at_least)
+    def _go_on(self, params, state, until, at_least, follow=None, *, search):
+        state = advance(search, self._decode_step(params, search), state, until, at_least, follow)
         return state, state.step, search.open(state), search.found(state)
 
-    def _to_the_end(self, params, batch, seed, draw, *, search):
+    def _to_the_end(self, params, batch, seed, draw, follow=None, *, search):
         state = self._read(params, batch, seed, draw, search=search, room=search.max_length)
-        return search.found(advance(search, self._decode_step(params, search), state, search.max_length))
+        return search.found(advance(search, self._decode_step(params, search), state, search.max_length,
+                                    follow=follow))
 
     def _decode_step(self, params: Params, search: Search) -> DecodeStep:
         def step(tokens, cache):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,22 +17,22 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError
+from inference.forced import Forced
+from inference.options import SAMPLING, SearchOptions, search_options
 from inference.scores import Evaluation, bits_per_character
 from inference.search import length_penalty
 from inference.text import (
     LENGTHS,
-    SAMPLING,
+    Begin,
     Hypothesis,
     Output,
     SearchInput,
     SearchModel,
-    SearchOptions,
     attention_weights,
     checked_texts,
-    search_options,
 )
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, PAD, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
 from model import Params
 from training.loss import Sums, cross_entropy
 from training.objective import forward, supervised
@@ -85,6 +86,8 @@ class Generator(SearchModel):
         tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
+        automaton = self.automaton(options)
+        places = [automaton.behind(each) for each in tokens] if automaton else []
         draw = 0  # windows that each row has filled so far; no row waits for another
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
@@ -92,8 +95,10 @@ class Generator(SearchModel):
                      for row, source in zip(open_rows, sources, strict=True)]
             # A multiple of LENGTHS, as each length is compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
+            begins = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
+                                    for row in open_rows]
             found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=longest), draw, rooms)
+                                  dataclasses.replace(options, extra_length=longest), draw, rooms, begins)
             still = []
             for row, hypotheses in zip(open_rows, found, strict=True):
                 best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
@@ -101,6 +106,36 @@ class Generator(SearchModel):
                     still.append(row)
             open_rows, draw = still, draw + 1
         return [Output(prompt, tokens[row], [best[row], *rest.get(row, [])]) for row, prompt in enumerate(prompts)]
+
+    def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
+        """For each text, an output whose one hypothesis is the text, as a whole document: it is given and not found.
+
+        Its log-probability is that of its tokens and the end token after the start token. A text that is longer than a
+        window is read as `generate` writes it: what follows a full window is predicted from its last half on. `first`
+        is not used: no text is too long.
+        """
+        texts = checked_texts(texts)
+        tokens = [self.tokenizers['target'].encode(text) for text in texts]
+        kept = max(1, self.context // 2)
+        size = max(self.context, kept + 1)
+        windows, behind = [], []  # and of which text each is, and how many of its targets have been predicted
+        for row, each in enumerate(tokens):
+            whole, done = [BOS, *each, EOS], 1
+            while done < len(whole):
+                begin = max(0, done - kept) if done > 1 else 0
+                window = whole[begin:begin + size]
+                windows.append(Forced({'tokens': window[:-1]}, window[1:]))
+                behind.append((row, done - begin - 1))
+                done = begin + len(window)
+        log_probs: list[list[float]] = [[] for _ in texts]
+        for (row, known), found in zip(behind, self._forced_log_probs(windows, options.batch_size), strict=True):
+            log_probs[row] += found[known:]
+        outputs = []
+        for text, each, found in zip(texts, tokens, log_probs, strict=True):
+            log_prob = math.fsum(found)
+            score = float(log_prob / length_penalty(len(found), options.alpha))
+            outputs.append(Output('', [BOS], [Hypothesis(text, each, log_prob, score)]))
+        return outputs
 
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:

@@ -1,5 +1,6 @@
 """A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from configs.tasks import TASKS
 from errors import UserError
 from files import expanded
 from inference.generate import Generator
+from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
-from inference.text import Output, SearchOptions, search_options
+from inference.text import Output
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import Data, open_data
 from input_pipeline.token_store import cache_folder
 from input_pipeline.tokenizer import Tokenizer
 from training.processes import check_devices
-from training.step import use_compilation_cache
+from training.step import parameter_count, use_compilation_cache
 from training.trained import parts_of_one_run, read_trained
 
 Answerer = Translator | Generator | Predictor
@@ -68,19 +70,47 @@ class Run:
             self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
         self.options = search_options(self.config)
 
-    def translate(self, sentences: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
-        """Translations in the order of `sentences`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Translator, 'translates').translate(sentences, options or self.options)
+    def __repr__(self) -> str:
+        languages = f' {self.config.data.source_lang}-{self.config.data.target_lang}' if (
+            isinstance(self.model, Translator)) else ''
+        kind = self.config.model.kind if len(self.workdirs) == 1 else f'ensemble of {len(self.workdirs)}'
+        steps = ', '.join(map(str, self.checkpoint))
+        return (f'<{self.config.task}{languages}: {kind}, {parameter_count(self.model.params):,} parameters of step '
+                f'{steps} in {", ".join(map(str, self.workdirs))}>')
 
-    def generate(self, prompts: Sequence[str], options: SearchOptions | None = None) -> list[Output]:
+    def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
+                  prefixes: Sequence[str] | None = None, avoid: Sequence[str] | None = None) -> list[Output]:
+        """Translations in the order of `sentences`, by the config's search unless `options` says otherwise.
+
+        Each begins with its one of `prefixes` (`Translator.translate`); no word or phrase of `avoid` comes, which
+        stands for that of `options`.
+        """
+        translator = self._text_model(Translator, 'translates')
+        return translator.translate(sentences, self._options(options, avoid), prefixes=prefixes)
+
+    def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
+                 avoid: Sequence[str] | None = None) -> list[Output]:
         """Continuations in the order of `prompts`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Generator, 'generates').generate(prompts, options or self.options)
+        return self._text_model(Generator, 'generates').generate(prompts, self._options(options, avoid))
+
+    def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
+        """What the model says of translations or texts that are given: outputs with their log-probabilities.
+
+        Args:
+          given: (source, target) of each translation; for a language model, texts.
+          options: whose length penalty and batch size are used; the config's by default.
+        """
+        return self._text_model(Translator | Generator, 'writes').forced_all(given, options or self.options)
 
     def data(self) -> Data:
         """The data that the run was trained on, opened again, with the run's own tokenizers."""
         return open_data(self.config, self.workdir)
 
-    def _text_model(self, kind: type, what: str) -> Any:
+    def _options(self, options: SearchOptions | None, avoid: Sequence[str] | None) -> SearchOptions:
+        options = options or self.options
+        return options if avoid is None else dataclasses.replace(options, avoid=avoid)
+
+    def _text_model(self, kind: Any, what: str) -> Any:
         if not isinstance(self.model, kind):
             raise UserError(f'{self.workdir} is a run of task={self.config.task}, which {what} nothing')
         return self.model

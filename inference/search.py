@@ -6,6 +6,9 @@ the start token of a translation, the last one of a prompt. `limits` [batch] is 
 each sentence. What reaches it is complete in one of two ways: its last token is forced to be the end token
 (a translation), or, with `cut`, it stays as it is, without an end token (a continuation of so many tokens).
 
+An output may have to begin with a prefix, and an automaton may say which tokens can follow which (`Follow`; words to
+avoid, inference/constraints.py). Where there is neither, a step has no operation of theirs.
+
 A search may forbid tokens, but forbidding changes no probability: the log-probabilities are the model's own, over its
 whole vocabulary, those of a forced end token too. They are what teacher forcing gives for the same tokens.
 
@@ -16,19 +19,20 @@ instead, and goes on with the sentences that are not done.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from inference.largest import largest, log_normaliser
 from model.cache import Cache
 
 DecodeStep = Callable[[Int[Array, 'batch beam'], Cache], tuple[Float[Array, 'batch beam vocab'], Cache]]
 IMPOSSIBLE = jnp.finfo(jnp.float32).min
-PARTS = 32  # of a row of logits, that are read side by side
+NEW_WORD = -1  # in a prefix: any token that begins a word
 
 
 class Hypotheses(flax.struct.PyTreeNode):
@@ -58,80 +62,69 @@ class Vocabulary:
         return self.pad, self.bos, *self.others
 
 
+class Follow(NamedTuple):
+    """Which tokens may come where, beside what the vocabulary allows.
+
+    Attributes:
+      table: int [states, vocab], the state behind each token, below 0 where it must not come; None: any may.
+      ends: int, the number of states in which an output may be cut off or ended by its limit; these come first.
+      new_word: bool [vocab], the tokens that begin a word; needed if a prefix has NEW_WORD.
+    """
+    table: Any = None
+    ends: Any = None
+    new_word: Any = None
+
+
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
     """The penalty ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequence[int] = (),
-            parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
-    """jax.lax.top_k of what is not forbidden: the `count` greatest, and where they are; of equal ones the first.
-
-    On CPUs it reads a row once. A forbidden one counts as -inf.
-    """
-    exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
-    if logits.shape[-1] <= 2 * count * parts:
-        return exactly(logits)
-    columns = functools.partial(_largest_of_columns, count=count, forbidden=forbidden, parts=parts)
-    return jax.lax.platform_dependent(logits, cpu=columns, default=exactly)
+def _wanted(state, vocabulary):
+    """What the prefixes have at this step [batch]: a token, NEW_WORD or padding."""
+    return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 
-def _top_k(logits, count, forbidden=()):
-    """For any number of axes: XLA on CPUs sorts what has more than two."""
-    allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
-    values, places = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)
-    return values.reshape(*logits.shape[:-1], count), places.reshape(*logits.shape[:-1], count)
+def _excluded(state, vocabulary, cut, follow):
+    """The tokens that may not follow in each hypothesis [batch, hypotheses, vocab]; None: any may."""
+    excluded = None
+    if state.places is not None:
+        behind = follow.table[state.places]
+        last_choice = (state.step >= state.limits - (1 if cut else 2))[:, None, None]
+        excluded = (behind < 0) | last_choice & (behind >= follow.ends)
+    if state.prefixes is not None and follow is not None and follow.new_word is not None:
+        inside = (_wanted(state, vocabulary) == NEW_WORD)[:, None, None] & ~follow.new_word
+        excluded = inside if excluded is None else excluded | inside
+    return excluded
 
 
-def _allowed(logits, places, forbidden):
-    for token in forbidden:
-        logits = jnp.where(places == token, -jnp.inf, logits)
-    return logits
+def _next_places(places, token, follow):
+    """The states behind tokens; a hypothesis that is none may be anywhere."""
+    return None if places is None else jnp.maximum(follow.table[places, token], 0)
 
 
-def _largest_of_columns(logits, count, forbidden, parts):
-    """With the parts of a row one below the other, they are in the `count` columns of the greatest maxima."""
-    rows = _cut(logits, parts)
-    width = rows[0].shape[-1]
-    allowed = [_allowed(row, jnp.arange(width) + begin, [token for token in forbidden if 0 <= token - begin < width])
-               for row, begin in zip(rows, range(0, parts * width, width), strict=True)]
-    maxima, columns = _top_k(functools.reduce(jnp.maximum, allowed), count + 1)
-    columns = jnp.sort(columns[..., :count], axis=-1)
-    places = jnp.arange(parts)[:, None] * width + columns[..., None, :]  # in the order of the logits
-    places = places.reshape(*logits.shape[:-1], -1)
-    candidates = jnp.take_along_axis(logits, places, axis=-1, mode='fill', fill_value=-jnp.inf)
-    values, index = _top_k(_allowed(candidates, places, forbidden), count)
-    # Another column may have one that equals the last, and comes before it.
-    return jax.lax.cond((maxima[..., count] == values[..., -1]).any(),
-                        functools.partial(_top_k, count=count, forbidden=forbidden),
-                        lambda _: (values, jnp.take_along_axis(places, index, axis=-1)), logits)
-
-
-def _cut(logits, parts=PARTS):
-    """Parts of one length, the last padded. XLA vectorises what is done to all of them, number by number."""
-    width = -(-logits.shape[-1] // parts)
-    cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
-    padding = [(0, 0)] * (logits.ndim - 1)
-    return [jnp.pad(part, [*padding, (0, width - part.shape[-1])], constant_values=-jnp.inf) for part in cut]
-
-
-def _log_normaliser(logits, greatest):
-    """The logsumexp of rows whose greatest logits [..., 1] are known."""
-    powers = functools.reduce(jnp.add, [jnp.exp(part - greatest) for part in _cut(logits)])
-    # In one pass: without the barrier, XLA would write all powers down for one sum of so many.
-    return jnp.log(jax.lax.optimization_barrier(powers).sum(axis=-1)) + greatest[..., 0]
-
-
-def _best(logits, count, state, vocabulary, cut):
+def _best(logits, count, state, vocabulary, cut, follow):
     """The `count` greatest log-probabilities of tokens that may come, IMPOSSIBLE if there are no more, and the tokens.
 
     Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
-    unless `cut`.
+    unless `cut`. Within a prefix nothing but its tokens does.
     """
-    values, tokens = largest(logits, count, vocabulary.forbidden)
-    forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities all the same
-    normaliser = _log_normaliser(logits, functools.reduce(jnp.maximum, forbidden, values[..., :1]))[..., None]
+    excluded = _excluded(state, vocabulary, cut, follow)
+    if excluded is None:
+        values, tokens = largest(logits, count, vocabulary.forbidden)
+        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities all the same
+        greatest = functools.reduce(jnp.maximum, forbidden, values[..., :1])
+    else:
+        values, tokens = largest(jnp.where(excluded, -jnp.inf, logits), count, vocabulary.forbidden)
+        greatest = logits.max(axis=-1, keepdims=True)
+    normaliser = log_normaliser(logits, greatest)[..., None]
     values = jnp.maximum(values - normaliser, IMPOSSIBLE)
+    if state.prefixes is not None:
+        wanted = _wanted(state, vocabulary)[:, None, None]
+        its_own = jnp.take_along_axis(logits, jnp.maximum(wanted, 0), axis=-1) - normaliser
+        forced = (wanted != vocabulary.pad) & (wanted != NEW_WORD)
+        values = jnp.where(forced, jnp.where(jnp.arange(count) == 0, its_own, IMPOSSIBLE), values)
+        tokens = jnp.where(forced, wanted, tokens)
     if cut:
         return values, tokens
     at_limit = (state.step >= state.limits - 1)[:, None, None]
@@ -141,6 +134,10 @@ def _best(logits, count, state, vocabulary, cut):
 
 def _may_come(logits, vocabulary):
     return jnp.ones(logits.shape[-1], bool).at[jnp.array(vocabulary.forbidden)].set(False)
+
+
+def _spread(places, shape):
+    return None if places is None else jnp.broadcast_to(places[:, None], shape).astype(jnp.int32)
 
 
 class SampleState(flax.struct.PyTreeNode):
@@ -154,6 +151,8 @@ class SampleState(flax.struct.PyTreeNode):
     log_probs: Any  # [batch, samples]
     lengths: Any    # [batch, samples]
     cache: Any
+    prefixes: Any = None  # [batch, length]
+    places: Any = None    # [batch, samples]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,42 +181,49 @@ class Sample:
     top_p: float = 1.0
 
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
-              keys: Key[Array, ' batch'] | None = None) -> SampleState:
-        """Nothing is drawn yet."""
+              keys: Key[Array, ' batch'] | None = None, *, prefixes: Int[Array, 'batch length'] | None = None,
+              places: Int[Array, ' batch'] | None = None) -> SampleState:
+        """Nothing is drawn yet. `prefixes` are padded, and `places` the first states of an automaton (`Follow`)."""
         shape = limits.shape[0], self.num_samples
         return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
                            last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                            ended=jnp.broadcast_to((limits <= 0)[:, None], shape),
                            tokens=jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32),
-                           log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache)
+                           log_probs=jnp.zeros(shape), lengths=jnp.zeros(shape, jnp.int32), cache=cache,
+                           prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: SampleState) -> Bool[Array, ' batch']:
         """Which sentences have an output that goes on."""
         return ~state.ended.all(axis=1)
 
-    def step(self, decode_step: DecodeStep, state: SampleState) -> SampleState:
+    def step(self, decode_step: DecodeStep, state: SampleState, follow: Follow | None = None) -> SampleState:
         """One token of each output."""
         logits, cache = decode_step(state.last, state.cache)
-        token, new = self._choose(logits, state)
+        token, new = self._choose(logits, state, follow)
         token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
         return state.replace(
-            step=state.step + 1, last=token, cache=cache,
+            step=state.step + 1, last=token, cache=cache, places=_next_places(state.places, token, follow),
             ended=state.ended | (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None],
             tokens=state.tokens.at[:, :, state.step].set(token),
             log_probs=jnp.where(state.ended, state.log_probs, state.log_probs + new),
             lengths=jnp.where(state.ended, state.lengths, state.lengths + 1))
 
-    def _choose(self, logits, state):
+    def _choose(self, logits, state, follow):
         if self.temperature == 0:
-            values, tokens = _best(logits, 1, state, self.vocabulary, self.cut)
+            values, tokens = _best(logits, 1, state, self.vocabulary, self.cut, follow)
             return tokens[..., 0], values[..., 0]
         assert state.keys is not None, 'a temperature above 0 draws'
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
         allowed = jnp.where(_may_come(logits, self.vocabulary), logits, IMPOSSIBLE)
+        if (excluded := _excluded(state, self.vocabulary, self.cut, follow)) is not None:
+            allowed = jnp.where(excluded, IMPOSSIBLE, allowed)
         token = jax.vmap(jax.random.categorical)(
             keys, filter_logits(allowed, self.temperature, self.top_k, self.top_p))
         if not self.cut:
             token = jnp.where((state.step >= state.limits - 1)[:, None], self.vocabulary.eos, token)
+        if state.prefixes is not None:
+            wanted = _wanted(state, self.vocabulary)[:, None]
+            token = jnp.where((wanted != self.vocabulary.pad) & (wanted != NEW_WORD), wanted, token)
         chosen = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
         return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
@@ -256,6 +262,8 @@ class BeamState(flax.struct.PyTreeNode):
     ended_probs: Any    # [batch, beam] log-probabilities
     ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is none
     cache: Any
+    prefixes: Any = None  # [batch, length]
+    places: Any = None    # [batch, beam]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +290,10 @@ class Beam:
     n_best: int = 1
     cut: bool = False
 
-    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch']) -> BeamState:
-        """One hypothesis of nothing; it has ended where the limit is 0."""
+    def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
+              prefixes: Int[Array, 'batch length'] | None = None,
+              places: Int[Array, ' batch'] | None = None) -> BeamState:
+        """One hypothesis of nothing; it has ended where the limit is 0. The others as in `Sample.begin`."""
         shape = limits.shape[0], self.beam
         nothing = jnp.full(shape, IMPOSSIBLE)
         empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
@@ -292,7 +302,8 @@ class Beam:
         return BeamState(step=jnp.zeros((), jnp.int32), limits=limits,
                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                      alive_tokens=empty, alive_scores=nothing.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
-                     ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache)
+                     ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache,
+                         prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
         """Which sentences have a hypothesis that may still become one of the n best."""
@@ -303,12 +314,12 @@ class Beam:
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
 
-    def step(self, decode_step: DecodeStep, state: BeamState) -> BeamState:
+    def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
         """The `beam` best extensions of each hypothesis, then the best of those."""
         logits, cache = decode_step(state.last, state.cache)
         batch, beam, size = logits.shape
         rows, width = jnp.arange(batch)[:, None], min(beam, size)
-        log_probs, tokens = _best(logits, width, state, self.vocabulary, self.cut)
+        log_probs, tokens = _best(logits, width, state, self.vocabulary, self.cut, follow)
         possible = (log_probs > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
@@ -325,6 +336,7 @@ class Beam:
             ended_tokens=jnp.concatenate([state.ended_tokens, sequences], axis=1)[rows, best],
             ended_probs=jnp.concatenate([state.ended_probs, scores], axis=1)[rows, best],
             ended_scores=ended_scores,
+            places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
     def found(self, state: BeamState) -> Hypotheses:
@@ -337,12 +349,12 @@ Search = Sample | Beam
 
 
 def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Array, ''] | int,
-            at_least: Int[Array, ''] | int = 1) -> Any:
+            at_least: Int[Array, ''] | int = 1, follow: Follow | None = None) -> Any:
     """Steps as far as step `until`, and while at least so many sentences are open."""
     def running(state):
         return (state.step < until) & (search.open(state).sum() >= at_least)
 
-    return jax.lax.while_loop(running, functools.partial(search.step, decode_step), state)
+    return jax.lax.while_loop(running, functools.partial(search.step, decode_step, follow=follow), state)
 
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,

@@ -3,8 +3,9 @@
 import abc
 import collections
 import dataclasses
-import numbers
+import functools
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,12 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
-from ml_collections import ConfigDict
 
-from configs.options import METHODS, SEARCH_NUMBERS
 from errors import UserError
 from inference import search
+from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
+from inference.constraints import Automaton, begin_words
+from inference.forced import Forced, forced_log_probs
+from inference.options import SearchOptions
+from inference.options import search_options as search_options  # had from here by notebooks
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -28,7 +32,6 @@ VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this, so that few lengths are compiled
 CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time, so that memory is bounded
 CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
-HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps every token'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,56 +78,28 @@ class TokenProbability(NamedTuple):
     alternatives: list[tuple[str, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchOptions:
-    """How to decode.
+class Begin(NamedTuple):
+    """How an output begins.
 
     Attributes:
-      method: 'beam', 'greedy' or 'sample'.
-      beam: hypotheses that live at a time.
-      alpha: of the length penalty ((5 + |Y|) / 6)^alpha.
-      n_best: hypotheses to return; for 'sample', independent draws.
-      extra_length: a translation has at most this many tokens more than its source, a continuation this many.
-      batch_size: sentences at a time.
-      temperature: what logits are divided by before a draw.
-      top_k: a draw is from so many of the most probable tokens; 0: from all.
-      top_p: a draw is from the smallest set of tokens whose probability reaches this; 1: from all.
-      seed: of the draws.
-
-    Raises:
-      UserError: if a value is impossible.
+      prefix: its first tokens; behind the last may be search.NEW_WORD.
+      place: the state of the search's automaton in which it goes on, where there are words to avoid.
     """
-    method: str = 'beam'
-    beam: int = 4
-    alpha: float = 0.6
-    n_best: int = 1
-    extra_length: int = 50
-    batch_size: int = 64
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self):
-        def require(holds, message):
-            if not holds:
-                raise UserError(message)
-
-        require(self.method in METHODS.choices, f'method={self.method!r} is not beam, greedy or sample')
-        for name, bounds in SEARCH_NUMBERS.items():
-            value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
-            require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
-                    f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
-            wanted = bounds.problem(getattr(self, name))
-            require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
-        require(self.method != 'beam' or self.n_best <= self.beam,
-                f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
-        require(self.method != 'greedy' or self.n_best == 1,
-                'greedy search has one result: use n_best=1 or method=beam')
+    prefix: Sequence[int] = ()
+    place: int = 0
 
 
-BEAM_SEARCH = SearchOptions()
-SAMPLING = SearchOptions(method='sample')
+def encode_prefix(tokenizer: Tokenizer, prefix: str) -> Begin:
+    """How an output begins with a text.
+
+    Of subwords, a space is the beginning of the next word, which is left to the search: any token that begins with one.
+    """
+    if not prefix.strip():
+        return Begin()
+    if prefix.endswith(' ') and len(tokenizer.encode(prefix)) > len(tokenizer.encode(prefix[:-1])) and (
+            begin_words(tokenizer).sum() > 1):
+        return Begin([*tokenizer.encode(prefix[:-1]), search.NEW_WORD])
+    return Begin(tokenizer.encode(prefix))
 
 
 class SearchInput(NamedTuple):
@@ -158,12 +133,6 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
     return texts
 
 
-def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """`config.decode` as options; those of `changes` that are not None take the place of the config's."""
-    changed = {name: value for name, value in changes.items() if value is not None}
-    return SearchOptions(**(dict(config.decode) | changed))
-
-
 class TextModel(abc.ABC):
     """A model that writes text, with its parameters and tokenizers.
 
@@ -191,11 +160,15 @@ class TextModel(abc.ABC):
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         """An output for each line, in order; `first` is the number of the first one in its file."""
 
-    def respond_all(self, lines: Iterable[str], options: SearchOptions) -> Iterator[list[Output]]:
-        """An output for each line, in order, a list of some at a time; lines are read only as they are answered."""
+    def respond_all(self, lines: Iterable[str], options: SearchOptions,
+                    respond: Callable[..., list[Output]] | None = None) -> Iterator[list[Output]]:
+        """An output for each line, in order, a list of some at a time; lines are read only as they are answered.
+
+        `respond` answers them instead of `self.respond`.
+        """
         remaining, first = iter(lines), 0
         while chunk := _chunk(remaining, CHUNK * options.batch_size):
-            yield self.respond(chunk, options, first=first)
+            yield (respond or self.respond)(chunk, options, first=first)
             first += len(chunk)
 
     @abc.abstractmethod
@@ -238,14 +211,18 @@ class TextModel(abc.ABC):
             found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
         return found
 
-    def _ends(self, text: str, count: int) -> tuple[int, list[int], list[int]]:
+    def _ends(self, text: str, count: int, side: str = 'source') -> tuple[int, list[int], list[int]]:
         """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
         length, first, last = 0, [], collections.deque(maxlen=count)
-        for part in self.tokenizers['source'].encode_parts(text):
+        for part in self.tokenizers[side].encode_parts(text):
             length += len(part)
             first += part[:count - len(first)].tolist()
             last.extend(part[-count:].tolist())
         return length, first, list(last)
+
+    def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
+        """The log-probability of each target of each text."""
+        return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
         return self.module.apply({'params': params}, *args, **options)
@@ -283,6 +260,7 @@ class SearchModel(TextModel):
         super().__init__(module, params, tokenizers)
         self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
         self._batches = BatchSearch(module)
+        self._automata: dict[Any, Automaton] = {}  # the last one
 
     @abc.abstractmethod
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
@@ -292,15 +270,23 @@ class SearchModel(TextModel):
     def _max_length(self, width: int, options: SearchOptions) -> int:
         """The greatest `SearchInput.limit` of sources that are padded to `width`."""
 
+    def automaton(self, options: SearchOptions) -> Automaton | None:
+        """What keeps the words to avoid away; None where there are none."""
+        if options.avoid and options.avoid not in self._automata:
+            self._automata = {options.avoid: Automaton(options.avoid, self.tokenizers['target'], self.multiline)}
+        return self._automata.get(options.avoid)
+
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
-                 draw: int = 0, limits: Sequence[int] | None = None) -> list[list[Hypothesis]]:
+                 draw: int = 0, limits: Sequence[int] | None = None,
+                 begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
         """The hypotheses for each tokenised source, the best first; see `find`."""
         threads = threads_for(options.batch_size)
         share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
+        self.automaton(options)  # made before the threads
 
         def find(rows: Sequence[int]) -> search.Hypotheses:
             return self.find([sources[row] for row in rows], [numbers[row] for row in rows], share, draw,
-                             limits and [limits[row] for row in rows])
+                             limits and [limits[row] for row in rows], begins and [begins[row] for row in rows])
 
         # Inputs of about one length share a batch: they need less padding, and end at about the same step. The longest
         # come first, so that no thread is left alone with them at the end.
@@ -314,11 +300,12 @@ class SearchModel(TextModel):
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
-             draw: int = 0, limits: Sequence[int] | None = None) -> search.Hypotheses:
+             draw: int = 0, limits: Sequence[int] | None = None,
+             begins: Sequence[Begin] | None = None) -> search.Hypotheses:
         """The hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
         A source's draws depend on the seed, its number and `draw`, not on the other sources. `limits` are the greatest
-        numbers of new tokens, where they are less than `options` allow.
+        numbers of new tokens, where they are less than `options` allow, and `begins` how the outputs begin.
         """
         # Few batch shapes: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
@@ -329,8 +316,25 @@ class SearchModel(TextModel):
         at_most[:len(sources)] = [each.limit for each in inputs] if limits is None else limits
         number[:len(sources)] = numbers
         settings = self._settings(self._max_length(source.shape[1], options), options)
-        batch = Batch(*self.distribute((source, start, at_most, number)))
-        return self._batches.find(self.params, settings, batch, options.seed, draw)
+        batch = Batch(source, start, at_most, number)
+        automaton = self.automaton(options)
+        if automaton is not None:
+            places = np.zeros(rows, np.int32)
+            places[:len(sources)] = [each.place for each in begins] if begins else 0
+            batch = batch._replace(places=places)
+        if begins and any(each.prefix for each in begins):
+            batch = batch._replace(prefixes=self._padded([each.prefix for each in begins], rows))
+        return self._batches.find(self.params, settings, Batch(*self.distribute(tuple(batch))), options.seed, draw,
+                                  self._follow(automaton, batch))
+
+    def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
+        """What the search looks up of the batch's rules; None if there are none."""
+        new_word = None
+        if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
+            new_word = begin_words(self.tokenizers['target'])
+        if automaton is None:
+            return None if new_word is None else search.Follow(new_word=new_word)
+        return search.Follow(automaton.padded, np.int32(automaton.ends), new_word)
 
     def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
@@ -350,9 +354,14 @@ class SearchModel(TextModel):
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
-    """The next `count` lines, or fewer if they have more than CHUNK_CHARACTERS together."""
-    chunk, characters = [], 0
-    while len(chunk) < count and characters <= CHUNK_CHARACTERS and (line := next(lines, None)) is not None:
+    """The next `count` lines, or fewer: if they have more than CHUNK_CHARACTERS together, or the next is not there."""
+    chunk, characters, deadline = [], 0, 0.0
+    while len(chunk) < count and characters <= CHUNK_CHARACTERS:
+        if chunk and isinstance(lines, Arriving) and not lines.ready(deadline):
+            break
+        if (line := next(lines, None)) is None:
+            break
+        deadline = deadline or time.monotonic() + PAUSE
         chunk.append(line)
         characters += len(line)
     return chunk

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +15,22 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError
+from inference.forced import Forced
+from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.scores import Evaluation, corpus_scores
+from inference.search import NEW_WORD, length_penalty
 from inference.text import (
-    BEAM_SEARCH,
+    Begin,
     Hypothesis,
     Output,
     SearchInput,
     SearchModel,
-    SearchOptions,
     attention_weights,
     checked_texts,
-    search_options,
+    encode_prefix,
 )
 from input_pipeline.data import PairData
-from input_pipeline.tokenizer import BOS, EOS, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
 from training.loss import Sums
 from training.resources import compile_time
@@ -70,39 +73,86 @@ class Translator(SearchModel):
         super().__init__(module, params, tokenizers)
         self.max_length = max_length
 
-    def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *,
-                  first: int = 0) -> list[Output]:
+    def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *, first: int = 0,
+                  prefixes: Sequence[str] | None = None) -> list[Output]:
         """Translates sentences, in their order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of the first sentence in its file; draws depend on it and on the seed.
+        `first` is the number of the first sentence in its file; draws depend on it and on the seed. `prefixes` are how
+        the translations begin, '' where that is free. A prefix is written with its own tokens, and its log-probability
+        counts. Its last word may go on, unless a space follows: then a new word begins.
+
+        Raises:
+          UserError: if a prefix cannot begin a translation: it is too long, has characters that the vocabulary has
+            not, has a word to avoid, or is that of an empty sentence.
         """
         sentences = checked_texts(sentences)
         sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
         there = [row for row, tokens in enumerate(sources) if tokens]
-        found = dict(zip(there, self.find_all([sources[row] for row in there], [first + row for row in there],
-                                              options), strict=True))
+        given = [sources[row] for row in there], [first + row for row in there], options
+        if prefixes is None:
+            found = dict(zip(there, self.find_all(*given), strict=True))
+        else:
+            begins = self._begins(sentences, sources, prefixes, options, first)
+            found = dict(zip(there, self.find_all(*given, begins=[begins[row] for row in there]), strict=True))
         return [Output(text, tokens, found.get(row, [Hypothesis('', [], 0.0, 0.0)]))
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
+
+    def _begins(self, sentences, sources, prefixes, options, first) -> list[Begin]:
+        """How each translation begins."""
+        prefixes = checked_texts(prefixes)
+        if len(prefixes) != len(sentences):
+            raise UserError(f'{len(prefixes)} prefixes are given for {len(sentences)} sentences: give one for each')
+        tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
+        begins = []
+        for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
+            begin = encode_prefix(tokenizer, prefix)
+            count = sum(token != NEW_WORD for token in begin.prefix)
+            limit = self._search_input(tokens, options).limit
+            problem = None
+            if prefix.strip() and not tokens:
+                problem = 'its sentence is empty, so its translation is'
+            elif UNK in begin.prefix:
+                problem = 'it has characters that the vocabulary has not'
+            elif count >= limit:
+                problem = (f'it has {count} tokens, but the translation has room for {limit}, its end token included: '
+                           'raise --extra_length, or shorten it')
+            elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
+                problem = 'it has a word to avoid'
+            if problem:
+                raise UserError(f'line {number}: the translation cannot begin with {prefix[:80]!r}: {problem}')
+            begins.append(begin)
+        return begins
 
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
         return self.translate(lines, options, first=first)
 
     def forced(self, source: str, target: str) -> Output:
-        """An output whose one hypothesis is `target`: a translation that is given and not found.
+        """What `forced_all` gives for one pair. Its score is its log-probability."""
+        return self.forced_all([(source, target)], SearchOptions(alpha=0.0))[0]
 
-        Its score is its log-probability. Attention and probabilities can be had of it, as of any output.
+    def forced_all(self, pairs: Sequence[tuple[str, str]], options: SearchOptions = BEAM_SEARCH, *,
+                   first: int = 0) -> list[Output]:
+        """For each source and target, an output whose one hypothesis is the target: it is given and not found.
+
+        Its log-probability is that of the target's tokens and the end token, given the source; of an empty target, that
+        of the end token alone. Attention and probabilities can be had of it, as of any output. A long source is cut
+        as `translate` cuts it. `first` is the number of the first pair in its file.
 
         Raises:
-          UserError: if the target is longer than the model's positions reach.
+          UserError: if a target is longer than the model's positions reach, or than a translation can be.
         """
-        tokens, target_tokens = self._tokens(source, 0), self.tokenizers['target'].encode(target)
-        limit = self.module.length_limit
-        if limit and len(target_tokens) >= limit:
-            raise UserError(f'this translation has {len(target_tokens)} tokens, but the model has learned positions '
-                            f'for {limit}, the end token included (config.model.max_length): give a shorter one')
-        [log_probs] = self.token_log_probs([(tokens, target_tokens)])
-        return Output(source, tokens, [Hypothesis(target, target_tokens, sum(log_probs), sum(log_probs))])
+        texts = checked_texts([text for pair in pairs for text in pair])
+        sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
+        targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(texts[1::2])]
+        found = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)
+        outputs = []
+        for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, found,
+                                                              strict=True):
+            log_prob = math.fsum(log_probs)
+            score = float(log_prob / length_penalty(len(log_probs), options.alpha))
+            outputs.append(Output(source, tokens, [Hypothesis(target, written, log_prob, score)]))
+        return outputs
 
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
         """BLEU of the validation split, decoded as config.eval asks, with a few translations.
@@ -156,12 +206,8 @@ class Translator(SearchModel):
           pairs: sources and targets, end tokens included.
           batch_size: pairs that are scored at a time.
         """
-        pairs = sorted(pairs, key=lambda pair: max(map(len, pair)))
-        log_probs: list[float] = []
-        for begin in range(0, len(pairs), batch_size):
-            for sentence in self._forced_log_probs(pairs[begin:begin + batch_size]):
-                log_probs += sentence
-        return float(np.exp(-np.mean(log_probs)))
+        log_probs = self._forced_pairs(pairs, batch_size)
+        return float(np.exp(-np.mean([each for sentence in log_probs for each in sentence])))
 
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
         """Sources and references as tokens, end tokens included, cut to what is read and scored, with a warning.
@@ -212,15 +258,13 @@ class Translator(SearchModel):
     def text_names(self, output: Output) -> tuple[str, str]:
         return 'source', 'translation'
 
-    def token_log_probs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def token_log_probs(self, pairs: Sequence[TokenPair], batch_size: int = 64) -> list[list[float]]:
         """The log-probability of each target token, and of the end token, given the source and the tokens before."""
-        return self._forced_log_probs([([*source, EOS], [*target, EOS]) for source, target in pairs])
+        return self._forced_pairs([([*source, EOS], [*target, EOS]) for source, target in pairs], batch_size)
 
-    def _forced_log_probs(self, pairs: Sequence[TokenPair]) -> list[list[float]]:
-        inputs = {'source': self._padded([source for source, _ in pairs]),
-                  'target': self._padded([[BOS, *target[:-1]] for _, target in pairs])}
-        log_probs = np.asarray(self._log_probs(self.params, inputs, self._padded([target for _, target in pairs])))
-        return [log_probs[row, :len(target)].tolist() for row, (_, target) in enumerate(pairs)]
+    def _forced_pairs(self, pairs: Sequence[TokenPair], batch_size: int) -> list[list[float]]:
+        return self._forced_log_probs(
+            [Forced({'source': source, 'target': [BOS, *target[:-1]]}, target) for source, target in pairs], batch_size)
 
     @override
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
@@ -235,6 +279,21 @@ class Translator(SearchModel):
     @override
     def _max_length(self, width: int, options: SearchOptions) -> int:
         return width - 1 + options.extra_length
+
+    def _target_tokens(self, text: str, number: int, options: SearchOptions) -> list[int]:
+        """A target's tokens.
+
+        Raises:
+          UserError: if there are more than a translation can have.
+        """
+        most, reach = self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
+        length, tokens, _ = self._ends(text, min(most, reach), 'target')
+        if length >= min(most, reach):
+            limit = (f'the model has learned positions for {reach}, the end token included (config.model.max_length)'
+                     if reach <= most else f'with the end token {most} can be scored (config.data.max_length and '
+                     '--extra_length)')
+            raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}: give a shorter one')
+        return tokens
 
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)

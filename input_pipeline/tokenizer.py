@@ -60,6 +60,10 @@ class Tokenizer(abc.ABC):
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         """Returns each token in readable form."""
 
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the UTF-8 that a token adds to a text; a part of a character is possible. b'' of special tokens."""
+        return self.decode([token]).encode() if token > UNK else b''
+
     def encode(self, text: str) -> list[int]:
         """Returns token ids, without start and end tokens."""
         return [token for part in self.encode_parts(text) for token in part.tolist()]
@@ -116,6 +120,13 @@ class SubwordTokenizer(Tokenizer):
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         text = self._processor.decode([int(token) for token in tokens if token > UNK])
         return text.removeprefix(' ')
+
+    @override
+    def bytes_of(self, token: int) -> bytes:
+        piece = self._processor.id_to_piece(token)
+        if self._processor.is_byte(token):
+            return bytes([int(piece[1:-1], 16)])
+        return piece.replace(SPACE, ' ').encode() if token > UNK else b''
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
@@ -175,6 +186,10 @@ class ByteTokenizer(Tokenizer):
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         return bytes(int(token) - len(SPECIAL) for token in tokens if token > UNK).decode(errors='replace')
+
+    @override
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token - len(SPECIAL)]) if token > UNK else b''
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:

@@ -3,7 +3,7 @@
 Trainings that stand in a text or a table are not run, but their options are looked at.
 
 The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
-targets are run on their own). DIR and FILE, which stand for the reader's, are there under these names.
+targets are run on their own). DIR, FILE, PAIRS.tsv and other names that stand for the reader's are there.
 """
 
 import os
@@ -72,6 +72,9 @@ def tree(tmp_path_factory):
         for language, lines in zip(('en', 'de'), zip(*pairs, strict=True), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n')
     (tree / 'FILE').write_text('\n'.join(lines * 20) + '\n')
+    (tree / 'PAIRS.tsv').write_text(''.join(f'{line}\t{line}\n' for line in lines))
+    (tree / 'FILE.tsv').write_text(''.join(f'{line}\tle \n' for line in lines))
+    (tree / 'WORDS').write_text('samedi\nil y a\n')
     commands = tree / 'bin'
     commands.mkdir()
     (commands / 'python').write_text(SHIM.format(python=sys.executable, shorter=SHORTER, always=ALWAYS))

@@ -31,7 +31,7 @@ legal = st.text(st.characters(exclude_characters='\n', exclude_categories=['Cs']
 OPTIONS = SearchOptions(method='greedy', batch_size=2, extra_length=6)
 
 
-def echo(self, sources, numbers, options, draw=0, limits=None):
+def echo(self, sources, numbers, options, draw=0, limits=None, begins=None):
     """In place of a search: the source itself, as far as it goes."""
     tokens = [list(source) for source in sources] if limits is None else [
         list(itertools.islice(itertools.cycle(source), limit)) for source, limit in zip(sources, limits, strict=True)]

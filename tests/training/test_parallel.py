@@ -1,5 +1,6 @@
 """However the work is spread over eight devices, the same comes out. For many processes see tests/launch."""
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -217,6 +218,10 @@ def test_a_search_fills_its_rows_up_too():
     for one, other in zip(*(model.translate(lines, options) for model in (alone, shared)), strict=True):
         assert one.hypotheses[0].tokens == other.hypotheses[0].tokens
         assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
+    options = dataclasses.replace(options, avoid=['a', 'one'])
+    for one, other in zip(*(model.translate(lines, options, prefixes=['', 'b', 'on', 'o ', ''])
+                            for model in (alone, shared)), strict=True):
+        assert one.hypotheses[0].tokens == other.hypotheses[0].tokens
     assert {shard.data.shape for shard in steps.distribute(np.ones((5, 2))).addressable_shards} == {(2, 2)}
 
 

@@ -1,0 +1,38 @@
+"""Outputs as rows: of --format=jsonl, and of a pandas table."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from errors import UserError
+from inference.text import Output, TextModel
+
+
+def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
+    """An answer as --format=jsonl writes it."""
+    source, target = model.tokenizers['source'], model.tokenizers['target']
+
+    def described(hypothesis):
+        return {'text': hypothesis.text, 'tokens': target.pieces(hypothesis.tokens), 'score': hypothesis.score,
+                'log_prob': hypothesis.log_prob, 'ended': hypothesis.ended}
+
+    return {'source': answer.source, 'source_tokens': source.pieces(answer.source_tokens),
+            **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
+
+
+def to_pandas(outputs: Sequence[Output]) -> Any:
+    """A DataFrame with a row for each hypothesis, in order.
+
+    Its columns are line and rank (both from 1), source, text, tokens (how many, without the end token), log_prob, score
+    and ended.
+
+    Raises:
+      UserError: if pandas is not installed.
+    """
+    try:
+        pandas = importlib.import_module('pandas')
+    except ImportError:
+        raise UserError('tables need pandas, which is not installed: pip install pandas') from None
+    rows = [(line, rank, output.source, each.text, len(each.tokens), each.log_prob, each.score, each.ended)
+            for line, output in enumerate(outputs, 1) for rank, each in enumerate(output.hypotheses, 1)]
+    return pandas.DataFrame(rows, columns=['line', 'rank', 'source', 'text', 'tokens', 'log_prob', 'score', 'ended'])

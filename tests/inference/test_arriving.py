@@ -1,0 +1,94 @@
+"""Lines are answered as they come: from a slow pipe one by one, from a fast one in large batches, typed at a prompt."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ANSWERING = '''
+import sys
+from inference.arriving import input_lines
+from inference.text import Hypothesis, Output, SearchOptions, TextModel
+import command_line, decode
+
+class Shout(TextModel):
+    """Says how many lines it was given at a time."""
+    def __init__(self): pass
+    def respond(self, lines, options, *, first=0):
+        return [Output(line, [], [Hypothesis(f'{len(lines)} {line.upper()}', [], 0.0, 0.0)]) for line in lines]
+    attention = axes = examples = text_names = _read_and_written = None
+
+Shout.__abstractmethods__ = frozenset()
+
+def main():
+    decode.answer_file(Shout(), sys.argv[-1] if sys.argv[-1] == '-' else '', SearchOptions(), None)
+
+path = sys.argv.pop()
+sys.argv[1:] = []
+command_line.read_command_line()
+sys.argv.append(path)
+command_line.run_script(main)
+'''
+
+
+def start(path, **streams):
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONSTARTUP'}
+    return subprocess.Popen([sys.executable, '-c', ANSWERING, path], cwd=ROOT, env=environment | streams.pop('env', {}),
+                            **streams)
+
+
+def test_a_slow_pipe_is_answered_line_by_line_and_a_fast_one_in_batches():
+    process = start('-', stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        for text, answer in ((b'one\n', b'1 ONE\n'), (b'\n', b'1 \n'), ('\u00e4\r\n'.encode(), b'1 \xc3\x84\n')):
+            process.stdin.write(text)
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 120)[0], 'no answer'
+            assert process.stdout.readline() == answer
+        process.stdin.write(b'half')  # no line yet
+        process.stdin.flush()
+        assert not select.select([process.stdout], [], [], 0.5)[0]
+        process.stdin.write(b' a line\n' + b''.join(b'%d\n' % number for number in range(5000)) + b'no end')
+        out, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    lines = out.decode().splitlines()
+    assert process.returncode == 0, said.decode()
+    assert [line.partition(' ')[2] for line in lines] == ['HALF A LINE', *map(str, range(5000)), 'NO END']
+    assert max(int(line.partition(' ')[0]) for line in lines) == 2048
+
+
+@pytest.mark.parametrize('last, status', [(b'\x04', 0), (None, 130)])
+def test_a_terminal_prompts_and_ends_cleanly(last, status, tmp_path):
+    ours, its = pty.openpty()
+    process = start('typed', stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True,
+                    env={'XDG_CACHE_HOME': str(tmp_path), 'TERM': 'dumb'})
+    os.close(its)
+
+    def read_until(text):
+        seen, deadline = b'', time.monotonic() + 60
+        while text not in seen:
+            assert select.select([ours], [], [], max(0, deadline - time.monotonic()))[0], seen
+            seen += os.read(ours, 4096)
+
+    try:
+        for word in b'one', b'two':
+            os.write(ours, word + b'\n')
+            read_until(b'1 ' + word.upper())
+        if last:
+            os.write(ours, last)
+        else:
+            process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+        os.close(ours)
+    assert process.returncode == status and b'Traceback' not in said, said.decode()
+    assert (tmp_path / 'allyouneed' / 'typed_lines').read_text().split() == ['one', 'two']

@@ -1,0 +1,281 @@
+"""Prefixes and words to avoid: each search against one in plain Python over whole texts, by teacher forcing."""
+
+import dataclasses
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from errors import UserError
+from inference import batches
+from inference.constraints import DEAD, Automaton, begin_words
+from inference.generate import Generator
+from inference.search import IMPOSSIBLE, NEW_WORD, filter_logits
+from inference.text import SearchOptions, encode_prefix
+from inference.translate import Translator
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
+from model.blocks import BlockConfig
+from model.ensemble import Ensemble
+from model.language_model import LanguageModel
+from model.recurrent import RNNSearch
+from model.transformer import Transformer
+
+TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' ,ABab'}).encode())
+SIZE, EXTRA, WIDTH = len(TOKENIZER), 4, 16
+AVOID = ('a', 'BA', 'b  a', 'aB, ab')
+AVOIDED = re.compile(r'(?<!\w)(a|ba|b\s+a|ab,\s+ab)(?!\w)', re.IGNORECASE)
+SOURCES = ['a', 'ab', 'b a,', 'BA', ' b', 'a, B']
+PREFIXES = ['', 'b', 'Ab', 'B ', '', ', b']
+SEARCHES = {
+    'greedy': SearchOptions(method='greedy'),
+    'beam': SearchOptions(beam=3, n_best=2),
+    'samples': SearchOptions(method='sample', n_best=2, temperature=0.8, top_k=6, top_p=0.9),
+}
+
+
+def blocks(**options):
+    return BlockConfig(d_model=16, d_ff=32, num_heads=2, **options)
+
+
+def initialised(module, *ones):
+    return jax.tree.map(lambda leaf: 2.5 * leaf, jax.jit(module.init)(jax.random.key(4), *ones)['params'])
+
+
+def translator(module, tokenizer=TOKENIZER):
+    ones = np.ones((1, 4), np.int32)
+    return Translator(module, initialised(module, ones, ones), dict.fromkeys(('source', 'target'), tokenizer), 64)
+
+
+@functools.cache
+def of_kind(kind):
+    if kind == 'language model':
+        module = LanguageModel(blocks(position='rotary'), 1, SIZE)
+        return Generator(module, initialised(module, np.ones((1, 4), np.int32)), TOKENIZER, WIDTH, False)
+    if kind == 'ensemble':
+        ones = np.ones((1, 4), np.int32)
+        modules = Transformer(blocks(), 1, SIZE, SIZE), RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8)
+        params = {f'members_{index}': initialised(module, ones, ones) for index, module in enumerate(modules)}
+        return Translator(Ensemble(modules), params, dict.fromkeys(('source', 'target'), TOKENIZER), 64)
+    return translator({'transformer': Transformer(blocks(), 1, SIZE, SIZE),
+                       'rnnsearch': RNNSearch(SIZE, SIZE, d_model=16, d_hidden=16)}[kind])
+
+
+@functools.cache
+def compiled(model):
+    return jax.jit(lambda **inputs: model.module.apply({'params': model.params}, **inputs))
+
+
+def next_logits(model, source):
+    """tokens -> what the model says after some tokens [vocab], without a cache."""
+    apply = compiled(model)
+
+    def padded(tokens):
+        return np.array([[*tokens, *[PAD] * (WIDTH - len(tokens))]])
+
+    def after(tokens):
+        if isinstance(model, Generator):
+            return apply(tokens=padded([*source, *tokens]))[0, len(source) + len(tokens) - 1]
+        return apply(source=padded([*source, EOS]), target=padded([BOS, *tokens]))[0, len(tokens)]
+
+    return after
+
+
+def may_come(tokens, token, step, limit, cut, prefix, prompt=''):
+    """The rules, over whole texts."""
+    if step < len(prefix):
+        return token == prefix[step]
+    if step == limit - 1 and not cut:
+        return token == EOS
+    if token in (PAD, BOS, UNK):
+        return False
+    text = TOKENIZER.decode([*tokens, token])
+    final = token == EOS or step == limit - (1 if cut else 2)
+    for before in {'', prompt}:  # a continuation is read alone, and behind its prompt, whose words are its own
+        whole = before + text
+        for end in range(len(before) + 1, len(whole) + 1):
+            for begin in range(end):
+                found = AVOIDED.fullmatch(whole, begin, end)
+                if found and not (begin and re.match(r'\w', whole[begin - 1]) and re.match(r'\w', whole[begin])):
+                    if end == len(whole) and not final:
+                        continue
+                    if end == len(whole) or not re.match(r'\w', whole[end]):
+                        return False
+    return True
+
+
+def alone(model, source, limit, options, allowed, number):
+    """[(score, log-probability, tokens)], the best first."""
+    after, penalty = next_logits(model, source), lambda length: ((5 + length) / 6) ** options.alpha
+
+    def possible(tokens, step):
+        return [token for token in range(SIZE) if allowed(tokens, token, step)]
+
+    if options.method == 'beam':
+        alive, ended = [(0.0, ())], []
+        for step in range(limit):
+            found = []
+            for log_prob, tokens in alive:
+                row = np.asarray(jax.nn.log_softmax(after(tokens)), np.float64)
+                found += [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+            found = sorted(found, reverse=True)[:options.beam]
+            over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
+            alive = [each for each in found if each not in over]
+            ended += [(log_prob / penalty(step + 1), log_prob, tokens) for log_prob, tokens in over]
+            ended = sorted(ended, reverse=True)[:options.beam]
+        return ended[:options.n_best]
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(options.seed), 0), number)
+    tokens, log_probs = [()] * options.n_best, np.zeros(options.n_best)
+    for step in range(limit):
+        logits = jnp.stack([after(each) if EOS not in each else jnp.zeros(SIZE) for each in tokens])
+        mask = np.array([[token in possible(each, step) for token in range(SIZE)] for each in tokens])
+        allowing = jnp.where(mask, logits, IMPOSSIBLE)
+        chosen = allowing.argmax(axis=-1) if options.method == 'greedy' else jax.random.categorical(
+            jax.random.fold_in(key, step), filter_logits(allowing, options.temperature, options.top_k, options.top_p))
+        new = np.asarray(jax.nn.log_softmax(logits), np.float64)
+        for row, each in enumerate(tokens):
+            if EOS not in each:
+                token = int(chosen[row]) if mask[row].sum() > 1 else int(mask[row].argmax())
+                tokens[row], log_probs[row] = (*each, token), log_probs[row] + new[row, token]
+    return sorted(((log_prob / penalty(len(each)), log_prob, each)
+                   for log_prob, each in zip(log_probs, tokens, strict=True)), reverse=True)
+
+
+@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam', 'samples'])
+@pytest.mark.parametrize('kind', ['transformer', pytest.param('ensemble', marks=pytest.mark.slow),
+                                  pytest.param('rnnsearch', marks=pytest.mark.slow)])
+def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):
+    monkeypatch.setattr(batches, 'FEWEST', 2)
+    monkeypatch.setattr(batches, 'ROOM', 2)
+    model = of_kind(kind)
+    options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, batch_size=4)
+    free = model.translate(SOURCES, options)
+    found = model.translate(SOURCES, dataclasses.replace(options, avoid=AVOID), prefixes=PREFIXES)
+    for number, (output, prefix) in enumerate(zip(found, PREFIXES, strict=True)):
+        forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA
+        expected = alone(model, output.source_tokens, limit, options, functools.partial(
+            may_come, limit=limit, cut=False, prefix=forced), number)
+        assert [(*each.tokens, *[EOS] * each.ended) for each in output.hypotheses] == [each[2] for each in expected]
+        np.testing.assert_allclose([(each.score, each.log_prob) for each in output.hypotheses],
+                                   [each[:2] for each in expected], atol=2e-4, rtol=2e-4)
+        assert all(each.text.startswith(prefix) and not AVOIDED.search(each.text) for each in output.hypotheses)
+    assert [output.text for output in free] != [output.text for output in found]
+
+
+@pytest.mark.parametrize('search', SEARCHES)
+def test_a_continuation_avoids_words_that_its_prompt_begins(search):
+    model, limit = of_kind('language model'), EXTRA
+    options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, avoid=AVOID)
+    for number, output in enumerate(model.generate(SOURCES, options)):
+        expected = alone(model, output.source_tokens, limit, options, functools.partial(
+            may_come, limit=limit, cut=True, prefix=(), prompt=output.source), number)
+        for each, (score, log_prob, tokens) in zip(output.hypotheses, expected, strict=True):
+            assert (*each.tokens, *[EOS] * each.ended) == tokens
+            assert (each.score, each.log_prob) == pytest.approx((score, log_prob), abs=2e-4)
+            assert not AVOIDED.search(each.text)
+
+
+def test_words_are_avoided_from_window_to_window():
+    model = of_kind('language model')
+    options = SearchOptions(method='sample', temperature=1.5, extra_length=60, avoid=AVOID, n_best=1)
+    before = model.generate(SOURCES * 4, dataclasses.replace(options, avoid=()))
+    after = model.generate(SOURCES * 4, options)
+    assert any(AVOIDED.search(output.text) for output in before)
+    assert max(len(output.hypotheses[0].tokens) for output in after) > WIDTH
+    assert not any(AVOIDED.search(output.text) for output in after)
+
+
+# What is avoided, in any vocabulary
+
+WORDS = ['Mann', 'Mannschaft', 'mit', 'einem', 'der', 'Tag', 'guten', 'Käse', 'groß', 'Straße', 'und', 'Manna']
+
+
+@functools.cache
+def vocabularies():
+    rng = np.random.default_rng(0)
+    texts = [' '.join(rng.choice(WORDS, rng.integers(1, 8))) + '.' for _ in range(300)]
+    settings = {'vocab_size': 290, 'split_digits': True, 'normalization': 'identity'}
+    return {'byte': ByteTokenizer(), **{kind: train_tokenizer(texts, kind=kind, **settings)
+                                        for kind in ('bpe', 'unigram')}}
+
+
+@pytest.mark.parametrize('kind', ['byte', 'bpe', 'unigram'])
+def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
+    """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
+    tokenizer = vocabularies()[kind]
+    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!'
+    automaton = Automaton(avoid, tokenizer, False)
+    words = re.compile(r'(?<!\w)(mann|guten\s+tag|käse|stra(ß|ss)e)(?!\w)|(?<!\w)x!', re.IGNORECASE)
+    rng, counts = np.random.default_rng(1), {True: 0, False: 0}
+    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '_', 'x', '!', '…']
+    for _ in range(1500):
+        text = ''.join(rng.choice(parts, rng.integers(1, 6)))
+        tokens, cut = [], 0
+        while cut < len(text):  # cut at random, so that words are written in many ways
+            end = cut + int(rng.integers(1, 8))
+            tokens += [token for token in tokenizer.encode(text[cut:end])]
+            cut = end
+        whole = tokenizer.decode(tokens)
+        state = automaton.after(tokens)
+        expected = bool(words.search(whole))
+        assert (state == DEAD or automaton.table[state, EOS] == DEAD) == expected, whole
+        counts[expected] += 1
+    assert min(counts.values()) > 100
+
+
+def test_forms_of_a_word():
+    automaton, encode = Automaton(['naïve', 'groß', '猫', 'Straße'], ByteTokenizer(), False), ByteTokenizer().encode
+
+    def avoided(text):
+        state = automaton.after(encode(text))
+        return state == DEAD or automaton.table[state, EOS] == DEAD
+
+    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve'):
+        assert avoided(text), text
+    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', ''):
+        assert not avoided(text), text
+
+
+def test_a_space_ends_the_word_of_a_prefix():
+    tokenizer = vocabularies()['bpe']
+    assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')
+    assert encode_prefix(tokenizer, 'Ein Ma ').prefix == [*tokenizer.encode('Ein Ma'), NEW_WORD]
+    assert not encode_prefix(tokenizer, '  ').prefix and not encode_prefix(tokenizer, '').prefix
+    assert encode_prefix(TOKENIZER, 'a ').prefix == TOKENIZER.encode('a ')
+    size = len(tokenizer)
+    model = translator(Transformer(blocks(), 1, size, size), tokenizer)
+    prefixes = ['der ', 'der', 'guten Ta', 'Mann ', '']
+    for method in ('greedy', 'beam', 'sample'):
+        options = SearchOptions(method=method, extra_length=9, avoid=('M',))
+        for output, prefix in zip(model.translate(WORDS[:5], options, prefixes=prefixes), prefixes, strict=True):
+            assert output.text.startswith(prefix)
+            pairs = [(output.source_tokens, output.hypotheses[0].tokens)]
+            assert output.hypotheses[0].log_prob == pytest.approx(sum(model.token_log_probs(pairs)[0]), abs=1e-3)
+    assert begin_words(tokenizer).sum() > 1
+
+
+@pytest.mark.parametrize('source, prefix, avoid, says', [
+    ('ab', 'bbbbbb', (), 'line 8: .* it has 6 tokens, but the translation has room for 6'),
+    ('ab', 'bxb', (), 'characters that the vocabulary has not'),
+    ('', 'b', (), 'its sentence is empty'),
+    ('ab', 'b a, ', ('A',), 'a word to avoid'),
+    ('ab', 'b b a', ('A',), 'a word to avoid'),  # nothing can follow
+])
+def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
+    with pytest.raises(UserError, match=says):
+        of_kind('transformer').translate(['a', source], SearchOptions(extra_length=4, avoid=avoid), first=6,
+                                         prefixes=['', prefix])
+
+
+@pytest.mark.parametrize('avoid', ['one', ['  '], [''], [3], ['\ud800']])
+def test_what_is_no_phrase(avoid):
+    with pytest.raises(UserError, match='avoid'):
+        SearchOptions(avoid=avoid)
+
+
+def test_as_many_prefixes_as_sentences():
+    with pytest.raises(UserError, match='1 prefixes are given for 2 sentences'):
+        of_kind('transformer').translate(['a', 'b'], prefixes=['a'])
