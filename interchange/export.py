@@ -5,11 +5,11 @@ from pathlib import Path
 
 from errors import UserError
 from files import check_folder, expanded, naming
+from interchange.folders import read_models
+from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import write_ctranslate2
-from interchange.tokenizer_files import write_tokenizers
-from training.trained import Trained, read_trained
 
-FORMATS: Mapping[str, Callable[[Trained, Path], None]] = {'ctranslate2': write_ctranslate2}
+FORMATS: Mapping[str, Callable[..., None]] = {'ctranslate2': write_ctranslate2, 'safetensors': write_safetensors}
 
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
@@ -30,10 +30,9 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'--output={folder} is there already: give a new or an empty folder')
     check_folder(folder)
-    trained = read_trained([expanded(workdir)], str(checkpoint))
+    trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
         FORMATS[to](trained, folder, **options)
-        write_tokenizers(trained.tokenizers, folder)
     return sorted(folder.iterdir())

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from errors import UserError
-from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK, Tokenizer
-from interchange.tokenizer_files import unique_pieces
+from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK
+from interchange.tokenizer_files import unique_pieces, write_tokenizers
 from model.positional import MAX_DISTANCE, sinusoids
 from training.trained import Trained
 
@@ -62,6 +62,7 @@ def write_ctranslate2(trained: Trained, folder: Path, quantization: str = 'float
     spec.validate()
     spec.optimize(quantization=None if quantization == 'float32' else quantization)
     spec.save(str(folder))
+    write_tokenizers(trained.tokenizers, folder)
 
 
 def _head_widths(model: ConfigDict) -> tuple[int, int]:
