@@ -18,7 +18,8 @@ if __name__ == '__main__':
 
 from absl import flags
 
-from configs.options import BY_NAME, OPTIONS, OneOf, choices, flatten, is_used
+from configs.allowed import OneOf
+from configs.options import BY_NAME, OPTIONS, choices, flatten, is_used
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of a training; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'best, latest, a step, average:K or best:K (means of the '

@@ -51,8 +51,9 @@ from typing import Any
 from analysis.compare import LOGS, SWEEP, load_runs, recorded_sweep, results_table
 from analysis.pictures import save_figure
 from analysis.plots import plot_curves, plot_varied
+from configs.allowed import Between
 from configs.checks import check_config, config_from, written
-from configs.options import Between, flatten
+from configs.options import flatten
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
 from errors import UserError, did_you_mean, faults_in, option_like

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-NO_RECIPES = ('__init__', 'base', 'checks', 'options', 'tasks', 'versions')
+NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'options', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:

@@ -96,6 +96,11 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     divides = model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v)
     require(not is_used('model.num_heads', here) or divides, 'model.num_heads',
             f'must divide d_model={model.d_model}, or give d_k and d_v')
+    groups = model.num_key_value_heads or model.num_heads
+    require(model.num_heads % groups == 0, 'model.num_key_value_heads',
+            f'must divide num_heads={model.num_heads}: each serves as many of them')
+    require(not model.window or model.kind != 'patches' or model.patches.pooling == 'mean', 'model.window',
+            'needs patches.pooling=mean: the class token would see the first patches only')
     require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
             'must be even for sinusoidal positions')
     require(model.position != 'learned' or not task.longest or here[task.longest] <= model.max_length, task.longest,

@@ -16,91 +16,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from configs.allowed import Allowed, Between, Fraction, OneOf, Switch, Text
 from configs.tasks import IMPORTED, SUBWORDS, TASKS, TOKENIZERS
-from errors import did_you_mean
 
 Value = bool | int | float | str
-
-
-@dataclasses.dataclass(frozen=True)
-class OneOf:
-    """One of a few names."""
-    choices: tuple[str, ...]
-
-    def problem(self, value: Any) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        if value in self.choices:
-            return ''
-        return f'must be one of {", ".join(self.choices)}{did_you_mean(value, self.choices)}'
-
-    def __str__(self) -> str:
-        return ', '.join(f'`{choice}`' for choice in self.choices)
-
-
-@dataclasses.dataclass(frozen=True)
-class Between:
-    """A number from `least` to `most`, both included. The bounds are far beyond any use: they catch mistakes."""
-    least: float
-    most: float
-
-    def problem(self, value: float) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        if self.least <= value <= self.most:
-            return ''
-        if value != value:
-            return 'must be a number'
-        if value < self.least:
-            return 'must not be negative' if self.least == 0 else f'must be at least {self.least:,}'
-        return f'must be at most {self.most:,}'
-
-    def __str__(self) -> str:
-        return f'{self.least:,} to {self.most:,}'
-
-
-@dataclasses.dataclass(frozen=True)
-class Fraction:
-    """A number of at least 0 and below 1, also after rounding to float32, as in training."""
-
-    def problem(self, value: float) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, as a number of 32 bits too'
-
-    def __str__(self) -> str:
-        return '0 to below 1'
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """Any text. A file name need not be UTF-8: Linux allows any bytes but NUL."""
-    file: bool = False
-
-    def problem(self, value: str) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        if '\0' in value:
-            return 'must not hold a character NUL'
-        try:
-            value.encode(errors='surrogateescape' if self.file else 'strict')
-        except UnicodeEncodeError:
-            return 'must be text that can be written in UTF-8'
-        return ''
-
-    def __str__(self) -> str:
-        return 'a file or folder' if self.file else 'text'
-
-
-@dataclasses.dataclass(frozen=True)
-class Switch:
-    """True or False."""
-
-    def problem(self, value: bool) -> str:
-        """Returns '': both values are possible."""
-        return ''
-
-    def __str__(self) -> str:
-        return '`True` or `False`'
-
-
-Allowed = OneOf | Between | Fraction | Text | Switch
 Users = Mapping[str, tuple[str, ...]]  # {deciding option: the values of it for which an option is used}
 
 
@@ -139,6 +58,8 @@ METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
+ROTARY: Users = STACKS | {'model.position': ('rotary',)}
+TABLES: Users = {'model.kind': ('transformer', 'language_model')}
 TOKENS: Users = {'model.kind': ('transformer', 'rnnsearch', 'language_model')}
 RECURRENT: Users = {'model.kind': ('rnnsearch',)}
 PATCHES: Users = {'model.kind': ('patches',)}
@@ -168,21 +89,44 @@ OPTIONS = (
     Option('model.num_heads', 8, 'attention heads', Between(1, 10_000), STACKS),
     Option('model.d_k', 0, "width of a head's queries and keys; 0: d_model / num_heads", Between(0, 10_000), STACKS),
     Option('model.d_v', 0, "width of a head's values; 0: d_model / num_heads", Between(0, 10_000), STACKS),
+    Option('model.num_key_value_heads', 0, 'heads of keys and values, each for a group of the attention heads; 1: '
+           'multi-query attention; 0: num_heads', Between(0, 10_000), STACKS),
+    Option('model.attention_bias', 'none', "biases of attention's projections; 'none' is the paper's, 'qkv': on "
+           "queries, keys and values, 'all': on the output too", OneOf(('none', 'qkv', 'all')), STACKS),
     Option('model.norm', 'post', "where layers are normalised; 'post' is the paper's", OneOf(('post', 'pre')), STACKS),
-    Option('model.activation', 'relu', "activation of the feed-forward sublayer; 'relu' is the paper's",
-           OneOf(('relu', 'gelu', 'silu')), STACKS),
+    Option('model.norm_function', 'layer_norm', "how; 'layer_norm' is the paper's", OneOf(('layer_norm', 'rms_norm')),
+           STACKS),
+    Option('model.norm_epsilon', 1e-6, 'added to the variance, or to the mean square', Between(1e-30, 1), STACKS),
+    Option('model.feed_forward', 'plain', "the feed-forward sublayer; 'plain' is the paper's, 'gated' has a third "
+           'matrix', OneOf(('plain', 'gated')), STACKS),
+    Option('model.feed_forward_bias', True, 'the feed-forward sublayer has biases', SWITCH, STACKS),
+    Option('model.activation', 'relu', "activation of the feed-forward sublayer; 'relu' is the paper's, 'gelu' is the "
+           'tanh form', OneOf(('relu', 'gelu', 'gelu_exact', 'silu')), STACKS),
     Option('model.score', 'scaled_dot', "attention's score function; 'scaled_dot' is the paper's",
            OneOf(('scaled_dot', 'dot', 'general', 'additive')), STACKS),
     Option('model.position', 'sinusoidal',
            "how positions are encoded; 'sinusoidal' is the paper's, 'learned' its Table 3, row E, 'relative' T5's",
            OneOf(('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none')), STACKS),
+    Option('model.rotary_base', 10000.0, 'rotary: the slowest pairs turn by about 1 / base a position',
+           Between(1, 1e12), ROTARY),
+    Option('model.rotary_scaling', 'none', "rotary: how to go on with longer texts; 'linear': all pairs turn slower, "
+           "'llama3': the slow ones do", OneOf(('none', 'linear', 'llama3')), ROTARY),
+    Option('model.rotary_factor', 1.0, 'rotary: by which pairs turn slower', Between(1, 1_000_000),
+           ROTARY | {'model.rotary_scaling': ('linear', 'llama3')}),
+    Option('model.rotary_original_length', 8192, 'rotary: positions of the training before the scaling',
+           Between(1, 1_000_000_000), ROTARY | {'model.rotary_scaling': ('llama3',)}),
+    Option('model.window', 0, 'self-attention sees positions at a distance below this, itself included: those before '
+           'it, and in an encoder those after it, too; 0: all', Between(0, 1_000_000), STACKS),
     Option('model.max_length', 256, 'rows of a learned position table, tokens', Between(1, 1_000_000),
-           {'model.kind': ('transformer', 'language_model')}),
+           TABLES),
     Option('model.share_embeddings', 'all',
            "which embeddings are shared; 'all' needs a joint vocabulary; 'target': target and output",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
     Option('model.tie_embeddings', True, 'the output projection is the embedding, transposed', SWITCH,
            {'model.kind': ('language_model',)}),
+    Option('model.scale_embeddings', True, 'multiply the embeddings by sqrt(d_model), as the paper does', SWITCH,
+           TABLES),
+    Option('model.output_bias', False, 'add a bias to the logits', SWITCH, TABLES),
     Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
     Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
     Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),

@@ -1,7 +1,8 @@
 """Attention: scores, softmax, pooling, and many heads of it.
 
 Axes, in einsums as in the annotations: b batch, h heads, t target (query) position, s source (key)
-position, k a head's query/key width, v a head's value width, d the model's width.
+position, k a head's query/key width, v a head's value width, d the model's width; g heads of keys and values, where
+each serves as many heads of queries, r (grouped queries).
 Masks are boolean and broadcast to [batch, heads, target, source]; True means "may be looked at".
 """
 
@@ -17,30 +18,46 @@ from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
 from model.dropout import drop
-from model.positional import rotate
+from model.positional import Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
 SCORES = ('scaled_dot', 'dot', 'general', 'additive')
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
+BIASES = ('none', 'qkv', 'all')
 CHUNK = 512  # queries that the chunked kernel scores at a time
 LONG = 2048  # keys from which on 'auto' is chunked
 
 Scores = Float[Array, 'batch heads target source']
 Query = Float[Array, 'batch target heads d_query']
-Keys = Float[Array, 'batch source heads d_k']
-Values = Float[Array, 'batch source heads d_v']
+Keys = Float[Array, 'batch source groups d_k']
+Values = Float[Array, 'batch source groups d_v']
 Pooled = Float[Array, 'batch target heads d_v']
 Drop = Callable[[Scores], Scores]  # dropout on the weights
 
 
+def for_each_head(keys: Float[Array, 'batch source groups width'],
+                  heads: int) -> Float[Array, 'batch source heads width']:
+    """Keys or values once for each head of queries: head i has those of group i // (heads / groups)."""
+    return keys if keys.shape[2] == heads else jnp.repeat(keys, heads // keys.shape[2], axis=2)
+
+
 def dot_scores(query: Float[Array, 'batch target heads d_k'],
-               key: Float[Array, 'batch source heads d_k']) -> Scores:
-    """The products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
-    return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
+               key: Float[Array, 'batch source groups d_k']) -> Scores:
+    """The products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1).
+
+    Keys may have fewer heads than queries. They are not repeated: a product reads each once, which is what grouped
+    queries are for.
+    """
+    (batch, target, heads, width), groups = query.shape, key.shape[2]
+    if groups == heads:
+        return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
+    grouped = query.reshape(batch, target, groups, heads // groups, width)
+    scores = jnp.einsum('btgrk,bsgk->bgrts', grouped, key, preferred_element_type=jnp.float32)
+    return scores.reshape(batch, heads, target, -1)
 
 
 def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
-                      key: Float[Array, 'batch source heads d_k']) -> Scores:
+                      key: Float[Array, 'batch source groups d_k']) -> Scores:
     """The products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
     The query is scaled rather than the scores: the same value, and fewer numbers to multiply.
@@ -48,7 +65,7 @@ def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
     return dot_scores(query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key)
 
 
-def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float[Array, 'batch source heads d_k'],
+def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float[Array, 'batch source groups d_k'],
                    weight: Float[Array, 'heads d_query d_k']) -> Scores:
     """The forms q' W k, with a W for each head, in float32 (Luong et al. 2015, section 3.1).
 
@@ -57,14 +74,14 @@ def general_scores(query: Float[Array, 'batch target heads d_query'], key: Float
     return dot_scores(jnp.einsum('bthq,hqk->bthk', query, weight.astype(query.dtype)), key)
 
 
-def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source heads d_k'],
+def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source groups d_k'],
                     weight: Float[Array, 'heads d_k']) -> Scores:
     """The forms v' tanh(W_s s + W_h h), in float32, for queries W_s s and keys W_h h that are already projected.
 
     The alignment network of Bahdanau et al. 2015 (arXiv:1409.0473, appendix A.1.2); `weight` is v. Every pair of
     a query and a key has a hidden layer of its own, so memory is d_k times that of the other scores.
     """
-    hidden = jnp.tanh(query[:, :, None] + key[:, None])
+    hidden = jnp.tanh(query[:, :, None] + for_each_head(key, query.shape[2])[:, None])
     return jnp.einsum('btshk,hk->bhts', hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
@@ -85,9 +102,14 @@ def masked_softmax(scores: Float[Array, 'batch heads target source'],
 
 
 def attention_pooling(weights: Float[Array, 'batch heads target source'],
-                      value: Float[Array, 'batch source heads d_v']) -> Float[Array, 'batch target heads d_v']:
+                      value: Float[Array, 'batch source groups d_v']) -> Float[Array, 'batch target heads d_v']:
     """sum_s weights[t, s] value[s], in the dtype of `value`: the expectation of the value under the weights."""
-    return jnp.einsum('bhts,bshv->bthv', weights.astype(value.dtype), value)
+    (batch, heads, target, source), groups = weights.shape, value.shape[2]
+    weights = weights.astype(value.dtype)
+    if groups == heads:
+        return jnp.einsum('bhts,bshv->bthv', weights, value)
+    grouped = weights.reshape(batch, groups, heads // groups, target, source)
+    return jnp.einsum('bgrts,bsgv->btgrv', grouped, value).reshape(batch, target, heads, -1)
 
 
 def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
@@ -172,8 +194,9 @@ def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: K
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 ... head_h) W_o with head_i = Attention(Q W_q, K W_k, V W_v) (section 3.2.2).
 
-    Without biases, as in the paper's equations. d_k and d_v are free, and free of each other; queries may
-    be wider or narrower than what keys and values are made from. The weights [batch, heads, target, source]
+    d_k and d_v are free, and free of each other; queries may be wider or narrower than what keys and values are
+    made from. With fewer heads of keys and values than of queries, each of them serves a group of these (Ainslie et al.
+    2023, arXiv:2305.13245; a single one: Shazeer 2019, arXiv:1911.02150). The weights [batch, heads, target, source]
     are sown as 'weights' into the collection 'attention': apply with `mutable=['attention']` to get them;
     otherwise nothing is kept.
 
@@ -184,11 +207,13 @@ class MultiHeadAttention(nn.Module):
       d_v: width of a head's values.
       score: 'scaled_dot' (the paper's), 'dot', 'general' (a matrix between query and key) or 'additive' (an
         alignment network); see the functions of these names.
-      rotary: queries and keys are turned by their positions (see `rotate`).
+      rotary: how queries and keys are turned by their positions (see `rotate`); None: not at all.
       kernel: 'plain' keeps the n x n weights of the backward pass; 'chunked' has O(n) memory; 'fused' is the
         accelerator's, for the dot scores; 'auto' is chunked from LONG keys on. The weights are only to be had
         from the plain one, which is hence used where they are asked for.
       dropout: rate at which weights are dropped (an option; the paper has none here).
+      num_key_value_heads: heads of the keys and of the values, a divisor of num_heads; 0 means num_heads.
+      bias: 'none', as in the paper's equations; 'qkv', on queries, keys and values; or 'all', on the output too.
       dtype: of the computation; parameters are float32, and so is the softmax.
     """
     num_heads: int
@@ -196,27 +221,37 @@ class MultiHeadAttention(nn.Module):
     d_k: int
     d_v: int
     score: str = 'scaled_dot'
-    rotary: bool = False
+    rotary: Rotary | None = None
     kernel: str = 'auto'
     dropout: float = 0.0
+    num_key_value_heads: int = 0
+    bias: str = 'none'
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
         if self.score not in SCORES:
             raise ValueError(f'score={self.score!r} is not one of {", ".join(SCORES)}')
+        if self.bias not in BIASES:
+            raise ValueError(f'bias={self.bias!r} is not one of {", ".join(BIASES)}')
+        groups = self.num_key_value_heads or self.num_heads
+        if self.num_heads % groups:
+            raise ValueError(f'num_key_value_heads={groups} does not divide num_heads={self.num_heads}')
         if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
             raise ValueError('the fused kernel knows neither attention_dropout nor scores other than scaled_dot and '
                              'dot: use attention_kernel=auto')
 
-        def projection(features, names, axis: int | tuple[int, ...] = -1):
-            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), names)
-            return nn.DenseGeneral(features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init)
+        def to_heads(heads, width):
+            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('embed', 'heads', 'kv'))
+            bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('heads', 'kv'))
+            return nn.DenseGeneral((heads, width), use_bias=self.bias != 'none', dtype=self.dtype, kernel_init=init,
+                                   bias_init=bias_init)
 
-        self.query = projection((self.num_heads, self.d_k), ('embed', 'heads', 'kv'))
-        self.key = projection((self.num_heads, self.d_k), ('embed', 'heads', 'kv'))
-        self.value = projection((self.num_heads, self.d_v), ('embed', 'heads', 'kv'))
-        self.output = projection(self.d_model, ('heads', 'kv', 'embed'), axis=(-2, -1))
+        self.query, self.key, self.value = (to_heads(self.num_heads, self.d_k), to_heads(groups, self.d_k),
+                                            to_heads(groups, self.d_v))
+        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('heads', 'kv', 'embed'))
+        self.output = nn.DenseGeneral(self.d_model, axis=(-2, -1), use_bias=self.bias == 'all', dtype=self.dtype,
+                                      kernel_init=init)
         if self.score == 'general':
             init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))
             self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k),
@@ -236,10 +271,12 @@ class MultiHeadAttention(nn.Module):
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[Array, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
         """`queries` and `keys_values` of the same inputs, in one product: it pays where the inputs are few."""
-        kernels = [nn.unbox(each.variables['params'])['kernel'] for each in (self.query, self.key, self.value)]
-        shapes = [kernel.shape[1:] for kernel in kernels]
-        kernel = jnp.concatenate([each.reshape(each.shape[0], -1) for each in kernels], axis=-1)
+        params = [nn.unbox(each.variables['params']) for each in (self.query, self.key, self.value)]
+        shapes = [each['kernel'].shape[1:] for each in params]
+        kernel = jnp.concatenate([each['kernel'].reshape(inputs.shape[-1], -1) for each in params], axis=-1)
         projected = inputs.astype(self.dtype) @ kernel.astype(self.dtype)
+        if self.bias != 'none':
+            projected += jnp.concatenate([each['bias'].reshape(-1) for each in params]).astype(self.dtype)
         ends = np.cumsum([heads * width for heads, width in shapes])[:-1]
         query, key, value = (part.reshape(*part.shape[:-1], *shape) for part, shape in
                              zip(jnp.split(projected, ends, axis=-1), shapes, strict=True))
@@ -286,7 +323,7 @@ class MultiHeadAttention(nn.Module):
         if not self.rotary:
             return projected
         assert positions is not None, 'rotary queries and keys have positions'
-        return rotate(projected, positions)
+        return rotate(projected, positions, self.rotary)
 
     def _score(self) -> Callable[[Array, Array], Scores]:
         if self.score in ('general', 'additive'):

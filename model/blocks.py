@@ -1,5 +1,6 @@
 """The blocks that Transformers are stacked from, and the stack of those that only attend to themselves."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -13,12 +14,15 @@ from typing_extensions import override
 from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout, keep_mask
-from model.positional import RelativeBias
+from model.positional import RelativeBias, Rotary
 from model.product import dot_general
 from model.relation import UNRESTRICTED, Relation
 
-ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'silu': nn.silu}
+ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'gelu_exact': functools.partial(nn.gelu, approximate=False),
+               'silu': nn.silu}
 NORMS = ('post', 'pre')
+NORM_FUNCTIONS = {'layer_norm': nn.LayerNorm, 'rms_norm': nn.RMSNorm}
+FEED_FORWARDS = ('plain', 'gated')
 
 Sequence = Float[Array, 'batch length d_model']
 
@@ -32,12 +36,20 @@ class BlockConfig(flax.struct.PyTreeNode):
       num_heads: attention heads.
       d_k: width of a head's queries and keys; 0 means d_model / num_heads.
       d_v: width of a head's values; 0 means d_model / num_heads.
+      num_key_value_heads: heads of keys and values, each of which serves a group of heads; 0 means num_heads.
+      attention_bias: biases of attention's projections: 'none' (the paper's), 'qkv' or 'all'.
       norm: 'post', LN(x + Sublayer(x)), the paper's; or 'pre', x + Sublayer(LN(x)), with one LN after the stack.
+      norm_function: 'layer_norm' (the paper's) or 'rms_norm'; see `layer_norm`.
+      norm_epsilon: added to the variance, or to the mean square.
       score: attention's score function: 'scaled_dot' (the paper's), 'dot', 'general' or 'additive'.
       position: how a position is told from another, one of the SCHEMES of model/positional.py. Those in ADDED are added
         to the embeddings, those in RELATIVE act inside self-attention, 'none' is nowhere.
+      rotary_base, rotary_scaling, rotary_factor, rotary_original_length: of rotary positions; see `Rotary`.
+      window: self-attention sees only positions at a distance below it, itself included; 0 means all.
       attention_kernel: 'auto', 'plain', 'chunked' or 'fused'; see MultiHeadAttention.
-      activation: 'relu' (the paper's), 'gelu' or 'silu'.
+      feed_forward: 'plain' (the paper's) or 'gated'; see FeedForward.
+      feed_forward_bias: whether it has biases.
+      activation: 'relu' (the paper's), 'gelu' (its tanh form), 'gelu_exact' or 'silu'.
       dropout: on each sublayer's output and on the embeddings (section 5.4).
       attention_dropout: on the attention weights.
       feed_forward_dropout: inside the feed-forward sublayer, after the activation.
@@ -49,10 +61,21 @@ class BlockConfig(flax.struct.PyTreeNode):
     num_heads: int = 8
     d_k: int = 0
     d_v: int = 0
+    num_key_value_heads: int = 0
+    attention_bias: str = 'none'
     norm: str = 'post'
+    norm_function: str = 'layer_norm'
+    norm_epsilon: float = 1e-6
     score: str = 'scaled_dot'
     position: str = 'sinusoidal'
+    rotary_base: float = 10000.0
+    rotary_scaling: str = 'none'
+    rotary_factor: float = 1.0
+    rotary_original_length: int = 8192
+    window: int = 0
     attention_kernel: str = 'auto'
+    feed_forward: str = 'plain'
+    feed_forward_bias: bool = True
     activation: str = 'relu'
     dropout: float = 0.1
     attention_dropout: float = 0.0
@@ -71,12 +94,19 @@ class BlockConfig(flax.struct.PyTreeNode):
                              'change one of them, or give d_k and d_v')
         return self.d_k or self.d_model // self.num_heads, self.d_v or self.d_model // self.num_heads
 
+    def rotary(self) -> Rotary | None:
+        """How self-attention turns its queries and keys; None where the positions are not rotary."""
+        if self.position != 'rotary':
+            return None
+        return Rotary(self.rotary_base, self.rotary_scaling, self.rotary_factor, self.rotary_original_length)
+
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
     """A block's attention, of a sequence to itself or to another one, whose positions are of another kind."""
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
-                              rotary=to_itself and config.position == 'rotary', kernel=config.attention_kernel,
-                              dropout=config.attention_dropout, dtype=config.dtype)
+                              rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
+                              dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
+                              bias=config.attention_bias, dtype=config.dtype)
 
 
 def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
@@ -92,7 +122,12 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
 
 
 class FeedForward(nn.Module):
-    """max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2)."""
+    """max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
+
+    Gated: (phi(x W_gate) * (x W_1)) W_2, a gated linear unit, for any activation phi; with silu it is SwiGLU, with gelu
+    GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). It has three matrices: 2/3 of the width d_ff has as many
+    parameters as the plain one.
+    """
     config: BlockConfig
 
     @nn.compact
@@ -100,20 +135,28 @@ class FeedForward(nn.Module):
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
         """Each position by itself."""
         config = self.config
-        init = nn.initializers.xavier_uniform()
-        to_inner = nn.with_logical_partitioning(init, ('embed', 'mlp'))
-        to_outer = nn.with_logical_partitioning(init, ('mlp', 'embed'))
-        hidden = nn.Dense(config.d_ff, dtype=config.dtype, kernel_init=to_inner, dot_general=dot_general,
-                          name='inner')(inputs)
-        hidden = ACTIVATIONS[config.activation](hidden)
+
+        def dense(width, axes, name):
+            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), axes)
+            return nn.Dense(width, use_bias=config.feed_forward_bias, dtype=config.dtype, kernel_init=init,
+                            dot_general=dot_general, name=name)
+
+        activation = ACTIVATIONS[config.activation]
+        hidden = dense(config.d_ff, ('embed', 'mlp'), 'inner')(inputs)
+        if config.feed_forward == 'gated':
+            hidden = activation(dense(config.d_ff, ('embed', 'mlp'), 'gate')(inputs)) * hidden
+        else:
+            hidden = activation(hidden)
         hidden = Dropout(config.feed_forward_dropout)(hidden, deterministic)
-        return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=to_outer, dot_general=dot_general,
-                        name='outer')(hidden)
+        return dense(config.d_model, ('mlp', 'embed'), 'outer')(hidden)
 
 
-def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm:
-    """The module of gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance, over the last axis."""
-    return nn.LayerNorm(epsilon=1e-6, dtype=config.dtype, name=name)
+def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """The module of gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance, over the last axis.
+
+    'rms_norm' is gamma * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv:1910.07467, equation 4).
+    """
+    return NORM_FUNCTIONS[config.norm_function](epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
 
 
 class Residual(nn.Module):
@@ -261,14 +304,14 @@ class SelfAttentionStack(nn.Module):
     def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
         """`relation` is of the sequence to itself; without one, everything sees everything."""
         relation = relation or Relation.within(jnp.arange(x.shape[1])[None])
-        relation = relation.replace(bias=self.relative())
+        relation = relation.replace(bias=self.relative(), window=self.config.window)
         for layer in self.layers:
             x = layer(x, relation, deterministic)
         return self._end(x)
 
     def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
         """The same, with each layer's keys and values, for `decode_step` to go on from."""
-        relation = relation.replace(bias=self.relative())
+        relation = relation.replace(bias=self.relative(), window=self.config.window)
         pasts = []
         for layer in self.layers:
             x, past = layer.prefill(x, relation)
@@ -278,7 +321,7 @@ class SelfAttentionStack(nn.Module):
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
         """One position of every hypothesis; see `attend_to_past`."""
-        relation, new = relation.replace(bias=self.relative()), []
+        relation, new = relation.replace(bias=self.relative(), window=self.config.window), []
         for layer, past in zip(self.layers, pasts, strict=True):
             x, past = layer.decode_step(x, past, first, relation)
             new.append(past)

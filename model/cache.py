@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
-Past = dict[str, Array]  # of a layer: 'key' and 'value', [batch, heads, width, keys], as attention's products read them
+# Of a layer: 'key' and 'value', [batch, groups, width, keys], as attention's products read them. Groups are the heads
+# of keys and values, which are fewer than those of queries if these are grouped.
+Past = dict[str, Array]
 Ancestors = Int[Array, 'batch beam slots']
 
 
@@ -77,7 +79,7 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
     return visible.reshape(batch, 1, beam, keys)
 
 
-def written(past: Past, key: Float[Array, 'batch beam heads d_k'], value: Float[Array, 'batch beam heads d_v'],
+def written(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
             first: Int[Array, '']) -> Past:
     """The past with the keys and values of one step of every hypothesis, from key number `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
@@ -85,11 +87,11 @@ def written(past: Past, key: Float[Array, 'batch beam heads d_k'], value: Float[
         for name, new in {'key': key, 'value': value}.items()}
 
 
-def as_read(array: Float[Array, 'batch source heads width']) -> Float[Array, 'batch heads width source']:
+def as_read(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
     """Keys or values in the order in which a past keeps them, in memory too: otherwise XLA transposes at every step."""
     return with_layout_constraint(jnp.moveaxis(array, 1, 3), Layout(major_to_minor=(0, 1, 2, 3)))
 
 
-def as_given(array: Float[Array, 'batch heads width source']) -> Float[Array, 'batch source heads width']:
+def as_given(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
     """Keys or values of a past in the order in which attention takes them; the product undoes it without a copy."""
     return jnp.moveaxis(array, 3, 1)

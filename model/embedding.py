@@ -3,6 +3,7 @@
 Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+ABSENT = -1e4  # the logit of a token that a vocabulary lacks: its probability is 0 in float32, and nothing overflows
 SHARING = ('all', 'target', 'none')
 
 
@@ -25,7 +27,7 @@ def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
 
 
 class Projection(flax.struct.PyTreeNode):
-    """States and the table that makes logits of them: logits[..., v] = states . table[v].
+    """States and the table that makes logits of them: logits[..., v] = states . table[v] + bias[v].
 
     A loss can be computed from both without the logits of a whole batch, which are often the largest array of a
     training (`training.loss.cross_entropy`).
@@ -33,14 +35,24 @@ class Projection(flax.struct.PyTreeNode):
     Attributes:
       states: float [..., d_model].
       table: float [vocab, d_model], in float32.
+      bias: float [vocab], in float32; None where there is none.
     """
     states: Any  # an array; in jax.eval_shape's answers its shape, hence no annotation that is checked
     table: Any
+    bias: Any = None
 
     def logits(self) -> Float[Array, '*batch vocab']:
         """Logits in float32, of a product in the dtype of the states."""
-        return jnp.einsum('...d,vd->...v', self.states, self.table.astype(self.states.dtype),
-                          preferred_element_type=jnp.float32)
+        logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(self.states.dtype),
+                            preferred_element_type=jnp.float32)
+        return logits if self.bias is None else logits + self.bias
+
+
+def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
+    """The bias of the logits of `size` tokens, the `absent` of which are never to come; None where there is none."""
+    if not absent:
+        return bias
+    return (jnp.zeros(size) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
 
 
 def tied(states: Float[Array, '*batch d_model'], table: nn.Embed) -> Projection:
@@ -62,6 +74,12 @@ class OutputProjection(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         kernel = self.param('kernel', init, (states.shape[-1], self.size))
         return Projection(states, jnp.transpose(kernel))  # pyright: ignore[reportArgumentType] (flax unboxes it)
+
+
+def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
+    """A parameter of `module`, to be called in its `setup`: what is added to the logits of each piece; at first 0."""
+    init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
+    return module.param('logits_bias', init, (size,), unbox=True)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:

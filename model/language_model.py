@@ -14,7 +14,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, embedding, tied
+from model.embedding import OutputProjection, Projection, embedding, logits_bias, tied, with_absent
 from model.positional import PositionalEncoding
 from model.relation import Relation
 
@@ -23,7 +23,7 @@ class Prompt(flax.struct.PyTreeNode):
     """What was read before the first generated token. Leaves are arrays, as those of `model.cache.Memory`.
 
     Attributes:
-      pasts: of each layer {'key', 'value'}, [batch, heads, width, prompt].
+      pasts: of each layer {'key', 'value'}, [batch, groups, width, prompt].
       visible: bool [batch, prompt], False where there is padding.
     """
     pasts: Any
@@ -38,6 +38,9 @@ class LanguageModel(nn.Module):
       num_layers: N.
       vocab_size: pieces of the vocabulary.
       tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
+      scale_embeddings: multiply them by sqrt(d_model).
+      output_bias: add a bias to the logits.
+      absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
@@ -47,6 +50,9 @@ class LanguageModel(nn.Module):
     num_layers: int
     vocab_size: int
     tie_embeddings: bool = True
+    scale_embeddings: bool = True
+    output_bias: bool = False
+    absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
     remat: bool = False
@@ -58,6 +64,7 @@ class LanguageModel(nn.Module):
         self.embedding = embedding(self.vocab_size, config.d_model, config.dtype)
         if not self.tie_embeddings:
             self.output = OutputProjection(self.vocab_size)
+        self.logits_bias = logits_bias(self, self.vocab_size) if self.output_bias else None
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
@@ -122,9 +129,12 @@ class LanguageModel(nn.Module):
         return self._project(x).logits(), cache
 
     def _embed(self, tokens, positions, length, deterministic):
-        x = self.drop_words(self.embedding(tokens), deterministic) * self.config.d_model ** 0.5
+        x = self.drop_words(self.embedding(tokens), deterministic)
+        if self.scale_embeddings:
+            x = x * self.config.d_model ** 0.5
         x = x + self.position(positions, length).astype(self.config.dtype)
         return self.embedding_dropout(x, deterministic)
 
     def _project(self, x):
-        return tied(x, self.embedding) if self.tie_embeddings else self.output(x)
+        projection = tied(x, self.embedding) if self.tie_embeddings else self.output(x)
+        return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.vocab_size))

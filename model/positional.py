@@ -4,6 +4,8 @@ The first are sinusoids (section 3.5) and learned tables (Table 3, row E). The s
 queries and keys, or add a bias to the scores.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from jaxtyping import Array, Float, Int
 ADDED = ('sinusoidal', 'learned')
 RELATIVE = ('rotary', 'relative', 'alibi')
 SCHEMES = (*ADDED, *RELATIVE, 'none')
+SCALINGS = ('none', 'linear', 'llama3')
 BUCKETS, MAX_DISTANCE = 32, 128  # T5's
 
 
@@ -65,12 +68,46 @@ class PositionalEncoding(nn.Module):
         return table[positions]
 
 
-def rotate(x: Float[Array, 'batch length heads width'],
-           positions: Int[Array, '#batch length']) -> Float[Array, 'batch length heads width']:
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """How fast each pair of numbers is turned.
+
+    Attributes:
+      base: the slowest pairs turn by about 1 / base a position.
+      scaling: how a model goes on with longer texts than it was trained on: 'linear' divides all positions by `factor`
+        (Chen et al. 2023, arXiv:2306.15595); 'llama3' slows down only the pairs that make few turns in
+        `original_length` positions (Llama 3.1; see `wavelengths`).
+      factor: by which scaled pairs are slower.
+      original_length: positions that the model was trained on before its scaling.
+    """
+    base: float = 10000.0
+    scaling: str = 'none'
+    factor: float = 1.0
+    original_length: int = 8192
+
+    def wavelengths(self, width: int) -> Float[Array, ' pairs']:
+        """Positions in which each pair of `width` numbers turns by one radian: base^(2j/width), or more if scaled.
+
+        A pair that makes n turns in `original_length` positions has its speed multiplied, by 'llama3', by
+        s + (1 - s) / factor, where s = (n - 1) / (4 - 1) between 0 and 1. So those of 4 turns and more are as they
+        were, and those of less than one have all of the factor. 1 and 4 are the numbers of all published models.
+        """
+        wavelengths = self.base ** (jnp.arange(0, width, 2) / width)
+        if self.scaling == 'linear':
+            return wavelengths * self.factor
+        if self.scaling == 'llama3':
+            turns = self.original_length / (2 * np.pi * wavelengths)
+            kept = jnp.clip((turns - 1) / (4 - 1), 0, 1)
+            return wavelengths / (kept + (1 - kept) / self.factor)
+        return wavelengths
+
+
+def rotate(x: Float[Array, 'batch length heads width'], positions: Int[Array, '#batch length'],
+           rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
     """Rotary positions: the pair (x_2j, x_2j+1) is turned by the angle i / 10000^(2j/width), i the position.
 
     Turned queries and keys have scores that depend on the offset of their positions only (Su et al. 2021,
-    arXiv:2104.09864, equation 15).
+    arXiv:2104.09864, equation 15). `rotary` may have other angles.
 
     Raises:
       ValueError: if the width is odd, as numbers are turned in pairs.
@@ -78,7 +115,7 @@ def rotate(x: Float[Array, 'batch length heads width'],
     width = x.shape[-1]
     if width % 2:
         raise ValueError(f'rotary positions need an even d_k, not {width}')
-    angles = positions[..., None, None] / 10000.0 ** (jnp.arange(0, width, 2) / width)
+    angles = positions[..., None, None] / rotary.wavelengths(width)
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)

@@ -35,6 +35,16 @@ def segment_mask(target: Int[Array, 'batch target'],
     return target[:, None, :, None] == source[:, None, None, :]
 
 
+def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
+                window: int) -> Bool[Array, '#batch 1 target source']:
+    """Query t sees key s where |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
+
+    With a look-ahead mask these are the query itself and the window - 1 positions before it, as in Mistral 7B (Jiang et
+    al. 2023, arXiv:2310.06825); without, as many on either side.
+    """
+    return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
+
+
 def combine_masks(*masks: Mask | None) -> Mask | None:
     """The conjunction of the masks that are not None; None (everything is visible) if there is none."""
     present = [mask for mask in masks if mask is not None]
@@ -58,6 +68,7 @@ class Relation(flax.struct.PyTreeNode):
       bias: what the relative position adds to the scores.
       causal: a query sees no key of a greater position.
       bidirectional: T5's buckets tell the keys after the query from those before it.
+      window: a query sees only keys at a distance below it, itself included; 0: any distance.
     """
     target: Int[Array, '#batch target'] | None = None
     source: Int[Array, '#batch source'] | None = None
@@ -68,6 +79,7 @@ class Relation(flax.struct.PyTreeNode):
     bias: Bias | None = None
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     bidirectional: bool = flax.struct.field(pytree_node=False, default=True)
+    window: int = flax.struct.field(pytree_node=False, default=0)
 
     @classmethod
     def within(cls, positions: Int[Array, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
@@ -86,6 +98,8 @@ class Relation(flax.struct.PyTreeNode):
         if self.causal:
             target, source = self.positions()
             masks.append((target[:, :, None] >= source[:, None, :])[:, None])
+        if self.window:
+            masks.append(window_mask(*self.positions(), self.window))
         return combine_masks(*masks)
 
     def whole_bias(self) -> Float[Array, '#batch heads target source'] | None:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
+from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied, with_absent
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
@@ -30,7 +30,7 @@ class Decoder(nn.Module):
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
         """`relation` is of the targets to themselves, `memory_relation` to the memory."""
-        relation = relation.replace(bias=self.relative())
+        relation = relation.replace(bias=self.relative(), window=self.config.window)
         for layer in self.layers:
             x = layer(x, memory, relation, memory_relation, deterministic)
         return self._end(x)
@@ -41,7 +41,8 @@ class Decoder(nn.Module):
         d_k, d_v = config.head_widths()
 
         def empty(width):
-            return jnp.zeros((batch, config.num_heads, width, max_length * beam), config.dtype)
+            return jnp.zeros((batch, config.num_key_value_heads or config.num_heads, width, max_length * beam),
+                             config.dtype)
 
         return Cache(
             memory={'layers': [layer.memory_keys_values(memory.states) for layer in self.layers],
@@ -56,7 +57,8 @@ class Decoder(nn.Module):
         beam, keys = x.shape[1], cache.past[0]['key'].shape[3]
         ancestors = with_own(cache.state['ancestors'], cache.position)
         relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
-                            mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative())
+                            mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative(),
+                            window=self.config.window)
         memory_relation, pasts = Relation(visible=cache.memory['visible']), []
         for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.past, strict=True):
             x, past = layer.decode_step(x, keys_values, memory_relation, past, cache.position * beam, relation)
@@ -79,6 +81,9 @@ class Transformer(nn.Module):
       target_vocab_size: pieces of the target vocabulary.
       share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
         'target' (target and output) or 'none'.
+      scale_embeddings: multiply them by sqrt(d_model); the paper does.
+      output_bias: add a bias to the logits.
+      absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens of source and target are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
@@ -89,6 +94,9 @@ class Transformer(nn.Module):
     source_vocab_size: int
     target_vocab_size: int
     share_embeddings: str = 'all'
+    scale_embeddings: bool = True
+    output_bias: bool = False
+    absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
     remat: bool = False
@@ -103,6 +111,7 @@ class Transformer(nn.Module):
             self.source_embedding = embedding(self.source_vocab_size, config.d_model, config.dtype)
         if self.share_embeddings == 'none':
             self.output = OutputProjection(self.target_vocab_size)
+        self.logits_bias = logits_bias(self, self.target_vocab_size) if self.output_bias else None
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
@@ -153,8 +162,11 @@ class Transformer(nn.Module):
         return self._add_positions(self.target_embedding(tokens), encoding, deterministic)
 
     def _add_positions(self, embedded, positions, deterministic):
-        x = self.drop_words(embedded, deterministic) * self.config.d_model ** 0.5 + positions.astype(self.config.dtype)
-        return self.embedding_dropout(x, deterministic)
+        x = self.drop_words(embedded, deterministic)
+        if self.scale_embeddings:
+            x = x * self.config.d_model ** 0.5
+        return self.embedding_dropout(x + positions.astype(self.config.dtype), deterministic)
 
     def _project(self, x):
-        return self.output(x) if self.share_embeddings == 'none' else tied(x, self.target_embedding)
+        projection = self.output(x) if self.share_embeddings == 'none' else tied(x, self.target_embedding)
+        return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.target_vocab_size))

@@ -14,7 +14,8 @@ import pytest
 import inference
 from analysis.compare import load_runs, recorded_sweep
 from configs import base, versions
-from configs.options import BY_NAME, DEFAULTS, Fraction, Option, Switch, flatten
+from configs.allowed import Fraction, Switch
+from configs.options import BY_NAME, DEFAULTS, Option, flatten
 from errors import UserError
 from inference.text import search_options
 from tests.tiny_run import start, steps

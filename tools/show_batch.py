@@ -22,8 +22,9 @@ STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
+from configs.allowed import Between
 from configs.checks import config_from
-from configs.options import MOST_STEPS, Between
+from configs.options import MOST_STEPS
 from errors import UserError
 from files import expanded
 from input_pipeline.data import open_data

@@ -41,7 +41,7 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
     `outputs` are logits, or what they are made from: then they are never in memory as a whole.
     """
     if isinstance(outputs, Projection):
-        found: tuple[Array, dict[str, Array]] = _tiled(outputs.states, outputs.table, targets, weights, label_smoothing)
+        found: tuple[Array, dict[str, Array]] = _tiled(outputs, targets, weights, label_smoothing)
         loss, others = found
     else:
         normaliser = jax.nn.logsumexp(outputs, axis=-1)
@@ -56,35 +56,35 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
     return Sums(loss=loss, tokens=jnp.sum(weights), others=others)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _tiled(states, table, targets, weights, label_smoothing):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _tiled(projection, targets, weights, label_smoothing):
     """The loss and the other sums of `cross_entropy`, from the logits of some positions at a time.
 
-    The loss has gradients with respect to states and table. They are computed together with it, tile by tile, so no
-    tile is computed twice. The other sums have none.
+    The loss has gradients with respect to states, table and bias. They are computed together with it, tile by tile, so
+    no tile is computed twice. The other sums have none.
     """
-    return _scan(states, table, targets, weights, label_smoothing, gradients=False)[0]
+    return _scan(projection, targets, weights, label_smoothing, gradients=False)[0]
 
 
-def _forward(states, table, targets, weights, label_smoothing):
-    return _scan(states, table, targets, weights, label_smoothing, gradients=True)
+def _forward(projection, targets, weights, label_smoothing):
+    return _scan(projection, targets, weights, label_smoothing, gradients=True)
 
 
 def _backward(label_smoothing, gradients, cotangents):
-    of_states, of_table = gradients
     scale = cotangents[0]  # of the loss
-    return (of_states * scale.astype(of_states.dtype), of_table * scale, None, None)
+    return jax.tree.map(lambda each: each * scale.astype(each.dtype), gradients), None, None
 
 
 _tiled.defvjp(_forward, _backward)
 
 
-def _scan(states, table, targets, weights, label_smoothing, *, gradients):
-    """((loss, others), gradients with respect to states and table or None), positions [batch, length] in tiles.
+def _scan(projection, targets, weights, label_smoothing, *, gradients):
+    """((loss, others), gradients with respect to the projection or None), positions [batch, length] in tiles.
 
     With p the softmax and q the smoothed target, the gradient of the loss with respect to the logits of a position is
     weight * (p - q). Only p is a matrix: q's part is a row of the table and the mean of the rows.
     """
+    states, table, bias = projection.states, projection.table, projection.bias
     dtype, (classes, width) = states.dtype, table.shape
     matrix, mean_row = table.astype(dtype), table.mean(axis=0)
     positions = [each.reshape(len(targets), -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
@@ -98,6 +98,8 @@ def _scan(states, table, targets, weights, label_smoothing, *, gradients):
     def step(carry, part):
         states, targets, weights = part
         logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
+        if bias is not None:
+            logits += bias
         greatest = logits.max(axis=-1)
         unnormalised = jnp.exp(logits - greatest[..., None])
         total = unnormalised.sum(axis=-1)
@@ -106,21 +108,25 @@ def _scan(states, table, targets, weights, label_smoothing, *, gradients):
         losses = normaliser - (1 - label_smoothing) * target_logit
         if label_smoothing:
             losses -= label_smoothing * (states.astype(jnp.float32) @ mean_row)
+            if bias is not None:
+                losses -= label_smoothing * bias.mean()
         correct = target_logit >= greatest
         sums = [jnp.sum(each * weights) for each in (losses, normaliser - target_logit, correct)]
         if not gradients:
-            return jax.tree.map(jnp.add, carry, (sums, None)), None
+            return jax.tree.map(jnp.add, carry, (sums, None, None)), None
+        of_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
         # The softmax is normalised where it is smaller, in the factors of its products.
         scale, unnormalised = (weights / total)[..., None], unnormalised.astype(dtype)
         of_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
         of_table = jnp.einsum('btd,btv->dv', (scale * states).astype(dtype), unnormalised,
                               preferred_element_type=jnp.float32)
-        return jax.tree.map(jnp.add, carry, (sums, of_table)), of_states.astype(dtype)
+        return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 
-    nothing = [jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None
+    nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,
+               jnp.zeros(classes) if gradients and bias is not None else None)
     scanned: Any = jax.lax.scan(step, nothing, tuple(map(split, positions)))
-    ((loss, nll, accuracy), of_table), of_states = scanned
+    ((loss, nll, accuracy), of_table, of_bias), of_states = scanned
     found = loss, {'nll': nll, 'accuracy': accuracy}
     if not gradients:
         return found, None
@@ -128,7 +134,9 @@ def _scan(states, table, targets, weights, label_smoothing, *, gradients):
     weighted = weights[..., None] * states.astype(jnp.float32)
     of_table = of_table.T.at[targets].add((label_smoothing - 1) * weighted)
     of_table -= label_smoothing / classes * weighted.reshape(-1, width).sum(axis=0)
-    return found, (of_states, of_table)
+    if bias is not None:
+        of_bias = of_bias.at[targets].add((label_smoothing - 1) * weights) - label_smoothing / classes * weights.sum()
+    return found, Projection(of_states, of_table, of_bias)
 
 
 def tiles(rows: int, length: int, classes: int) -> tuple[int, int]:

@@ -11,14 +11,15 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import base, checks
-from configs.options import BY_NAME, OPTIONS, Between, Fraction, OneOf, Switch, Text, choices
+from configs.allowed import Between, Fraction, OneOf, Switch, Text
+from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
 from errors import UserError
 from model.build import check_fits
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}
-                 - {'__init__', 'base', 'checks', 'options', 'tasks', 'versions'})
+                 - {'__init__', 'allowed', 'base', 'checks', 'options', 'tasks', 'versions'})
 
 
 def changed(values):
@@ -95,6 +96,11 @@ def test_base_is_possible():
     ({'model.kind': 'lstm'}, 'model.kind'),
     ({'model.score': 'cosine'}, 'model.score'),
     ({'model.d_k': 5, 'model.position': 'rotary'}, 'model.position'),
+    ({'model.num_key_value_heads': 3}, 'model.num_key_value_heads'),
+    ({'model.num_key_value_heads': 16}, 'model.num_key_value_heads'),
+    ({'model.norm_epsilon': 0.0}, 'model.norm_epsilon'),
+    ({'model.window': -1}, 'model.window'),
+    (REGRESSION | {'model.window': 2}, 'model.window'),
     ({'model.attention_kernel': 'fused', 'model.attention_dropout': 0.1}, 'model.attention_kernel'),
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),

@@ -21,6 +21,7 @@ from model.attention import (
     scaled_dot_product_attention,
     scaled_dot_scores,
 )
+from model.positional import Rotary
 from model.relation import Relation, combine_masks, look_ahead_mask, padding_mask, segment_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -195,7 +196,7 @@ def test_projected_memory_can_be_attended_to_later():
     close(module.apply(variables, x, key, value, method='attend'), module.apply(variables, x, memory))
 
 
-@pytest.mark.parametrize('rotary', [False, True])
+@pytest.mark.parametrize('rotary', [None, Rotary()])
 def test_one_product_projects_what_three_do(rotary):
     layer = MultiHeadAttention(num_heads=3, d_model=10, d_k=4, d_v=6, rotary=rotary)
     inputs, positions = normal(0, 2, 5, 10), jnp.array([[3, 4, 5, 6, 7], [0, 1, 2, 0, 1]])

@@ -1,0 +1,87 @@
+"""What an option may be: each kind of value knows what to say of one that is impossible."""
+
+import dataclasses
+from typing import Any
+
+from errors import did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of a few names."""
+    choices: tuple[str, ...]
+
+    def problem(self, value: Any) -> str:
+        """What to say of a value that is impossible; '' of one that is not."""
+        if value in self.choices:
+            return ''
+        return f'must be one of {", ".join(self.choices)}{did_you_mean(value, self.choices)}'
+
+    def __str__(self) -> str:
+        return ', '.join(f'`{choice}`' for choice in self.choices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """A number from `least` to `most`, both included. The bounds are far beyond any use: they catch mistakes."""
+    least: float
+    most: float
+
+    def problem(self, value: float) -> str:
+        """What to say of a value that is impossible; '' of one that is not."""
+        if self.least <= value <= self.most:
+            return ''
+        if value != value:
+            return 'must be a number'
+        if value < self.least:
+            return 'must not be negative' if self.least == 0 else f'must be at least {self.least:,}'
+        return f'must be at most {self.most:,}'
+
+    def __str__(self) -> str:
+        return f'{self.least:,} to {self.most:,}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Fraction:
+    """A number of at least 0 and below 1, also after rounding to float32, as in training."""
+
+    def problem(self, value: float) -> str:
+        """What to say of a value that is impossible; '' of one that is not."""
+        return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, as a number of 32 bits too'
+
+    def __str__(self) -> str:
+        return '0 to below 1'
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Any text. A file name need not be UTF-8: Linux allows any bytes but NUL."""
+    file: bool = False
+
+    def problem(self, value: str) -> str:
+        """What to say of a value that is impossible; '' of one that is not."""
+        if '\0' in value:
+            return 'must not hold a character NUL'
+        try:
+            value.encode(errors='surrogateescape' if self.file else 'strict')
+        except UnicodeEncodeError:
+            return 'must be text that can be written in UTF-8'
+        return ''
+
+    def __str__(self) -> str:
+        return 'a file or folder' if self.file else 'text'
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """True or False."""
+
+    def problem(self, value: bool) -> str:
+        """Returns '': both values are possible."""
+        return ''
+
+    def __str__(self) -> str:
+        return '`True` or `False`'
+
+
+Allowed = OneOf | Between | Fraction | Text | Switch
