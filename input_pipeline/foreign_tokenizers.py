@@ -92,6 +92,11 @@ class SentencePieceTokenizer(ForeignTokenizer):
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown = self._settings['special'][UNK]
 
+    @property
+    def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
+        """The original model and, if there is one, the vocabulary beside it."""
+        return base64.b64decode(self._settings['model']), self._numbers
+
     @override
     def original(self, text: str) -> Sequence[int]:
         if self._numbers is None:
@@ -131,6 +136,15 @@ class TokenizersTokenizer(ForeignTokenizer):
             raise ValueError(f'the library tokenizers says: {error}') from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+
+    @property
+    def json(self) -> str:
+        """The original tokenizer.json."""
+        return self._settings['model']
+
+    def name_of(self, number: int) -> str:
+        """How the library writes the token of this original number."""
+        return self._tokenizer.id_to_token(number) or f'<{number}>'
 
     @override
     def original(self, text: str) -> Sequence[int]:

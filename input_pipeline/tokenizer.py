@@ -94,13 +94,13 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        self._characters = json.loads(model)['characters']
-        self._codes = np.array([ord(character) for character in self._characters], np.uint32)
+        self.characters = json.loads(model)['characters']
+        self._codes = np.array([ord(character) for character in self.characters], np.uint32)
         if not len(self._codes) or (self._codes[1:] <= self._codes[:-1]).any():
             raise ValueError('its characters are not in ascending order')
 
     def __len__(self) -> int:
-        return len(SPECIAL) + len(self._characters)
+        return len(SPECIAL) + len(self.characters)
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
@@ -111,12 +111,12 @@ class CharTokenizer(Tokenizer):
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
-        return ''.join('\ufffd' if token == UNK else self._characters[token - len(SPECIAL)]
+        return ''.join('\ufffd' if token == UNK else self.characters[token - len(SPECIAL)]
                        for token in tokens if token >= UNK)
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        written = [*SPECIAL, *(_visible(character, f'<U+{ord(character):04X}>') for character in self._characters)]
+        written = [*SPECIAL, *(_visible(character, f'<U+{ord(character):04X}>') for character in self.characters)]
         return [written[token] for token in tokens]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import UserError
+from interchange.huggingface import is_theirs, read_huggingface
 from interchange.safetensors_folder import WEIGHTS, read_safetensors
 from training.trained import Trained, read_run, together
 
@@ -26,8 +27,9 @@ def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = No
 
 
 def _read(folder: Path, checkpoint: str, dtype: str | None) -> Trained:
-    if not (folder / WEIGHTS).is_file():
+    theirs = is_theirs(folder)
+    if not theirs and not (folder / WEIGHTS).is_file():
         return read_run(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
-        raise UserError(f'checkpoint={checkpoint!r}: {folder} is an export, which holds one checkpoint: leave it out')
-    return read_safetensors(folder, dtype)
+        raise UserError(f'checkpoint={checkpoint!r}: {folder} is no run directory and holds one checkpoint: leave it out')
+    return read_huggingface(folder, dtype) if theirs else read_safetensors(folder, dtype)

@@ -18,11 +18,12 @@ from ml_collections import ConfigDict
 from errors import UserError
 from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK
 from interchange.tokenizer_files import unique_pieces, write_tokenizers
+from model.embedding import with_absent
 from model.positional import MAX_DISTANCE, sinusoids
 from training.trained import Trained
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
-ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'silu': 'SWISH'}  # our gelu is the form with tanh
+ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'gelu_exact': 'GELU', 'silu': 'SWISH'}
 LEAST_POSITIONS = 1024  # rows of a table of sinusoids: CTranslate2 knows no positions beyond it
 
 
@@ -39,6 +40,9 @@ def refusals(config: ConfigDict) -> list[str]:
         f'model.d_v={d_v} beside model.d_k={d_k}: they must be equal': d_k == d_v,
         'model.position=alibi: it has this bias in language models only, not in an encoder':
             model.position != 'alibi' or model.kind == 'language_model',
+        f'model.rotary_scaling={model.rotary_scaling}': model.rotary_scaling != 'llama3',
+        f'model.window={model.window}: it would forget what is behind the window, and score as if there were none':
+            not model.window,
     }
     return [option for option, holds in possible.items() if not holds]
 
@@ -82,17 +86,14 @@ class _Writer:
     def specification(self) -> Any:
         """The whole model: its layers, its vocabularies and what its searches begin and end with."""
         spec = self._translator() if self.model.kind == 'transformer' else self._generator()
-        spec.config.layer_norm_epsilon = 1e-6
+        spec.config.layer_norm_epsilon = self.model.norm_epsilon
         spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIAL[each] for each in
                                                                                (BOS, EOS, UNK))
         return spec
 
     def _translator(self):
-        options, d_k = self._options(), _head_widths(self.model)[0]
-        encoder = self.specs.TransformerEncoderSpec(
-            self.model.num_layers, self.model.num_heads, head_dim=d_k, **options)
-        decoder = self.specs.TransformerDecoderSpec(
-            self.model.num_layers, self.model.num_heads, head_dim=d_k, **options)
+        encoder = self.specs.TransformerEncoderSpec(self.model.num_layers, self.model.num_heads, **self._options())
+        decoder = self.specs.TransformerDecoderSpec(self.model.num_layers, self.model.num_heads, **self._options())
         source = 'target' if self.model.share_embeddings == 'all' else 'source'
         self._stack(encoder, encoder.embeddings[0], 'encoder', source)
         self._stack(decoder, decoder.embeddings, 'decoder', 'target')
@@ -106,10 +107,9 @@ class _Writer:
         return spec
 
     def _generator(self):
-        alibi = {'alibi': True} if self.model.position == 'alibi' else {}
         decoder = self.specs.TransformerDecoderSpec(
             self.model.num_layers, self.model.num_heads, with_encoder_attention=False,
-            head_dim=_head_widths(self.model)[0], **self._options(), **alibi)
+            alibi=self.model.position == 'alibi', **self._options())
         self._stack(decoder, decoder.embeddings, 'encoder', '')
         self._positions(decoder, 'position')
         self._project(decoder, 'embedding/embedding', tied=self.model.tie_embeddings)
@@ -120,9 +120,16 @@ class _Writer:
     def _options(self) -> dict[str, Any]:
         activation = getattr(importlib.import_module('ctranslate2.specs.common_spec').Activation,
                              ACTIVATIONS[self.model.activation])
-        options = {'pre_norm': self.model.norm == 'pre', 'activation': activation}
+        options = {'pre_norm': self.model.norm == 'pre', 'activation': activation,
+                   'head_dim': _head_widths(self.model)[0], 'rms_norm': self.model.norm_function == 'rms_norm',
+                   'ffn_glu': self.model.feed_forward == 'gated'}
+        if self.model.num_key_value_heads not in (0, self.model.num_heads):
+            options |= {'num_heads_kv': self.model.num_key_value_heads}
         if self.model.position == 'rotary':
-            options |= {'rotary_dim': 0, 'rotary_interleave': True}  # 0: all of d_k
+            options |= {'rotary_dim': 0, 'rotary_interleave': True, 'rotary_base': self.model.rotary_base}  # 0: all of d_k
+        if self.model.rotary_scaling == 'linear':
+            options |= {'rotary_scaling_type': self.specs.RotaryScalingType.Linear,
+                        'rotary_scaling_factor': self.model.rotary_factor}
         if self.model.position == 'relative':
             options |= {'relative_attention_bias': True}
         return options
@@ -147,8 +154,12 @@ class _Writer:
             spec.projection.weight = self.arrays[embedding]
         else:
             spec.projection.weight = _transposed(self.arrays['output/kernel'])
+        bias = with_absent(self.arrays.get('logits_bias'), self.sizes.get('absent', ()), len(spec.projection.weight))
+        if bias is not None:
+            spec.projection.bias = np.asarray(bias)
 
     def _stack(self, spec, embeddings, stack, side):
+        spec.scale_embeddings = self.model.scale_embeddings
         embeddings.weight = self.arrays[f'{side}_embedding/embedding'.lstrip('_')]
         for number, layer in enumerate(spec.layer):
             name = f'{stack}/layers_{number}'
@@ -167,8 +178,12 @@ class _Writer:
         self._norm(spec.layer_norm, f'{name}_residual/norm')
         for linear, group in zip(spec.linear, groups, strict=False):
             linear.weight = np.concatenate([self._projection(name, each) for each in group])
+            if self.model.attention_bias != 'none':
+                linear.bias = np.concatenate([self._bias(name, each) for each in group])
         output = self.arrays[f'{name}/output/kernel']
         spec.linear[-1].weight = _transposed(output.reshape(-1, output.shape[-1]))
+        if self.model.attention_bias == 'all':
+            spec.linear[-1].bias = self.arrays[f'{name}/output/bias']
         if self.model.score != 'scaled_dot':
             spec.queries_scale = np.dtype('float32').type(1)
 
@@ -178,14 +193,26 @@ class _Writer:
             kernel = np.einsum('dhq,hqk->dhk', kernel, self.arrays[f'{name}/score_weight'])
         return _transposed(kernel.reshape(kernel.shape[0], -1))
 
+    def _bias(self, name: str, part: str) -> Float[np.ndarray, ' out']:
+        bias = self.arrays[f'{name}/{part}/bias']
+        if part == 'query' and self.model.score == 'general':
+            bias = np.einsum('hq,hqk->hk', bias, self.arrays[f'{name}/score_weight'])
+        return bias.reshape(-1)
+
     def _feed_forward(self, spec, name):
         self._norm(spec.layer_norm, f'{name}_residual/norm')
-        for linear, part in (spec.linear_0, 'inner'), (spec.linear_1, 'outer'):
+        gated = self.model.feed_forward == 'gated'
+        parts = {'linear_0': 'gate', 'linear_0_noact': 'inner'} if gated else {'linear_0': 'inner'}
+        for attribute, part in {**parts, 'linear_1': 'outer'}.items():
+            linear = getattr(spec, attribute)
             linear.weight = _transposed(self.arrays[f'{name}/{part}/kernel'])
-            linear.bias = self.arrays[f'{name}/{part}/bias']
+            if self.model.feed_forward_bias:
+                linear.bias = self.arrays[f'{name}/{part}/bias']
 
     def _norm(self, spec, name):
-        spec.gamma, spec.beta = self.arrays[f'{name}/scale'], self.arrays[f'{name}/bias']
+        spec.gamma = self.arrays[f'{name}/scale']
+        if self.model.norm_function == 'layer_norm':
+            spec.beta = self.arrays[f'{name}/bias']
 
 
 def _transposed(kernel: Float[np.ndarray, 'inputs outputs']) -> Float[np.ndarray, 'outputs inputs']:

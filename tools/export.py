@@ -2,7 +2,7 @@
 
     python -m tools.export --workdir=runs/demo --to=ctranslate2 --quantization=int8 --output=demo.ct2
 
-Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; safetensors, the parameters
+Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; safetensors, the
 under our own names with all that inference.load needs to open them.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
