@@ -15,10 +15,12 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
     """Biases of 0 in attention and in the feed-forward sublayer and, if `output` tokens are given, on the logits."""
     arrays = dict(arrays)
     for name, kernel in list(arrays.items()):
-        *_, part, last = name.split('/')
+        if '/layers_' not in name or not name.endswith('/kernel'):
+            continue
+        part = name.split('/')[-2]
         shape = {'query': kernel.shape[1:], 'key': kernel.shape[1:], 'value': kernel.shape[1:],
                  'output': kernel.shape[-1:], 'inner': kernel.shape[-1:], 'outer': kernel.shape[-1:]}.get(part)
-        if last == 'kernel' and shape is not None and '/layers_' in name:
+        if shape is not None:
             arrays.setdefault(name.removesuffix('kernel') + 'bias', np.zeros(shape, np.float32))
     if output:
         arrays.setdefault('logits_bias', np.zeros(output, np.float32))

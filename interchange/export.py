@@ -6,10 +6,12 @@ from pathlib import Path
 from errors import UserError
 from files import check_folder, expanded, naming
 from interchange.folders import read_models
+from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import write_ctranslate2
 
-FORMATS: Mapping[str, Callable[..., None]] = {'ctranslate2': write_ctranslate2, 'safetensors': write_safetensors}
+FORMATS: Mapping[str, Callable[..., None]] = {
+    'ctranslate2': write_ctranslate2, 'huggingface': write_huggingface, 'safetensors': write_safetensors}
 
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',

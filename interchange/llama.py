@@ -68,8 +68,9 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     """Their config.json for a model of ours; `orders` are the original numbers of its tokens."""
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
-    own = {'mistral': {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False}, 'llama': {
-        'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}}[kind]
+    head_dim = {'head_dim': model.d_k or model.d_model // model.num_heads}
+    own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False},
+           'llama': head_dim | {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}}[kind]
     turning = {'rope_theta': model.rotary_base, 'rope_type': {'none': 'default'}.get(
         model.rotary_scaling, model.rotary_scaling)}
     if model.rotary_scaling != 'none':
@@ -82,7 +83,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
         'eos_token_id': int(order[EOS]), 'hidden_size': model.d_model, 'intermediate_size': model.d_ff,
         'num_hidden_layers': model.num_layers, 'num_attention_heads': model.num_heads,
         'num_key_value_heads': model.num_key_value_heads or model.num_heads,
-        'head_dim': model.d_k or model.d_model // model.num_heads, 'hidden_act': THEIRS[model.activation],
+        'hidden_act': THEIRS[model.activation],
         'rms_norm_eps': model.norm_epsilon, 'rope_parameters': turning, 'max_position_embeddings': longest,
         'tie_word_embeddings': model.tie_embeddings, 'attention_dropout': model.attention_dropout, 'dtype': 'float32',
         **own,

@@ -2,8 +2,9 @@
 
     python -m tools.export --workdir=runs/demo --to=ctranslate2 --quantization=int8 --output=demo.ct2
 
-Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; safetensors, the
-under our own names with all that inference.load needs to open them.
+Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; huggingface, a folder that
+transformers opens, for the models that it has a form of; safetensors, the parameters under our own names, with all that
+inference.load needs to open them.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
@@ -13,7 +14,7 @@ from absl import flags
 
 from command_line import read_command_line, run_script
 
-FORMATS = ('ctranslate2', 'safetensors')
+FORMATS = ('ctranslate2', 'huggingface', 'safetensors')
 QUANTIZATIONS = ('float32', 'int8', 'float16')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "'best', 'latest', a step, 'average:K' or 'best:K', as for "
