@@ -163,7 +163,8 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
     Args:
       texts: sentences or documents. Subwords are learned from a random sample of SAMPLE lines, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte', as the others cannot be learned; the arguments below are only for the first two.
+      kind: 'bpe', 'unigram', 'char' or 'byte', as the others are not learned; the arguments below are only for the
+        first two.
       vocab_size: the number of subwords, including 260 special tokens and bytes.
       split_digits: whether every digit is a separate subword, which makes numbers easy to copy.
       normalization: SentencePiece's rule: 'identity' (lossless), 'nfkc', or 'nfkc_cf', which folds case, too.

@@ -16,8 +16,8 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       model: the bytes of the tokenizer's file, from which it can be restored.
-      absent: special tokens that the vocabulary of an imported model does not have: no text has them, and the model gives
-        them no probability.
+      absent: special tokens that the vocabulary of an imported model does not have: no text has them, and the model
+        gives them no probability.
     """
 
     model: bytes

@@ -1,4 +1,4 @@
-"""The same function as a model with other options: what a form has and the model has not, added so that nothing changes.
+"""The same function as a model with other options: what a form has and the model has not, added without any change.
 
 Each takes the options of a model and its arrays by name, and returns both anew.
 """

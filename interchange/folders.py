@@ -31,5 +31,6 @@ def _read(folder: Path, checkpoint: str, dtype: str | None) -> Trained:
     if not theirs and not (folder / WEIGHTS).is_file():
         return read_run(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
-        raise UserError(f'checkpoint={checkpoint!r}: {folder} is no run directory and holds one checkpoint: leave it out')
+        raise UserError(f'checkpoint={checkpoint!r}: {folder} is no run directory and holds one checkpoint: leave it '
+                        'out')
     return read_huggingface(folder, dtype) if theirs else read_safetensors(folder, dtype)

@@ -40,7 +40,8 @@ def refusals(model: ConfigDict) -> list[str]:
     """What keeps a model of ours from being one of theirs."""
     wanted = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
               'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    found = [f'model.{name}={model[name]}: GPT-2 has {value}' for name, value in wanted.items() if model[name] != value]
+    found = [f'model.{name}={model[name]}: GPT-2 has {value}' for name, value in wanted.items()
+             if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
         found.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 has as many as heads')
     if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):

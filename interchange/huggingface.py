@@ -107,10 +107,11 @@ def write_huggingface(trained: Trained, folder: Path) -> None:
     if refused := family.refusals(model):
         raise UserError('Hugging Face has no such model: ' + '; '.join(f'config.{each}' for each in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
-        raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, and this one is not 0')
+        raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, but this model '
+                        'has learned one')
     data = trained.config.data
     orders = {side: original_order(each) for side, each in trained.tokenizers.items()}
-    longest = max(data.max_length, LONGEST) if family is marian else model.max_length if family is gpt2 else data.context
+    longest = max(data.max_length, LONGEST) if family is marian else data.context
     content = family.fields(model, orders, longest)
     if family is marian:
         write_translation_tokenizers(trained.tokenizers, folder, model.share_embeddings == 'all')

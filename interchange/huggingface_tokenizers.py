@@ -70,7 +70,8 @@ def read_text_tokenizer(folder: Path, fields: Fields) -> tuple[Tokenizer, bool]:
         _require(folder, ('merges.txt',))
         original = _made(path, lambda: byte_level_bpe(folder / 'vocab.json', folder / 'merges.txt'))
     else:
-        raise UserError(f'{folder} has no tokenizer: neither tokenizer.json nor tokenizer.model nor vocab.json. {ADVICE}')
+        raise UserError(f'{folder} has no tokenizer: neither tokenizer.json nor tokenizer.model nor vocab.json. '
+                        f'{ADVICE}')
     _check_size(path, original.get_vocab_size(), size)
     unknown = json.loads(original.to_str())['model'].get('unk_token')
     special = _special(fields, None if unknown is None else original.token_to_id(unknown))
@@ -179,8 +180,8 @@ def _special(fields: Fields, unknown: int | None) -> list[int | None]:
 
     end = number('eos_token_id')
     if end is None:
-        raise UserError(f'{fields.path}: eos_token_id={fields.all.get("eos_token_id")!r}: a model without an end token is '
-                        'not supported. Give the number of the token that ends a text')
+        raise UserError(f'{fields.path}: eos_token_id={fields.all.get("eos_token_id")!r}: a model without an end token '
+                        'is not supported. Give the number of the token that ends a text')
     begin = number('bos_token_id')
     begin = end if begin is None else begin
     unknown = None if unknown in (begin, end) else unknown
@@ -200,7 +201,8 @@ def _made(path: Path, make: Any) -> Any:
 
 def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
-        raise UserError(f'{path} has {tokens} tokens, but config.json says vocab_size={rows}: they are not of one model')
+        raise UserError(f'{path} has {tokens} tokens, but config.json says vocab_size={rows}: they are not of one '
+                        'model')
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:

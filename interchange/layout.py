@@ -102,11 +102,11 @@ def to_ours(links: Sequence[Link], theirs: Arrays, ignored: Callable[[str], bool
     """
     wanted = {link.theirs for link in links}
     if missing := sorted(wanted - theirs.keys()):
-        raise UserError(f'its weights lack {len(missing)} of {len(wanted)} arrays, such as {missing[0]}: config.json and '
-                        'weights are not of one model')
+        raise UserError(f'its weights lack {len(missing)} of {len(wanted)} arrays, such as {missing[0]}: config.json '
+                        'and weights are not of one model')
     if left := sorted(name for name in theirs.keys() - wanted if not ignored(name)):
-        raise UserError(f'its weights hold {len(left)} arrays that such a model does not have, such as {left[0]}: it is of '
-                        'another kind than its config.json says')
+        raise UserError(f'its weights hold {len(left)} arrays that such a model does not have, such as {left[0]}: it '
+                        'is of another kind than its config.json says')
     found = {}
     for link in links:
         try:

@@ -1,4 +1,4 @@
-"""The Llama family: Llama (Touvron et al. 2023, arXiv:2302.13971), Mistral (arXiv:2310.06825), Qwen2 (arXiv:2407.10671).
+"""The Llama family: Llama (arXiv:2302.13971), Mistral (arXiv:2310.06825), Qwen2 (arXiv:2407.10671).
 
 Pre-norm with RMSNorm, SwiGLU, rotary positions, grouped queries. Theirs turn the numbers j and j + d_k / 2 of a head as
 a pair, ours 2j and 2j + 1 (Su et al.'s), so the width of queries and keys is reordered, exactly. Mistral adds
@@ -39,7 +39,8 @@ def options(fields: Fields) -> dict[str, Any]:
         'model.d_k': 0 if head_dim * heads == d_model else head_dim,
         'model.d_v': 0 if head_dim * heads == d_model else head_dim,
         'model.d_ff': fields.size('intermediate_size', {'llama': 11008, 'mistral': 14336, 'qwen2': 22016}[kind]),
-        'model.norm': 'pre', 'model.norm_function': 'rms_norm', 'model.norm_epsilon': fields.number('rms_norm_eps', 1e-6),
+        'model.norm': 'pre', 'model.norm_function': 'rms_norm',
+        'model.norm_epsilon': fields.number('rms_norm_eps', 1e-6),
         'model.feed_forward': 'gated', 'model.activation': fields.activation('hidden_act', 'silu'),
         'model.feed_forward_bias': kind == 'llama' and fields.only('mlp_bias', False, True),
         'model.attention_bias': 'qkv' if kind == 'qwen2' else 'all' if biases else 'none',
@@ -54,13 +55,14 @@ def refusals(model: ConfigDict) -> list[str]:
     """What keeps a model of ours from being one of theirs."""
     wanted = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'rms_norm', 'position': 'rotary',
               'feed_forward': 'gated', 'score': 'scaled_dot'}
-    found = [f'model.{name}={model[name]}: Llama has {value}' for name, value in wanted.items() if model[name] != value]
+    found = [f'model.{name}={model[name]}: Llama has {value}' for name, value in wanted.items()
+             if model[name] != value]
     if model.d_k != model.d_v:
         found.append(f'model.d_v={model.d_v}: Llama has one width of heads, and d_k is {model.d_k}')
     if model.window and (model.attention_bias != 'none' or model.feed_forward_bias):
         found.append(f'model.window={model.window}: only Mistral has a window, and it has no biases')
     if model.attention_bias == 'qkv' and (model.feed_forward_bias or model.d_k):
-        found.append('model.attention_bias=qkv: only Qwen2 has it, without feed_forward_bias and with d_model / num_heads')
+        found.append('model.attention_bias=qkv: only Qwen2 has it, without feed_forward_bias and d_k')
     return found
 
 
@@ -69,8 +71,9 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
     head_dim = {'head_dim': model.d_k or model.d_model // model.num_heads}
+    biases = {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}
     own = {'mistral': head_dim | {'sliding_window': model.window}, 'qwen2': {'use_sliding_window': False},
-           'llama': head_dim | {'attention_bias': model.attention_bias == 'all', 'mlp_bias': model.feed_forward_bias}}[kind]
+           'llama': head_dim | biases}[kind]
     turning = {'rope_theta': model.rotary_base, 'rope_type': {'none': 'default'}.get(
         model.rotary_scaling, model.rotary_scaling)}
     if model.rotary_scaling != 'none':
@@ -123,12 +126,14 @@ def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
         found.append(Link(f'{theirs}.o_proj.bias', {f'{ours}/output/bias': SAME}))
     turned = reordered(halves(d_k), -1)
     parts: dict[str, tuple[str, int, Way]] = {
-        'q_proj': ('query', model.num_heads, turned), 'k_proj': ('key', groups, turned), 'v_proj': ('value', groups, SAME)}
+        'q_proj': ('query', model.num_heads, turned), 'k_proj': ('key', groups, turned),
+        'v_proj': ('value', groups, SAME)}
     for part, (name, heads, way) in parts.items():
         found.append(Link(f'{theirs}.{part}.weight', {f'{ours}/{name}/kernel': chain(
             TRANSPOSED, reshaped((d_model, -1), (d_model, heads, -1)), way)}))
         if model.attention_bias != 'none':
-            found.append(Link(f'{theirs}.{part}.bias', {f'{ours}/{name}/bias': chain(reshaped((-1,), (heads, -1)), way)}))
+            found.append(Link(f'{theirs}.{part}.bias', {
+                f'{ours}/{name}/bias': chain(reshaped((-1,), (heads, -1)), way)}))
     return found
 
 

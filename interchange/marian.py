@@ -53,7 +53,8 @@ def refusals(model: ConfigDict) -> list[str]:
     """What keeps a model of ours from being one of theirs."""
     wanted = {'kind': 'transformer', 'norm': 'post', 'norm_function': 'layer_norm', 'position': 'sinusoidal',
               'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    found = [f'model.{name}={model[name]}: Marian has {value}' for name, value in wanted.items() if model[name] != value]
+    found = [f'model.{name}={model[name]}: Marian has {value}' for name, value in wanted.items()
+             if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
         found.append(f'model.num_key_value_heads={model.num_key_value_heads}: Marian has as many as heads')
     if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):
@@ -103,8 +104,8 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
     for stack in 'encoder', 'decoder':
         for number in range(model.num_layers):
             theirs, ours = f'model.{stack}.layers.{number}', f'{stack}/layers_{number}'
-            parts = {'self_attn': 'self_attention'} | ({'encoder_attn': 'cross_attention'} if stack == 'decoder' else {})
-            for part, name in parts.items():
+            parts = {'self_attn': 'self_attention', 'encoder_attn': 'cross_attention'}
+            for part, name in list(parts.items())[:1 if stack == 'encoder' else 2]:
                 found += _attention(model, f'{theirs}.{part}', f'{ours}/{name}', stream)
                 found += _norm(f'{theirs}.{part}_layer_norm', f'{ours}/{name}_residual/norm', stream)
             found += _feed_forward(theirs, f'{ours}/feed_forward', stream)

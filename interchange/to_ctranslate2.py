@@ -126,7 +126,8 @@ class _Writer:
         if self.model.num_key_value_heads not in (0, self.model.num_heads):
             options |= {'num_heads_kv': self.model.num_key_value_heads}
         if self.model.position == 'rotary':
-            options |= {'rotary_dim': 0, 'rotary_interleave': True, 'rotary_base': self.model.rotary_base}  # 0: all of d_k
+            options |= {'rotary_dim': 0, 'rotary_interleave': True,  # 0: all of d_k
+                        'rotary_base': self.model.rotary_base}
         if self.model.rotary_scaling == 'linear':
             options |= {'rotary_scaling_type': self.specs.RotaryScalingType.Linear,
                         'rotary_scaling_factor': self.model.rotary_factor}

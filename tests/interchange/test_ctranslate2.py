@@ -32,8 +32,9 @@ POSSIBLE = [
     {'score': 'general', 'attention_bias': 'all'}, {'d_k': 6, 'd_v': 6}, {'norm_function': 'rms_norm'},
     {'norm_epsilon': 1e-2, 'output_bias': True}, {'feed_forward': 'gated', 'activation': 'silu'},
     {'num_key_value_heads': 2, 'position': 'relative'},
-    {'num_key_value_heads': 1, 'norm': 'pre', 'norm_function': 'rms_norm', 'feed_forward': 'gated', 'activation': 'silu',
-     'position': 'rotary', 'scale_embeddings': False, 'feed_forward_bias': False, 'attention_bias': 'qkv'}]
+    {'num_key_value_heads': 1, 'norm': 'pre', 'norm_function': 'rms_norm', 'feed_forward': 'gated',
+     'activation': 'silu', 'position': 'rotary', 'scale_embeddings': False, 'feed_forward_bias': False,
+     'attention_bias': 'qkv'}]
 CASES = [*[('transformer', each) for each in [*POSSIBLE, {'share_embeddings': 'none'}, {'share_embeddings': 'target'}]],
          *[('language_model', each) for each in [*POSSIBLE, {'tie_embeddings': False}, {'position': 'alibi'},
                                                  {'position': 'alibi', 'num_heads': 3, 'd_k': 8, 'd_v': 8}]]]

@@ -1,4 +1,4 @@
-"""An imported model is a run like any other: it answers, is trained further, and is refused by the name of what is wrong."""
+"""An imported model is a run like any other: it answers, and is trained further. What is wrong is named."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ for library in 'tokenizers', 'torch', 'transformers':
 
 import inference
 from errors import UserError
+from inference.text import SearchOptions
 from interchange.export import export
 from tests.interchange.families import gpt2, marian
 from tests.scripts import script
@@ -35,7 +36,7 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
                   '--extra_length=5', stdin=b'the man is in the house\n')
     assert done.returncode == 0, done.stderr.decode()
     theirs = inference.load(folders / 'marian')
-    options = inference.SearchOptions(extra_length=5)
+    options = SearchOptions(extra_length=5)
     assert done.stdout.decode().rstrip('\n') == theirs.translate(['the man is in the house'], options)[0].text
     assert 'data' in (tmp_path / 'page.html').read_text('utf-8')
     done = script('train.py', f'--config={run / "recipe.py"}', f'--workdir={run}')
@@ -53,9 +54,11 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
     ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx=True'),
     ('gpt2', {'model_type': 'bert'}, "model_type='bert'"), ('gpt2', {'n_embd': 'wide'}, "n_embd='wide'"),
     ('gpt2', {'n_layer': 3}, 'lack'), ('gpt2', {'n_layer': 1}, 'does not have'),
-    ('gpt2', {'activation_function': 'tanh'}, "activation_function='tanh'"), ('gpt2', {'vocab_size': 9}, 'vocab_size=9'),
-    ('gpt2', {'quantization_config': {'bits': 4}}, 'quantization_config'), ('gpt2', {'eos_token_id': None}, 'eos_token_id'),
-    ('marian', {'decoder_layers': 5}, 'decoder_layers=5'), ('marian', {'decoder_start_token_id': 3}, 'start_token_id=3')])
+    ('gpt2', {'activation_function': 'tanh'}, "activation_function='tanh'"),
+    ('gpt2', {'vocab_size': 9}, 'vocab_size=9'), ('gpt2', {'eos_token_id': None}, 'eos_token_id'),
+    ('gpt2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
+    ('marian', {'decoder_layers': 5}, 'decoder_layers=5'),
+    ('marian', {'decoder_start_token_id': 3}, 'start_token_id=3')])
 def test_what_is_not_supported_is_refused_by_its_name(folders, name, fields, said, tmp_path):
     folder = tmp_path / name
     shutil.copytree(folders / name, folder)
