@@ -56,9 +56,11 @@ class RunRecord:
     failure: str = ''
 
     def width(self, option: str) -> Any:
-        """The value of an option; where it is a width left to others, 0, what it comes to."""
+        """The value of an option; where it is a size left to others, 0, what it comes to."""
         value, a_head = self.config[option], self.config['model.d_model'] // self.config['model.num_heads']
         otherwise = {'model.d_k': a_head, 'model.d_v': a_head,
+                     'model.num_key_value_heads': self.config['model.num_heads'],
+                     'model.num_decoder_layers': self.config['model.num_layers'],
                      'model.recurrent.d_align': self.config['model.recurrent.d_hidden']}
         return value or otherwise.get(option, value)
 

@@ -7,6 +7,7 @@ the loss and in the parameters after a few steps. On a machine without accelerat
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,10 +72,10 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
-             optimizer: optax.GradientTransformation = ADAM) -> Compiled:
-    """The model, compiled for the first so many devices."""
+             optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
+    """The model, with other options of its blocks where `block` says so, compiled for the first so many devices."""
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
-                         attention_dropout=mode.dropout, dtype=dtype)
+                         attention_dropout=mode.dropout, dtype=dtype, **block)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optimizer, ragged_batch(0),
                     parallel=dataclasses.asdict(mode), objective=objective,
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])

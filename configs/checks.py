@@ -110,6 +110,8 @@ def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str
     require(model.attention_kernel != 'fused' or not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
             'model.attention_kernel',
             'must not be fused with attention_dropout, or with scores other than scaled_dot and dot')
+    require(model.attention_kernel != 'fused' or d_k == (model.d_v or model.d_model // model.num_heads),
+            'model.attention_kernel', 'must not be fused with a d_v other than d_k')
     require(data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
 

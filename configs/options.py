@@ -84,6 +84,8 @@ OPTIONS = (
     Option('model.kind', 'transformer', 'the architecture; patches: vision and time series',
            OneOf(('transformer', 'rnnsearch', 'language_model', 'patches'))),
     Option('model.num_layers', 6, 'N, in the encoder and in the decoder', Between(1, 256), STACKS),
+    Option('model.num_decoder_layers', 0, 'layers of the decoder, if it has not as many as the encoder; 0: num_layers',
+           Between(0, 256), {'model.kind': ('transformer',)}),
     Option('model.d_model', 512, 'width of the stream between blocks', Between(1, 100_000)),
     Option('model.d_ff', 2048, 'width inside the feed-forward sublayer', Between(1, 1_000_000), STACKS),
     Option('model.num_heads', 8, 'attention heads', Between(1, 10_000), STACKS),

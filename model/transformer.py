@@ -77,6 +77,7 @@ class Transformer(nn.Module):
     Attributes:
       config: of the blocks.
       num_layers: N, in the encoder and again in the decoder.
+      num_decoder_layers: of the decoder, if it has others (Kasai et al. 2021, arXiv:2006.10369); 0 means num_layers.
       source_vocab_size: pieces of the source vocabulary.
       target_vocab_size: pieces of the target vocabulary.
       share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
@@ -93,6 +94,7 @@ class Transformer(nn.Module):
     num_layers: int
     source_vocab_size: int
     target_vocab_size: int
+    num_decoder_layers: int = 0
     share_embeddings: str = 'all'
     scale_embeddings: bool = True
     output_bias: bool = False
@@ -116,7 +118,7 @@ class Transformer(nn.Module):
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
         self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
-        self.decoder = Decoder(config, self.num_layers, self.remat)
+        self.decoder = Decoder(config, self.num_decoder_layers or self.num_layers, self.remat)
 
     @property
     def length_limit(self) -> int | None:

@@ -84,8 +84,13 @@ def described_model(config: dict[str, Any]) -> str:
     """Describes the kind and the sizes of the model."""
     if config['model.kind'] == 'rnnsearch':
         return f'rnnsearch, states of {config["model.recurrent.d_hidden"]}, d_model {config["model.d_model"]}'
-    return (f'{config["model.kind"]}, {config["model.num_layers"]} layers, d_model {config["model.d_model"]}, '
-            f'd_ff {config["model.d_ff"]}, {config["model.num_heads"]} heads, {config["model.norm"]}-norm, '
+    decoder = f'+{config["model.num_decoder_layers"]}' if config['model.num_decoder_layers'] else ''
+    groups = config['model.num_key_value_heads']
+    heads = f'{config["model.num_heads"]} heads' + (f' (of keys and values: {groups})' if groups else '')
+    rms = ' (RMSNorm)' if config['model.norm_function'] == 'rms_norm' else ''
+    gated = 'gated ' if config['model.feed_forward'] == 'gated' else ''
+    return (f'{config["model.kind"]}, {config["model.num_layers"]}{decoder} layers, d_model {config["model.d_model"]}, '
+            f'{gated}d_ff {config["model.d_ff"]}, {heads}, {config["model.norm"]}-norm{rms}, '
             f'{config["model.position"]} positions')
 
 

@@ -102,6 +102,7 @@ def test_base_is_possible():
     ({'model.window': -1}, 'model.window'),
     (REGRESSION | {'model.window': 2}, 'model.window'),
     ({'model.attention_kernel': 'fused', 'model.attention_dropout': 0.1}, 'model.attention_kernel'),
+    ({'model.attention_kernel': 'fused', 'model.d_v': 32}, 'model.attention_kernel'),
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),
     ({'data.tokenizer.kind': 'char'}, 'data.tokenizer.kind'),

@@ -44,7 +44,8 @@ def test_the_page_says_all_of_an_option():
     ('model.kind', MODELS), ('model.score', attention.SCORES), ('model.attention_kernel', attention.KERNELS),
     ('model.norm', blocks.NORMS), ('model.norm_function', blocks.NORM_FUNCTIONS),
     ('model.feed_forward', blocks.FEED_FORWARDS), ('model.attention_bias', attention.BIASES),
-    ('model.rotary_scaling', positional.SCALINGS), ('model.activation', blocks.ACTIVATIONS), ('model.position', positional.SCHEMES),
+    ('model.rotary_scaling', positional.SCALINGS), ('model.activation', blocks.ACTIVATIONS),
+    ('model.position', positional.SCHEMES),
     ('model.share_embeddings', embedding.SHARING), ('model.recurrent.readout', recurrent.READOUTS),
     ('model.patches.pooling', patches.POOLINGS), ('optimizer.schedule', optimizer.SCHEDULES),
     ('task', TASKS)])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from configs import base, checks, demo, multi30k, rnnsearch_demo, shakespeare_char
+from configs import base, checks, demo, llama_tiny, multi30k, rnnsearch_demo, shakespeare_char
 from configs.options import flatten
 from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
 from errors import UserError
@@ -101,6 +101,20 @@ def test_table_3_of_the_papers_model_is_the_papers():
     assert [run for run in sweep if 'model.d_model' in run] == [
         {'model.d_model': 256, 'model.d_k': 32, 'model.d_v': 32},
         {'model.d_model': 1024, 'model.d_k': 128, 'model.d_v': 128}]
+
+
+def test_the_changes_of_the_llama_family_lead_from_the_papers_block_to_the_recipe():
+    config = llama_tiny.get_config()
+    runs = [flatten(each) for each in every('llama_block', config)][::3]
+    first, *alone, last = ({option: run[option] for option in run if option.startswith('model.')} for run in runs)
+    assert last == {option: value for option, value in flatten(config).items() if option.startswith('model.')}
+    paper = {option: base.get_config().model[option] for option in
+             ('norm', 'norm_function', 'feed_forward', 'feed_forward_bias', 'activation', 'position',
+              'num_key_value_heads', 'attention_bias')}
+    assert {option: first[f'model.{option}'] for option in paper} == paper
+    changed = [{option for option in run if run[option] != first[option]} for run in alone]
+    assert sum(map(len, changed)) == len(set.union(*changed)) and set.union(*changed) == {
+        option for option in last if last[option] != first[option]}
 
 
 def test_a_sweep_that_means_nothing_to_a_model_is_refused():

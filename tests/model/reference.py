@@ -4,6 +4,8 @@ Plain on purpose: one sentence, one head, one query at a time. Imports nothing o
 shares with it is the layout of the parameter tree that it reads.
 """
 
+import math
+
 import numpy as np
 
 PAD = 0
@@ -30,34 +32,48 @@ def attention(query, key, value, mask=None):
 
 
 def heads(params, inputs, memory):
-    """The queries, keys and values of each head."""
-    for h in range(params['query']['kernel'].shape[1]):
-        yield (inputs @ params['query']['kernel'][:, h], memory @ params['key']['kernel'][:, h],
-               memory @ params['value']['kernel'][:, h])
+    """The queries, keys and values of each head; heads of one group have the same keys and values."""
+    def project(name, x, head):
+        bias = params[name]['bias'][head] if 'bias' in params[name] else 0
+        return x @ params[name]['kernel'][:, head] + bias
+
+    count, groups = params['query']['kernel'].shape[1], params['key']['kernel'].shape[1]
+    for h in range(count):
+        group = h // (count // groups)
+        yield project('query', inputs, h), project('key', memory, group), project('value', memory, group)
 
 
 def multi_head_attention(params, inputs, memory, mask=None):
     concatenated = np.concatenate([attention(*head, mask) for head in heads(params, inputs, memory)], axis=-1)
     kernel = params['output']['kernel']  # [heads, d_v, d_model]
-    return concatenated @ kernel.reshape(-1, kernel.shape[-1])
+    return concatenated @ kernel.reshape(-1, kernel.shape[-1]) + params['output'].get('bias', 0)
 
 
-def layer_norm(params, x):
+def layer_norm(params, x, epsilon=LAYER_NORM_EPSILON):
+    """Without a bias among its parameters it is RMSNorm."""
+    if 'bias' not in params:
+        return params['scale'] * x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + epsilon)
     mean = x.mean(axis=-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
-    return params['scale'] * (x - mean) / np.sqrt(variance + LAYER_NORM_EPSILON) + params['bias']
+    return params['scale'] * (x - mean) / np.sqrt(variance + epsilon) + params['bias']
 
 
 ACTIVATIONS = {
     'relu': lambda x: np.maximum(0, x),
     'gelu': lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3))),
+    'gelu_exact': lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
     'silu': lambda x: x / (1 + np.exp(-x)),
 }
 
 
 def feed_forward(params, x, activation='relu'):
-    hidden = ACTIVATIONS[activation](x @ params['inner']['kernel'] + params['inner']['bias'])
-    return hidden @ params['outer']['kernel'] + params['outer']['bias']
+    """Gated if there is a gate among its parameters."""
+    def dense(name, x):
+        return x @ params[name]['kernel'] + params[name].get('bias', 0)
+
+    if 'gate' in params:
+        return dense('outer', ACTIVATIONS[activation](dense('gate', x)) * dense('inner', x))
+    return dense('outer', ACTIVATIONS[activation](dense('inner', x)))
 
 
 def residual(params, x, sublayer, norm):
@@ -98,31 +114,32 @@ def sinusoids(length, d_model):
     return encoding
 
 
-def embed(table, tokens, position, positions_params):
+def embed(table, tokens, position, positions_params, scale=True):
     length, d_model = len(tokens), table.shape[1]
     encoding = {'sinusoidal': lambda: sinusoids(length, d_model), 'none': lambda: 0,
                 'learned': lambda: positions_params['table'][:length]}[position]()
-    return table[tokens] * np.sqrt(d_model) + encoding
+    return table[tokens] * (np.sqrt(d_model) if scale else 1) + encoding
 
 
 def transformer(params, source, target, *, norm='post', position='sinusoidal', share_embeddings='all',
-                activation='relu'):
+                activation='relu', scale_embeddings=True, window=10 ** 6):
     """Logits [batch, target, vocab] of token ids `source` [batch, source] and `target` [batch, target]."""
     target_table = params['target_embedding']['embedding']
     source_table = target_table if share_embeddings == 'all' else params['source_embedding']['embedding']
     output = params['output']['kernel'] if share_embeddings == 'none' else target_table.T
 
     def logits(source, target):
-        source_visible = np.tile(source != PAD, (len(source), 1))
-        look_ahead = np.array([[j <= i and token != PAD for j, token in enumerate(target)]
+        source_visible = np.array([[abs(i - j) < window and token != PAD for j, token in enumerate(source)]
+                                   for i in range(len(source))])
+        look_ahead = np.array([[j <= i < j + window and token != PAD for j, token in enumerate(target)]
                                for i in range(len(target))])
         memory_visible = np.tile(source != PAD, (len(target), 1))
         memory = stack(params['encoder'], encoder_block,
-                       embed(source_table, source, position, params.get('source_position')),
+                       embed(source_table, source, position, params.get('source_position'), scale_embeddings),
                        source_visible, norm=norm, activation=activation)
         states = stack(params['decoder'], decoder_block,
-                       embed(target_table, target, position, params.get('target_position')),
+                       embed(target_table, target, position, params.get('target_position'), scale_embeddings),
                        memory, look_ahead, memory_visible, norm=norm, activation=activation)
-        return states @ output
+        return states @ output + params.get('logits_bias', 0)
 
     return np.stack([logits(*pair) for pair in zip(source, target, strict=True)])

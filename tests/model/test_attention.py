@@ -196,9 +196,11 @@ def test_projected_memory_can_be_attended_to_later():
     close(module.apply(variables, x, key, value, method='attend'), module.apply(variables, x, memory))
 
 
+@pytest.mark.parametrize('groups, bias', [(3, 'none'), (1, 'qkv')])
 @pytest.mark.parametrize('rotary', [None, Rotary()])
-def test_one_product_projects_what_three_do(rotary):
-    layer = MultiHeadAttention(num_heads=3, d_model=10, d_k=4, d_v=6, rotary=rotary)
+def test_one_product_projects_what_three_do(rotary, groups, bias):
+    layer = MultiHeadAttention(num_heads=3, d_model=10, d_k=4, d_v=6, rotary=rotary, num_key_value_heads=groups,
+                               bias=bias)
     inputs, positions = normal(0, 2, 5, 10), jnp.array([[3, 4, 5, 6, 7], [0, 1, 2, 0, 1]])
     params = random_params(layer, inputs, inputs, Relation.within(positions))
     bound = layer.bind({'params': params})

@@ -76,6 +76,26 @@ def test_without_the_logits_sums_and_gradients_are_those_of_the_logits(monkeypat
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), alone, expected[0][1])
 
 
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_a_bias_is_in_sums_and_gradients(monkeypatch, smoothing):
+    monkeypatch.setattr(loss, 'TILE', 60)
+    rng = np.random.default_rng(6)
+    arrays = [jnp.float32(rng.normal(size=size)) for size in ((3, 5, 6), (11, 6), (11,))]
+    targets, weights = jnp.int32(rng.integers(0, 11, (3, 5))), jnp.float32(rng.integers(0, 2, (3, 5)))
+
+    def of(outputs):
+        def total(*arrays):
+            sums = cross_entropy(outputs(Projection(*arrays)), targets, weights, smoothing)
+            return 3 * sums.loss, sums
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+    found, expected = of(lambda projection: projection), of(lambda projection: projection.logits())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+    assert np.abs(found[1][2]).max() > 0.1
+    close = np.einsum('btd,vd->btv', *arrays[:2]) + arrays[2]
+    np.testing.assert_allclose(Projection(*arrays).logits(), close, rtol=1e-5, atol=1e-5)
+
+
 def test_in_bfloat16_the_sums_are_of_float32():
     rng = np.random.default_rng(5)
     states, table = jnp.bfloat16(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))

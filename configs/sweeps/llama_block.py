@@ -1,0 +1,29 @@
+"""The paper's block, each change that the Llama family has made to it alone, and all of them, with three seeds.
+
+    python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
+
+All have the recipe's size and budget. The gated feed-forward sublayer has two thirds of the plain one's width, so that
+both have as many parameters; fewer heads of keys and values have fewer. Everything else is the recipe's.
+"""
+
+from configs.sweeps import product, seeds
+
+
+def get_sweep(config):
+    model = config.model
+    gated = model.feed_forward == 'gated'
+    paper = {'model.norm': 'post', 'model.norm_function': 'layer_norm', 'model.feed_forward': 'plain',
+             'model.activation': 'relu', 'model.d_ff': model.d_ff * 3 // 2 if gated else model.d_ff,
+             'model.position': 'sinusoidal', 'model.num_key_value_heads': 0, 'model.feed_forward_bias': True}
+    half = model.num_heads // 2 if model.num_heads % 2 == 0 else 1
+    changes = [
+        {'model.norm': 'pre'},
+        {'model.norm_function': 'rms_norm'},
+        {'model.feed_forward': 'gated', 'model.activation': 'silu',  # SwiGLU
+         'model.d_ff': model.d_ff if gated else model.d_ff * 2 // 3},
+        {'model.position': 'rotary'},
+        {'model.num_key_value_heads': model.num_key_value_heads or half},
+        {'model.feed_forward_bias': False},
+    ]
+    together = {option: value for change in changes for option, value in change.items()}
+    return product([paper | change for change in ({}, *changes, together)], seeds(3))
