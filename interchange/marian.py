@@ -24,11 +24,11 @@ def options(fields: Fields) -> dict[str, Any]:
     Raises:
       UserError: naming a field that none of our options stands for.
     """
-    layers, heads, d_ff = (fields.size(f'encoder_{name}', default) for name, default in
-                           (('layers', 12), ('attention_heads', 16), ('ffn_dim', 4096)))
-    for name, value, default in (('layers', layers, 12), ('attention_heads', heads, 16), ('ffn_dim', d_ff, 4096)):
+    heads, d_ff = fields.size('encoder_attention_heads', 16), fields.size('encoder_ffn_dim', 4096)
+    layers, of_decoder = fields.size('encoder_layers', 12), fields.size('decoder_layers', 12)
+    for name, value, default in (('attention_heads', heads, 16), ('ffn_dim', d_ff, 4096)):
         if (there := fields.size(f'decoder_{name}', default)) != value:
-            raise fields.refusal(f'decoder_{name}', there, (value,))  # encoder and decoder are alike here
+            raise fields.refusal(f'decoder_{name}', there, (value,))  # both stacks have blocks of one kind here
     fields.only('normalize_before', None, False)
     fields.only('normalize_embedding', None, False)
     fields.only('add_final_layer_norm', None, False)
@@ -37,6 +37,7 @@ def options(fields: Fields) -> dict[str, Any]:
     tied = fields.only('tie_word_embeddings', True, False)
     return {
         'task': 'translation', 'model.kind': 'transformer', 'model.num_layers': layers,
+        'model.num_decoder_layers': 0 if of_decoder == layers else of_decoder,
         'model.d_model': fields.size('d_model', 1024), 'model.d_ff': d_ff, 'model.num_heads': heads,
         'model.norm': 'post', 'model.norm_epsilon': EPSILON, 'model.attention_bias': 'all',
         'model.activation': fields.activation('activation_function', 'gelu'), 'model.output_bias': True,
@@ -73,7 +74,8 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
         'vocab_size': int(orders['source'].max()) + 1, 'decoder_vocab_size': int(target.max()) + 1,
         'd_model': model.d_model, **{
             f'{side}_{name}': value for side in ('encoder', 'decoder') for name, value in
-            (('layers', model.num_layers), ('attention_heads', model.num_heads), ('ffn_dim', model.d_ff))},
+            (('attention_heads', model.num_heads), ('ffn_dim', model.d_ff))},
+        'encoder_layers': model.num_layers, 'decoder_layers': model.num_decoder_layers or model.num_layers,
         'activation_function': THEIRS[model.activation], 'scale_embedding': model.scale_embeddings,
         'share_encoder_decoder_embeddings': model.share_embeddings == 'all',
         'tie_word_embeddings': model.share_embeddings != 'none', 'dropout': model.dropout,
@@ -102,7 +104,8 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
         found.append(_link('lm_head.weight', 'output/kernel', chain(table['target'], TRANSPOSED)))
     found.append(_link('final_logits_bias', 'logits_bias', bias))
     for stack in 'encoder', 'decoder':
-        for number in range(model.num_layers):
+        count = model.num_decoder_layers if stack == 'decoder' else 0
+        for number in range(count or model.num_layers):
             theirs, ours = f'model.{stack}.layers.{number}', f'{stack}/layers_{number}'
             parts = {'self_attn': 'self_attention', 'encoder_attn': 'cross_attention'}
             for part, name in list(parts.items())[:1 if stack == 'encoder' else 2]:

@@ -93,7 +93,8 @@ class _Writer:
 
     def _translator(self):
         encoder = self.specs.TransformerEncoderSpec(self.model.num_layers, self.model.num_heads, **self._options())
-        decoder = self.specs.TransformerDecoderSpec(self.model.num_layers, self.model.num_heads, **self._options())
+        decoder = self.specs.TransformerDecoderSpec(
+            self.model.num_decoder_layers or self.model.num_layers, self.model.num_heads, **self._options())
         source = 'target' if self.model.share_embeddings == 'all' else 'source'
         self._stack(encoder, encoder.embeddings[0], 'encoder', source)
         self._stack(decoder, decoder.embeddings, 'decoder', 'target')

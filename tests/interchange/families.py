@@ -48,7 +48,8 @@ def llama_3(folder, kind='Llama', **fields):
 
 FAMILIES = {
     'marian': marian,
-    'marian, two vocabularies': lambda folder: marian(folder, share_encoder_decoder_embeddings=False),
+    'marian, two vocabularies': lambda folder: marian(folder, share_encoder_decoder_embeddings=False,
+                                                       scale_embedding=False, decoder_layers=1),
     'gpt2': gpt2,
     'gpt2, another activation': lambda folder: gpt2(folder, activation_function='gelu', n_inner=40,
                                                     layer_norm_epsilon=1e-3),
@@ -71,12 +72,14 @@ def _llama_fields(size):
 
 
 def _saved(folder, kind, config):
-    """A model whose every parameter is random, biases and norms too, and which is sure of something."""
+    """A model whose every parameter is random, biases and norms too."""
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if parameter.ndim and not name.endswith(('embed_positions.weight', 'inv_freq')):
-                parameter.add_(torch.randn_like(parameter) * 0.3)
+                # Large embeddings would make a tied model repeat its last token for ever.
+                scale = 0.1 if any(part in name for part in ('shared', 'embed', 'wte')) else 0.3
+                parameter.add_(torch.randn_like(parameter) * scale)
     model.save_pretrained(folder)
     return kind.from_pretrained(folder).eval()

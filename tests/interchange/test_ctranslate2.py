@@ -35,7 +35,8 @@ POSSIBLE = [
     {'num_key_value_heads': 1, 'norm': 'pre', 'norm_function': 'rms_norm', 'feed_forward': 'gated',
      'activation': 'silu', 'position': 'rotary', 'scale_embeddings': False, 'feed_forward_bias': False,
      'attention_bias': 'qkv'}]
-CASES = [*[('transformer', each) for each in [*POSSIBLE, {'share_embeddings': 'none'}, {'share_embeddings': 'target'}]],
+CASES = [*[('transformer', each) for each in [
+    *POSSIBLE, {'share_embeddings': 'none'}, {'share_embeddings': 'target', 'num_decoder_layers': 1}]],
          *[('language_model', each) for each in [*POSSIBLE, {'tie_embeddings': False}, {'position': 'alibi'},
                                                  {'position': 'alibi', 'num_heads': 3, 'd_k': 8, 'd_v': 8}]]]
 IMPOSSIBLE = [

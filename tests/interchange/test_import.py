@@ -71,7 +71,7 @@ def test_logits_of_padded_batches_are_theirs(name):
             found = run.model.module.apply({'params': run.model.params}, tokens)
     expected = expected.numpy()[..., target.order[known]]
     np.testing.assert_allclose(np.asarray(found)[there][:, known], expected[there], atol=1e-4)
-    assert np.abs(expected).max() > 3
+    assert np.abs(expected).max() > 1
 
 
 def left_padded(rows, fill):
@@ -89,7 +89,7 @@ def test_greedy_outputs_are_theirs(name):
     end = int(target.order[EOS])
     read = [source.order[[*output.source_tokens, EOS] if is_translator(run) else output.source_tokens].tolist()
             for output in outputs]
-    tokens, there = left_padded(read, 0)
+    tokens, there = map(torch.tensor, padded(read, 0)) if is_translator(run) else left_padded(read, 0)
     never = sorted({int(target.order[each]) for each in (PAD, BOS, UNK)} - {NONE, end})
     with torch.no_grad():
         found = theirs.generate(tokens, attention_mask=there, do_sample=False, num_beams=1, eos_token_id=end,

@@ -57,7 +57,7 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
     ('gpt2', {'activation_function': 'tanh'}, "activation_function='tanh'"),
     ('gpt2', {'vocab_size': 9}, 'vocab_size=9'), ('gpt2', {'eos_token_id': None}, 'eos_token_id'),
     ('gpt2', {'quantization_config': {'bits': 4}}, 'quantization_config'),
-    ('marian', {'decoder_layers': 5}, 'decoder_layers=5'),
+    ('marian', {'decoder_ffn_dim': 5}, 'decoder_ffn_dim=5'),
     ('marian', {'decoder_start_token_id': 3}, 'start_token_id=3')])
 def test_what_is_not_supported_is_refused_by_its_name(folders, name, fields, said, tmp_path):
     folder = tmp_path / name
