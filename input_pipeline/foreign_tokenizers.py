@@ -90,7 +90,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(
             model_proto=base64.b64decode(self._settings['model'], validate=True))
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
-        self._unknown = self._settings['special'][UNK]
+        self._unknown: int = self._settings['special'][UNK]
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:

@@ -3,6 +3,7 @@
 Each takes the options of a model and its arrays by name, and returns both anew.
 """
 
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -43,7 +44,7 @@ def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDi
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(
-        sinusoids(np.arange(length), model.d_model), np.float32)  # pyright: ignore[reportArgumentType]
+        sinusoids(jnp.arange(length), model.d_model), np.float32)
     return _changed(model, position='learned', max_length=length), arrays | {'position/table': table}
 
 

@@ -138,9 +138,9 @@ def _config(options: dict[str, Any], length: dict[str, Any], recipe: ConfigDict 
     if recipe is None:
         options = {'eval.metric': 'bleu' if options['task'] == 'translation' else 'loss'} | options | length
     else:
-        own, recipe = base.get_config(), recipe.copy_and_resolve_references()
-        recipe.model, recipe.data.tokenizer = own.model, own.data.tokenizer
+        own = base.get_config()
         config.update(recipe)
+        config.model, config.data.tokenizer = own.model, own.data.tokenizer
         options = {name: value for name, value in options.items() if name != 'data.context'}
     config.update_from_flattened_dict(options)
     check_config(config)

@@ -1,7 +1,7 @@
 """A folder with the parameters of one checkpoint in a safetensors file, under our own names.
 
     config.json         the run's config
-    data/               the run's tokenizers and sizes
+    data/               the run's tokenizers, sizes and fingerprints of the data
     model.safetensors   the parameters, float32, 'encoder/layers_0/feed_forward/inner/kernel'; the config and the sizes
                         are in its metadata too, as JSON, for who has the file alone
 
@@ -26,6 +26,7 @@ from files import write_text
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from training.records import CONFIG, read_config
 from training.trained import Trained, assembled
+from training.workdir import FINGERPRINTS
 
 WEIGHTS = 'model.safetensors'
 STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from
@@ -37,6 +38,8 @@ def write_safetensors(trained: Trained, folder: Path) -> None:
     sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
     save_tokenizers(folder / KEPT, dict(trained.tokenizers))
     write_text(folder / KEPT / SIZES, sizes)
+    known = trained.workdirs[0] / KEPT / FINGERPRINTS  # of the data; a folder of another library has none
+    write_text(folder / KEPT / FINGERPRINTS, known.read_text('utf-8') if known.is_file() else '{}\n')
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     save_arrays(folder / WEIGHTS, arrays, {'config': config, 'sizes': sizes, STEPS: json.dumps(trained.steps)})
     write_text(folder / CONFIG, config)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Float
@@ -146,7 +147,7 @@ class _Writer:
         if self.model.position == 'learned':
             table = self.arrays[f'{name}/table']
         elif self.model.position == 'sinusoidal':
-            table = np.asarray(sinusoids(np.arange(count), self.model.d_model), np.float32)
+            table = np.asarray(sinusoids(jnp.arange(count), self.model.d_model), np.float32)
         else:
             table = np.zeros((count, self.model.d_model), np.float32)
         spec.position_encodings.encodings = table
@@ -156,9 +157,10 @@ class _Writer:
             spec.projection.weight = self.arrays[embedding]
         else:
             spec.projection.weight = _transposed(self.arrays['output/kernel'])
-        bias = with_absent(self.arrays.get('logits_bias'), self.sizes.get('absent', ()), len(spec.projection.weight))
-        if bias is not None:
-            spec.projection.bias = np.asarray(bias)
+        learned, absent = self.arrays.get('logits_bias'), self.sizes.get('absent', ())
+        if learned is not None or absent:
+            bias = None if learned is None else jnp.asarray(learned)
+            spec.projection.bias = np.asarray(with_absent(bias, absent, len(spec.projection.weight)))
 
     def _stack(self, spec, embeddings, stack, side):
         spec.scale_embeddings = self.model.scale_embeddings

@@ -28,6 +28,6 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
 
 def with_dummy_prefix(model: bytes) -> bytes:
     """A SentencePiece model that puts the space before a text by itself; here the tokenizer does it."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
     proto.normalizer_spec.add_dummy_prefix = True
     return proto.SerializeToString()

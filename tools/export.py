@@ -34,9 +34,9 @@ log = logging.getLogger('allyouneed.export')
 
 def main() -> None:
     """Exports what the flags name."""
-    for name in ('workdir', 'to', 'output'):
-        if not flags.FLAGS[name].value:
-            raise UserError(f'--{name} is missing; --help tells more')
+    if not WORKDIR.value or not TO.value or not OUTPUT.value:
+        missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]
+        raise UserError(f'--{missing[0]} is missing; --help tells more')
     if QUANTIZATION.present and TO.value != 'ctranslate2':
         raise UserError(f'--quantization means nothing to --to={TO.value}: leave it out')
     written = export(WORKDIR.value, OUTPUT.value, TO.value, CHECKPOINT.value, QUANTIZATION.value)

@@ -36,9 +36,8 @@ log = logging.getLogger('allyouneed.import')
 
 def main() -> None:
     """Imports what the flags name."""
-    for name in ('from', 'workdir'):
-        if not flags.FLAGS[name].value:
-            raise UserError(f'--{name} is missing; --help tells more')
+    if not FROM.value or not WORKDIR.value:
+        raise UserError(f'--{"workdir" if FROM.value else "from"} is missing; --help tells more')
     recipe = config_from(CONFIG_FLAG) if CONFIG_FLAG.present else None
     model = import_weights(FROM.value, WORKDIR.value, recipe)
     log.info('%s: %s', model.config.model.kind, parameter_table(model.params))

@@ -18,7 +18,7 @@ def marian(folder, **fields):
 
 def gpt2(folder, **fields):
     tokenizer = originals.gpt2()
-    end = tokenizer.token_to_id('<|endoftext|>')
+    end = tokenizer.get_vocab()['<|endoftext|>']
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.model.save(str(folder))  # vocab.json and merges.txt, as older folders have
     return _saved(folder, transformers.GPT2LMHeadModel, transformers.GPT2Config(**{
