@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.core import meta
@@ -53,7 +54,7 @@ def random_model(kind, options, workdir):
         'model.d_model': 32, 'model.d_ff': 48, 'model.num_heads': 4,
         **{f'model.{name}': value for name, value in options.items()}})
     sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size'), SIZE) if translates else {'vocab_size': SIZE}
-    module, ones = build_model(config.model, **sizes, pad=PAD), np.ones((1, 3), np.int32)
+    module, ones = build_model(config.model, **sizes, pad=PAD), jnp.ones((1, 3), jnp.int32)
     params = meta.unbox(module.init(jax.random.key(0), *[ones] * len(sizes)))['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
@@ -87,7 +88,8 @@ def test_log_probabilities_are_ours(kind, options, tmp_path):
         found = ctranslate2.Generator(str(tmp_path), compute_type='float32').score_batch(
             named([[BOS, *row] for row in written]))
         inputs = padded([[BOS, *row[:-1]] for row in written]),
-    log_probs = np.asarray(jax.nn.log_softmax(trained.module.apply({'params': trained.params}, *inputs)))
+    log_probs = np.asarray(jax.nn.log_softmax(trained.module.apply(
+        {'params': trained.params}, *map(jnp.asarray, inputs))))
     for row, tokens in enumerate(written):
         ours = log_probs[row, np.arange(len(tokens)), tokens]
         np.testing.assert_allclose(found[row].log_probs[:len(tokens)], ours, atol=1e-4)

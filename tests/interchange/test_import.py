@@ -5,6 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,10 +66,10 @@ def test_logits_of_padded_batches_are_theirs(name):
             sources, sources_there = padded([[*each, EOS] for each in ordinary(rng, source, (40, 3, 64, 9, 20))], PAD)
             expected = theirs(input_ids=torch.tensor(np.where(sources_there, source.order[sources], 0)),
                               attention_mask=torch.tensor(sources_there), decoder_input_ids=their_tokens).logits
-            found = run.model.module.apply({'params': run.model.params}, sources, tokens)
+            found = run.model.module.apply({'params': run.model.params}, jnp.asarray(sources), jnp.asarray(tokens))
         else:
             expected = theirs(input_ids=their_tokens, attention_mask=torch.tensor(there)).logits
-            found = run.model.module.apply({'params': run.model.params}, tokens)
+            found = run.model.module.apply({'params': run.model.params}, jnp.asarray(tokens))
     expected = expected.numpy()[..., target.order[known]]
     np.testing.assert_allclose(np.asarray(found)[there][:, known], expected[there], atol=1e-4)
     assert np.abs(expected).max() > 1
