@@ -144,7 +144,7 @@ def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
         vocabulary = {**dict(zip(SPECIAL, range(4), strict=True)),
                       **{each: number for number, each in enumerate(tokenizer.characters, len(SPECIAL))}}
         found = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
-        found.pre_tokenizer = library.pre_tokenizers.Split(library.Regex('(?s:.)'), 'isolated')
+        found.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r'[\s\S]'), 'isolated')
         found.decoder = library.decoders.Fuse()
     else:
         assert isinstance(tokenizer, ByteTokenizer)
