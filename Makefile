@@ -30,6 +30,10 @@ test: $(VENV)/installed  ## Run the tests
 test-slow: $(VENV)/installed  ## Run the tests that take minutes, the commands of the documentation among them
 	$(VENV)/bin/python -m pytest -m slow
 
+test-interchange: $(VENV)/installed  ## Test weights from and to other libraries against these: PyTorch, transformers, CTranslate2
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test-interchange]'
+	$(VENV)/bin/python -m pytest tests/interchange
+
 test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
 	tests/browser/install_chromium.sh
@@ -54,4 +58,4 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-.PHONY: help demo docs lint notebooks test test-slow test-browser
+.PHONY: help demo docs lint notebooks test test-slow test-browser test-interchange

@@ -136,9 +136,10 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     describe(setup)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
                           keep_best=config.checkpoint.keep_best) as checkpoints:
-        state, known = checkpoints.restore(setup.compiled.shapes) or (first_state(setup), {})
+        restored = checkpoints.restore(setup.compiled.shapes)
+        state, known = restored or (first_state(setup), {})
         directory.claim(config, setup.data, setup.objective)
-        if directory.resumed and not state.step:
+        if directory.resumed and not restored:
             log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', directory.path)
         if state.step:
             log.info('resuming from step %d', state.step)

@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs.allowed import Allowed, Between, Fraction, OneOf, Switch, Text
-from configs.tasks import SUBWORDS, TASKS, TOKENIZERS
+from configs.tasks import IMPORTED, SUBWORDS, TASKS, TOKENIZERS
 
 Value = bool | int | float | str
 Users = Mapping[str, tuple[str, ...]]  # {deciding option: the values of it for which an option is used}
@@ -189,8 +189,8 @@ OPTIONS = (
            FRACTION, {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
-    Option('data.tokenizer.kind', 'bpe', 'kind of the pieces; char and byte are for language models',
-           OneOf(TOKENIZERS), TEXTS),
+    Option('data.tokenizer.kind', 'bpe', 'kind of the pieces; char and byte are for language models, the last two '
+           'come with an imported model', OneOf((*TOKENIZERS, *IMPORTED)), TEXTS),
     Option('data.tokenizer.vocab_size', 8000, 'pieces, including 260 special ones and bytes', Between(1, 1_000_000),
            LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),

@@ -17,7 +17,8 @@ METRICS: Mapping[str, Callable[..., Any]] = {
     'absolute_error': min,
 }
 SUBWORDS = ('bpe', 'unigram')
-TOKENIZERS = (*SUBWORDS, 'char', 'byte')
+TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # that are learned, or need no learning
+IMPORTED = ('sentencepiece', 'tokenizers')  # that come with an imported model
 BUILTIN_ARRAYS = ('digits', 'dynamics', 'pendulum')
 
 
@@ -41,7 +42,7 @@ class Task(NamedTuple):
     answerer: str
     models: tuple[str, ...]
     metrics: tuple[str, ...]
-    tokenizers: tuple[str, ...] = TOKENIZERS
+    tokenizers: tuple[str, ...] = (*TOKENIZERS, *IMPORTED)
     builtin: tuple[str, ...] = ()
     longest: str = ''
 
@@ -51,7 +52,7 @@ TASKS: Mapping[str, Task] = {
         'sentences of one language into another', data='pairs', objective='cross_entropy', answerer='translator',
         models=('transformer', 'rnnsearch'),
         metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
-        tokenizers=SUBWORDS, longest='data.max_length'),
+        tokenizers=(*SUBWORDS, *IMPORTED), longest='data.max_length'),
     'language_model': Task(
         'text, each token from those before it', data='documents', objective='cross_entropy', answerer='generator',
         models=('language_model',), metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'),

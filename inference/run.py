@@ -21,9 +21,10 @@ from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import Data, open_data
 from input_pipeline.token_store import cache_folder
 from input_pipeline.tokenizer import Tokenizer
+from interchange.folders import read_models
 from training.processes import check_devices
 from training.step import parameter_count, use_compilation_cache
-from training.trained import parts_of_one_run, read_trained
+from training.trained import parts_of_one_run
 
 Answerer = Translator | Generator | Predictor
 
@@ -63,7 +64,7 @@ class Run:
         # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
         use_compilation_cache(cache_folder(''))
         check_devices()
-        trained = read_trained(workdirs, checkpoint, dtype)
+        trained = read_models(workdirs, checkpoint, dtype)
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):

@@ -26,7 +26,7 @@ from input_pipeline.token_store import (
     open_store,
     tokenizers_for,
 )
-from input_pipeline.tokenizer import Tokenizer, load_tokenizer
+from input_pipeline.tokenizer import SPECIAL, Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
 
 KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
@@ -92,7 +92,8 @@ class PairData:
         self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else tokenizers_for(
             self._corpus, config.data.tokenizer, self._cache)
-        self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()}
+        self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()
+                      } | _absent(self.tokenizers['target'])
 
     def pairs(self, split: str) -> list[Pair]:
         """Returns the sentence pairs of a split as text.
@@ -141,7 +142,7 @@ class DocumentData:
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
         self.tokenizers = load_tokenizers(kept) if kept else document_tokenizers(
             self._documents, config.data.tokenizer, self._cache)
-        self.sizes = {'vocab_size': len(self.tokenizers['text'])}
+        self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
 
     def store(self, split: str) -> TokenStore:
         """Returns the split's token store."""
@@ -245,6 +246,11 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
         tokenizer.save(folder / f'{side}.model')
 
 
+def _absent(written: Tokenizer) -> dict[str, Any]:
+    """What a model must know of the tokens that its vocabulary lacks; nothing, if it lacks none."""
+    return {'absent': list(written.absent)} if written.absent else {}
+
+
 def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / SIZES, json.dumps(sizes, indent=2) + '\n')
@@ -270,6 +276,8 @@ def _is_size(name: str, value: Any) -> bool:
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
+    if name == 'absent':
+        return isinstance(value, list) and all(type(token) is int and 0 <= token < len(SPECIAL) for token in value)
     if name == 'shape':
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs.checks import ELSEWHERE, data_can_be_looked_for
-from configs.tasks import SUBWORDS, TASKS
+from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from errors import UserError, told
 from files import expanded
 from input_pipeline.arrays import open_arrays
@@ -56,7 +56,7 @@ def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callabl
     splits = [*SPLITS[:2], *(tests if there else ())]
     found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
-    possible = settings.kind in TASKS[config.task].tokenizers and (
+    possible = settings.kind in TASKS[config.task].tokenizers and settings.kind not in IMPORTED and (
         settings.kind not in SUBWORDS or settings.vocab_size > 260)  # the `others` report this
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += told(lambda: learn(text, settings, cache_folder(config.cache_dir)))

@@ -6,13 +6,12 @@ no-break spaces by plain ones, so French numbers would not survive.) Character t
 characters of their training text.
 """
 
-import abc
 import io
 import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,12 @@ import sentencepiece
 from jaxtyping import UInt32
 from typing_extensions import override
 
+from configs.tasks import IMPORTED, TOKENIZERS
 from errors import UserError
 from files import read_bytes
+from input_pipeline.foreign_tokenizers import SentencePieceTokenizer, TokenizersTokenizer
+from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 
-PAD, BOS, EOS, UNK = range(4)
-SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
 SPACE = '\u2581'  # SentencePiece's character for a space; where the text has this character, it is encoded as bytes
 
 # Cuts a long text where the cut does not change the subwords: subwords have no line breaks, and spaces only at their
@@ -33,47 +33,6 @@ PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
 PART_CHARACTERS = 2 ** 20  # for characters and bytes, which may be cut anywhere
 SAMPLE = 1_000_000  # maximum number of lines to learn subwords from: bounds our memory and SentencePiece's
 LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
-
-
-class Tokenizer(abc.ABC):
-    """Converts between text and token ids. Tokenizers can be pickled.
-
-    Attributes:
-      model: the bytes of the tokenizer's file, from which it can be restored.
-    """
-
-    model: bytes
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """Returns the number of tokens, including the four special ones."""
-
-    @abc.abstractmethod
-    def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        """Yields the tokens of a text of any length, one part at a time."""
-
-    @abc.abstractmethod
-    def decode(self, tokens: Iterable[int | np.integer]) -> str:
-        """Returns the text of `tokens`; padding, start and end tokens are left out."""
-
-    @abc.abstractmethod
-    def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        """Returns each token in readable form."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """Returns the UTF-8 that a token adds to a text; a part of a character is possible. b'' of special tokens."""
-        return self.decode([token]).encode() if token > UNK else b''
-
-    def encode(self, text: str) -> list[int]:
-        """Returns token ids, without start and end tokens."""
-        return [token for part in self.encode_parts(text) for token in part.tolist()]
-
-    def __reduce__(self):
-        return type(self), (self.model,)
-
-    def save(self, path: Path) -> None:
-        """Saves the tokenizer, for `load_tokenizer`."""
-        path.write_bytes(self.model)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -86,7 +45,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         model = read_bytes(path)
         if not model.startswith(b'{'):  # a SentencePiece file cannot begin with this: the protobuf field type is unused
             return SubwordTokenizer(model)
-        return {'char': CharTokenizer, 'byte': ByteTokenizer}[json.loads(model)['kind']](model)
+        return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
                         'Take it from the run directory as it was written') from None
@@ -142,13 +101,13 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self.model = model
-        self._characters = json.loads(model)['characters']
-        self._codes = np.array([ord(character) for character in self._characters], np.uint32)
+        self.characters = json.loads(model)['characters']
+        self._codes = np.array([ord(character) for character in self.characters], np.uint32)
         if not len(self._codes) or (self._codes[1:] <= self._codes[:-1]).any():
             raise ValueError('its characters are not in ascending order')
 
     def __len__(self) -> int:
-        return len(SPECIAL) + len(self._characters)
+        return len(SPECIAL) + len(self.characters)
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
@@ -159,12 +118,12 @@ class CharTokenizer(Tokenizer):
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
-        return ''.join('\ufffd' if token == UNK else self._characters[token - len(SPECIAL)]
+        return ''.join('\ufffd' if token == UNK else self.characters[token - len(SPECIAL)]
                        for token in tokens if token >= UNK)
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        written = [*SPECIAL, *(_visible(character, f'<U+{ord(character):04X}>') for character in self._characters)]
+        written = [*SPECIAL, *(_visible(character, f'<U+{ord(character):04X}>') for character in self.characters)]
         return [written[token] for token in tokens]
 
 
@@ -198,6 +157,12 @@ class ByteTokenizer(Tokenizer):
         return [written[token] for token in tokens]
 
 
+# Of the tokenizers whose file is JSON: what it says of its kind -> the class.
+KINDS: Mapping[str, Callable[[bytes], Tokenizer]] = {
+    'char': CharTokenizer, 'byte': ByteTokenizer, 'sentencepiece': SentencePieceTokenizer,
+    'tokenizers': TokenizersTokenizer}
+
+
 def _visible(character: str, otherwise: str) -> str:
     """Returns a character as shown in a line of pieces, or `otherwise` if it is not printable."""
     return SPACE if character == ' ' else character if character.isprintable() else otherwise
@@ -209,15 +174,21 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
     Args:
       texts: sentences or documents. Subwords are learned from a random sample of SAMPLE lines, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte'; the arguments below are only for the first two.
+      kind: 'bpe', 'unigram', 'char' or 'byte', as the others are not learned; the arguments below are only for the
+        first two.
       vocab_size: the number of subwords, including 260 special tokens and bytes.
       split_digits: whether every digit is a separate subword, which makes numbers easy to copy.
       normalization: SentencePiece's rule: 'identity' (lossless), 'nfkc', or 'nfkc_cf', which folds case, too.
       indentation: whether subwords may begin with, or consist of, several spaces.
 
     Raises:
-      UserError: if `vocab_size` does not suit the text; the message gives the bound.
+      UserError: if `vocab_size` does not suit the text; the message gives the bound. Or if it is of a kind that is not
+        learned.
     """
+    if kind in IMPORTED:
+        raise UserError(f'config.data.tokenizer.kind={kind}: such a tokenizer comes with an imported model and is not '
+                        'learned. Go on with a run that tools.import_weights made, or choose '
+                        f'{" or ".join(TOKENIZERS)}')
     if kind == 'byte':
         return ByteTokenizer()
     if kind == 'char':

@@ -43,7 +43,8 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
     """
     kind = MODELS[model['kind']]
     attributes = inspect.signature(kind.module).parameters
-    given = {**model, **(model[kind.section] if kind.section else {}), **sizes, 'dtype': jnp.dtype(model['dtype'])}
+    given = {**model, **(model[kind.section] if kind.section else {}), **sizes, 'dtype': jnp.dtype(model['dtype']),
+             'absent': tuple(sizes.get('absent', ()))}
     if 'config' in attributes:
         given['config'] = BlockConfig(**{name: given[name] for name in BLOCK})
     return kind.module(**{name: value for name, value in given.items() if name in attributes})

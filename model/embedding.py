@@ -3,6 +3,7 @@
 Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+ABSENT = -1e4  # the logit of a token that a vocabulary lacks: its probability is 0 in float32, and nothing overflows
 SHARING = ('all', 'target', 'none')
 
 
@@ -44,6 +46,13 @@ class Projection(flax.struct.PyTreeNode):
         logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(self.states.dtype),
                             preferred_element_type=jnp.float32)
         return logits if self.bias is None else logits + self.bias
+
+
+def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
+    """The bias of the logits of `size` tokens, the `absent` of which are never to come; None where there is none."""
+    if not absent:
+        return bias
+    return (jnp.zeros(size) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
 
 
 def tied(states: Float[Array, '*batch d_model'], table: nn.Embed) -> Projection:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, embedding, logits_bias, tied
+from model.embedding import OutputProjection, Projection, embedding, logits_bias, tied, with_absent
 from model.positional import PositionalEncoding
 from model.relation import Relation
 
@@ -40,6 +40,7 @@ class LanguageModel(nn.Module):
       tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
       scale_embeddings: multiply them by sqrt(d_model).
       output_bias: add a bias to the logits.
+      absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
@@ -51,6 +52,7 @@ class LanguageModel(nn.Module):
     tie_embeddings: bool = True
     scale_embeddings: bool = True
     output_bias: bool = False
+    absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
     remat: bool = False
@@ -135,4 +137,4 @@ class LanguageModel(nn.Module):
 
     def _project(self, x):
         projection = tied(x, self.embedding) if self.tie_embeddings else self.output(x)
-        return projection.replace(bias=self.logits_bias)
+        return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.vocab_size))

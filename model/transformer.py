@@ -8,7 +8,7 @@ from typing_extensions import override
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied
+from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied, with_absent
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
@@ -84,6 +84,7 @@ class Transformer(nn.Module):
         'target' (target and output) or 'none'.
       scale_embeddings: multiply them by sqrt(d_model); the paper does.
       output_bias: add a bias to the logits.
+      absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens of source and target are dropped, their positions kept.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
@@ -97,6 +98,7 @@ class Transformer(nn.Module):
     share_embeddings: str = 'all'
     scale_embeddings: bool = True
     output_bias: bool = False
+    absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
     remat: bool = False
@@ -169,4 +171,4 @@ class Transformer(nn.Module):
 
     def _project(self, x):
         projection = self.output(x) if self.share_embeddings == 'none' else tied(x, self.target_embedding)
-        return projection.replace(bias=self.logits_bias)
+        return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.target_vocab_size))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {'analysis', 'configs', 'inference', 'input_pipeline', 'model', 'training'}
+PACKAGES = {'analysis', 'configs', 'inference', 'input_pipeline', 'interchange', 'model', 'training'}
 MAY_IMPORT = {
     'errors': set(),
     'files': {'errors'},

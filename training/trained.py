@@ -70,19 +70,29 @@ def read_trained(workdirs: Sequence[Path], checkpoint: str, dtype: str | None = 
     Raises:
       UserError: if a directory is not a run's, has no such checkpoint, or does not go together with the others.
     """
-    runs = [_read(workdir, checkpoint, dtype) for workdir in workdirs]
-    return runs[0] if len(runs) == 1 else _joined(runs)
+    return together([read_run(workdir, checkpoint, dtype) for workdir in workdirs])
 
 
-def _read(workdir: Path, checkpoint: str, dtype: str | None) -> Trained:
+def read_run(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trained:
+    """Reads the model of one run; as `read_trained`."""
     config = read_config(workdir)
-    config.model.dtype = dtype or config.model.dtype
     params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
-    tokenizers, sizes = load_tokenizers(workdir / KEPT), read_sizes(workdir, config.task)
-    with parts_of_one_run(workdir):
+    return assembled(workdir, config, params, steps, dtype)
+
+
+def assembled(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
+              dtype: str | None = None) -> Trained:
+    """The model of a config and its parameters, with the tokenizers and the sizes that `folder` keeps.
+
+    Raises:
+      UserError: if they do not go together.
+    """
+    config.model.dtype = dtype or config.model.dtype
+    tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
+    with parts_of_one_run(folder):
         module = build_model(config.model, **sizes, pad=PAD)
         _check_parameters(module, params, _example(config.task, sizes))
-    return Trained([workdir], config, module, params, steps, tokenizers, sizes)
+    return Trained([folder], config, module, params, list(steps), tokenizers, sizes)
 
 
 def other_vocabulary(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: Trained) -> str:
@@ -97,8 +107,15 @@ def other_vocabulary(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], ot
     return ''
 
 
-def _joined(runs: Sequence[Trained]) -> Trained:
+def together(runs: Sequence[Trained]) -> Trained:
+    """The models of several runs as one, their ensemble; of a single run, its model.
+
+    Raises:
+      UserError: if a run does not go together with the others.
+    """
     first, *others = runs
+    if not others:
+        return first
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}: only runs that write text, '
                         'translations or continuations, make an ensemble')

@@ -1,0 +1,55 @@
+"""What every tokenizer offers, and the special tokens that all have in common."""
+
+import abc
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt32
+
+PAD, BOS, EOS, UNK = range(4)
+SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+
+
+class Tokenizer(abc.ABC):
+    """Converts between text and token ids. Tokenizers can be pickled.
+
+    Attributes:
+      model: the bytes of the tokenizer's file, from which it can be restored.
+      absent: special tokens that the vocabulary of an imported model does not have: no text has them, and the model
+        gives them no probability.
+    """
+
+    model: bytes
+    absent: tuple[int, ...] = ()
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of tokens, including the four special ones."""
+
+    @abc.abstractmethod
+    def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
+        """Yields the tokens of a text of any length, one part at a time."""
+
+    @abc.abstractmethod
+    def decode(self, tokens: Iterable[int | np.integer]) -> str:
+        """Returns the text of `tokens`; padding, start and end tokens are left out."""
+
+    @abc.abstractmethod
+    def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
+        """Returns each token in readable form."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the UTF-8 that a token adds to a text; a part of a character is possible. b'' of special tokens."""
+        return self.decode([token]).encode() if token > UNK else b''
+
+    def encode(self, text: str) -> list[int]:
+        """Returns token ids, without start and end tokens."""
+        return [token for part in self.encode_parts(text) for token in part.tolist()]
+
+    def __reduce__(self):
+        return type(self), (self.model,)
+
+    def save(self, path: Path) -> None:
+        """Saves the tokenizer, for `load_tokenizer`."""
+        path.write_bytes(self.model)

@@ -1,0 +1,1 @@
+"""Weights and tokenizers from and to other libraries' formats."""

@@ -1,0 +1,52 @@
+"""The same function as a model with other options: what a form has and the model has not, added without any change.
+
+Each takes the options of a model and its arrays by name, and returns both anew.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from model.positional import sinusoids
+
+Arrays = dict[str, np.ndarray]
+
+
+def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
+    """Biases of 0 in attention and in the feed-forward sublayer and, if `output` tokens are given, on the logits."""
+    arrays = dict(arrays)
+    for name, kernel in list(arrays.items()):
+        if '/layers_' not in name or not name.endswith('/kernel'):
+            continue
+        part = name.split('/')[-2]
+        shape = {'query': kernel.shape[1:], 'key': kernel.shape[1:], 'value': kernel.shape[1:],
+                 'output': kernel.shape[-1:], 'inner': kernel.shape[-1:], 'outer': kernel.shape[-1:]}.get(part)
+        if shape is not None:
+            arrays.setdefault(name.removesuffix('kernel') + 'bias', np.zeros(shape, np.float32))
+    if output:
+        arrays.setdefault('logits_bias', np.zeros(output, np.float32))
+    return _changed(model, attention_bias='all', feed_forward_bias=True, output_bias=bool(output)), arrays
+
+
+def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
+    """Embeddings of a language model that are not multiplied: they are larger, and no longer the output projection."""
+    if not model.scale_embeddings:
+        return model, arrays
+    table, arrays = arrays['embedding/embedding'], dict(arrays)
+    if model.tie_embeddings:
+        arrays['output/kernel'] = table.T
+    arrays['embedding/embedding'] = table * np.float32(model.d_model ** 0.5)
+    return _changed(model, scale_embeddings=False, tie_embeddings=False), arrays
+
+
+def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
+    """A learned table of positions, `length` of them, in the place of sinusoids or of none."""
+    if model.position not in ('sinusoidal', 'none'):
+        return model, arrays
+    table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(
+        sinusoids(jnp.arange(length), model.d_model), np.float32)
+    return _changed(model, position='learned', max_length=length), arrays | {'position/table': table}
+
+
+def _changed(model: ConfigDict, **options) -> ConfigDict:
+    return ConfigDict({**model.to_dict(), **options})

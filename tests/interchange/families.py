@@ -1,0 +1,85 @@
+"""Random models of each family, made by transformers' own config classes, with tokenizers, saved as it saves them."""
+
+import torch
+import transformers
+
+from tests.interchange import originals
+
+
+def marian(folder, **fields):
+    """An opus-mt."""
+    size = originals.marian_files(folder)
+    return _saved(folder, transformers.MarianMTModel, transformers.MarianConfig(**{
+        'vocab_size': size, 'd_model': 32, 'encoder_layers': 2, 'decoder_layers': 2, 'encoder_ffn_dim': 48,
+        'decoder_ffn_dim': 48, 'encoder_attention_heads': 4, 'decoder_attention_heads': 4, 'pad_token_id': size - 1,
+        'decoder_start_token_id': size - 1, 'activation_function': 'swish', 'scale_embedding': True,
+        'max_position_embeddings': 128, **fields}))
+
+
+def gpt2(folder, **fields):
+    tokenizer = originals.gpt2()
+    end = tokenizer.get_vocab()['<|endoftext|>']
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.model.save(str(folder))  # vocab.json and merges.txt, as older folders have
+    return _saved(folder, transformers.GPT2LMHeadModel, transformers.GPT2Config(**{
+        'vocab_size': end + 4, 'n_positions': 96, 'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'bos_token_id': end,
+        'eos_token_id': end, **fields}))
+
+
+def llama_2(folder, **fields):
+    """As Llama 2: SentencePiece, one group of keys and values for each head."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'tokenizer.model').write_bytes(model := originals.llama_model())
+    size = originals.sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
+    return _saved(folder, transformers.LlamaForCausalLM, transformers.LlamaConfig(**_llama_fields(size), **fields))
+
+
+def llama_3(folder, kind='Llama', **fields):
+    """As Llama 3: tokenizers' JSON, grouped queries."""
+    tokenizer = originals.llama_3()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    begin, end, turn = map(tokenizer.token_to_id, ('<|begin_of_text|>', '<|end_of_text|>', '<|eot_id|>'))
+    config = getattr(transformers, f'{kind}Config')(**{
+        **_llama_fields(tokenizer.get_vocab_size()), 'num_key_value_heads': 2, 'bos_token_id': begin,
+        'eos_token_id': [end, turn], **fields})
+    return _saved(folder, getattr(transformers, f'{kind}ForCausalLM'), config)
+
+
+FAMILIES = {
+    'marian': marian,
+    'marian, two vocabularies': lambda folder: marian(folder, share_encoder_decoder_embeddings=False,
+                                                       scale_embedding=False, decoder_layers=1),
+    'gpt2': gpt2,
+    'gpt2, another activation': lambda folder: gpt2(folder, activation_function='gelu', n_inner=40,
+                                                    layer_norm_epsilon=1e-3),
+    'llama 2': llama_2,
+    'llama 3': llama_3,
+    'llama 3.1': lambda folder: llama_3(folder, rope_parameters={
+        'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+        'original_max_position_embeddings': 32}),
+    'llama with biases': lambda folder: llama_3(folder, attention_bias=True, mlp_bias=True, head_dim=6,
+                                                tie_word_embeddings=True),
+    'mistral': lambda folder: llama_3(folder, 'Mistral', sliding_window=7, rope_parameters={
+        'rope_type': 'linear', 'rope_theta': 300.0, 'factor': 2.0}),
+    'qwen2': lambda folder: llama_3(folder, 'Qwen2', tie_word_embeddings=True, bos_token_id=None),
+}
+
+
+def _llama_fields(size):
+    return {'vocab_size': size, 'hidden_size': 32, 'intermediate_size': 40, 'num_hidden_layers': 2,
+            'num_attention_heads': 4, 'max_position_embeddings': 96, 'bos_token_id': 1, 'eos_token_id': 2}
+
+
+def _saved(folder, kind, config):
+    """A model whose every parameter is random, biases and norms too."""
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if parameter.ndim and not name.endswith(('embed_positions.weight', 'inv_freq')):
+                # Large embeddings would make a tied model repeat its last token for ever.
+                scale = 0.1 if any(part in name for part in ('shared', 'embed', 'wte')) else 0.3
+                parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder)
+    return kind.from_pretrained(folder).eval()

@@ -1,0 +1,154 @@
+"""Exports to CTranslate2: the log-probabilities of random models of every option, and the searches of a trained run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import meta
+
+ctranslate2 = pytest.importorskip('ctranslate2', reason="it is in the extra 'interchange', and is not installed here")
+
+import sentencepiece
+
+import inference
+from configs import base, demo
+from errors import UserError
+from inference.text import SearchOptions
+from input_pipeline.tokenizer import BOS, EOS, PAD, CharTokenizer
+from interchange.export import export
+from interchange.to_ctranslate2 import write_ctranslate2
+from interchange.tokenizer_files import unique_pieces
+from model.build import build_model
+from tests.tiny_run import start
+from training.trained import Trained
+
+TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' abcdefghijklmnopqrstuvwxyz\u2581'}).encode())
+SIZE = len(TOKENIZER)
+POSSIBLE = [
+    {}, {'norm': 'pre'}, {'position': 'learned'}, {'position': 'rotary', 'rotary_base': 500.0},
+    {'position': 'rotary', 'rotary_scaling': 'linear', 'rotary_factor': 4.0}, {'position': 'relative'},
+    {'position': 'none', 'activation': 'gelu'}, {'activation': 'gelu_exact'}, {'score': 'dot'},
+    {'score': 'general', 'attention_bias': 'all'}, {'d_k': 6, 'd_v': 6}, {'norm_function': 'rms_norm'},
+    {'norm_epsilon': 1e-2, 'output_bias': True}, {'feed_forward': 'gated', 'activation': 'silu'},
+    {'num_key_value_heads': 2, 'position': 'relative'},
+    {'num_key_value_heads': 1, 'norm': 'pre', 'norm_function': 'rms_norm', 'feed_forward': 'gated',
+     'activation': 'silu', 'position': 'rotary', 'scale_embeddings': False, 'feed_forward_bias': False,
+     'attention_bias': 'qkv'}]
+CASES = [*[('transformer', each) for each in [
+    *POSSIBLE, {'share_embeddings': 'none'}, {'share_embeddings': 'target', 'num_decoder_layers': 1}]],
+         *[('language_model', each) for each in [*POSSIBLE, {'tie_embeddings': False}, {'position': 'alibi'},
+                                                 {'position': 'alibi', 'num_heads': 3, 'd_k': 8, 'd_v': 8}]]]
+IMPOSSIBLE = [
+    ('transformer', {'score': 'additive'}), ('transformer', {'position': 'alibi'}), ('language_model', {'d_k': 6}),
+    ('language_model', {'window': 5}), ('language_model', {'position': 'rotary', 'score': 'general'}),
+    ('language_model', {'position': 'rotary', 'rotary_scaling': 'llama3'})]
+
+
+def random_model(kind, options, workdir):
+    config = base.get_config()
+    translates = kind == 'transformer'
+    config.update_from_flattened_dict({
+        'task': 'translation' if translates else 'language_model', 'model.kind': kind, 'model.num_layers': 2,
+        'model.d_model': 32, 'model.d_ff': 48, 'model.num_heads': 4,
+        **{f'model.{name}': value for name, value in options.items()}})
+    sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size'), SIZE) if translates else {'vocab_size': SIZE}
+    module, ones = build_model(config.model, **sizes, pad=PAD), jnp.ones((1, 3), jnp.int32)
+    params = meta.unbox(module.init(jax.random.key(0), *[ones] * len(sizes)))['params']
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
+    tokenizers = dict.fromkeys(('source', 'target') if translates else ('text',), TOKENIZER)
+    return Trained([workdir], config, module, params, [0], tokenizers, sizes)
+
+
+def padded(rows):
+    array = np.full((len(rows), max(map(len, rows))), PAD, np.int32)
+    for row, tokens in zip(array, rows, strict=True):
+        row[:len(tokens)] = tokens
+    return array
+
+
+@pytest.mark.parametrize('kind, options', CASES, ids=str)
+def test_log_probabilities_are_ours(kind, options, tmp_path):
+    trained, rng = random_model(kind, options, tmp_path), np.random.default_rng(1)
+    write_ctranslate2(trained, tmp_path)
+    pieces = unique_pieces(TOKENIZER)
+    read, written = ([rng.integers(4, SIZE, length).tolist() for length in lengths]
+                     for lengths in ((3, 9, 17, 40, 1), (30, 2, 25, 8, 12)))
+
+    def named(rows):
+        return [[pieces[token] for token in row] for row in rows]
+
+    if kind == 'transformer':
+        found = ctranslate2.Translator(str(tmp_path), compute_type='float32').score_batch(named(read), named(written))
+        inputs = padded([[*row, EOS] for row in read]), padded([[BOS, *row] for row in written])
+        written = [[*row, EOS] for row in written]
+    else:
+        found = ctranslate2.Generator(str(tmp_path), compute_type='float32').score_batch(
+            named([[BOS, *row] for row in written]))
+        inputs = padded([[BOS, *row[:-1]] for row in written]),
+    log_probs = np.asarray(jax.nn.log_softmax(trained.module.apply(
+        {'params': trained.params}, *map(jnp.asarray, inputs))))
+    for row, tokens in enumerate(written):
+        ours = log_probs[row, np.arange(len(tokens)), tokens]
+        np.testing.assert_allclose(found[row].log_probs[:len(tokens)], ours, atol=1e-4)
+
+
+@pytest.mark.parametrize('kind, options', IMPOSSIBLE, ids=str)
+def test_what_it_cannot_compute_is_refused_by_the_name_of_the_option(kind, options, tmp_path):
+    with pytest.raises(UserError, match='CTranslate2 cannot compute this model: config.model.') as refused:
+        write_ctranslate2(random_model(kind, options, tmp_path), tmp_path)
+    assert any(name in str(refused.value) for name in options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """A short training of the demo, small enough for minutes."""
+    root, config = tmp_path_factory.mktemp('run'), demo.get_config()
+    config.update_from_flattened_dict({
+        'cache_dir': str(root / 'cache'), 'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 128,
+        'batch.buckets': 1, 'optimizer.warmup': 60, 'train.steps': 300, 'eval.every': 300, 'eval.bleu_sentences': 8,
+        'checkpoint.every': 150})
+    start(root / 'run', config)
+    return inference.load(root / 'run')
+
+
+@pytest.mark.parametrize('method', ['greedy', 'beam'])
+def test_searches_of_a_trained_run_find_what_ours_do(run, method, tmp_path):
+    export(run.workdir, tmp_path / 'served', 'ctranslate2')
+    sources = [source for source, _ in run.data().pairs('test')[:500]]
+    ours = run.translate(sources, SearchOptions(method=method, alpha=0.0))
+    source, target = (sentencepiece.SentencePieceProcessor(str(tmp_path / 'served' / f'{side}.spm'))
+                      for side in ('source', 'target'))
+    theirs = ctranslate2.Translator(str(tmp_path / 'served'), compute_type='float32').translate_batch(
+        [source.encode(each, out_type=str) for each in sources], beam_size=4 if method == 'beam' else 1,
+        length_penalty=0, return_scores=True, max_decoding_length=120)
+    same = 0
+    for found, output in zip(theirs, ours, strict=True):
+        best = output.hypotheses[0]
+        if target.decode(found.hypotheses[0]) == best.text:
+            same += 1
+            assert abs(found.scores[0] - best.log_prob) < 1e-3 * max(1, len(best.tokens) / 20), output.source
+    assert len(sources) == 500 and same >= 495
+
+
+@pytest.mark.parametrize('quantization, share', [('float16', 0.6), ('int8', 0.4)])
+def test_quantized_files_are_smaller_and_translate(run, quantization, share, tmp_path):
+    for name in 'float32', quantization:
+        export(run.workdir, tmp_path / name, 'ctranslate2', quantization=name)
+    sizes = [(tmp_path / name / 'model.bin').stat().st_size for name in (quantization, 'float32')]
+    assert sizes[0] < share * sizes[1]
+    pieces = unique_pieces(run.model.tokenizers['source'])
+    tokens = [pieces[token] for token in run.model.tokenizers['source'].encode('Monday, 3 July 2023')]
+    assert ctranslate2.Translator(str(tmp_path / quantization)).translate_batch([tokens])[0].hypotheses[0]
+
+
+def test_an_average_of_checkpoints_is_exported_too(run, tmp_path):
+    export(run.workdir, tmp_path / 'mean', 'safetensors', checkpoint='average:2')
+    mean, ours = inference.load(tmp_path / 'mean'), inference.load(run.workdir, 'average:2')
+    for found, expected in zip(jax.tree.leaves(mean.model.params), jax.tree.leaves(ours.model.params), strict=True):
+        assert np.array_equal(found, expected)
+    assert mean.checkpoint == ours.checkpoint == [150, 300]
+    assert mean.translate(['one'])[0].text == ours.translate(['one'])[0].text
