@@ -81,8 +81,8 @@ class _Writer:
         self.specs: Any = importlib.import_module('ctranslate2.specs')
         self.config, self.tokenizers, self.sizes = trained.config, trained.tokenizers, trained.sizes
         self.model = trained.config.model
-        self.arrays: Mapping[str, np.ndarray] = {
-            name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(trained.params, sep='/').items()}
+        self.arrays: Mapping[str, np.ndarray] = {  # copies: the specifications quantise them in place
+            name: np.array(leaf, np.float32) for name, leaf in flatten_dict(trained.params, sep='/').items()}
 
     def specification(self) -> Any:
         """The whole model: its layers, its vocabularies and what its searches begin and end with."""

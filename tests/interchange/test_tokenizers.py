@@ -116,6 +116,18 @@ def test_a_tokenizer_is_read_from_its_file_and_pickled(make, tmp_path):
         assert again.encode(LINES[0]) == ours.encode(LINES[0]) and again.model == ours.model
 
 
+@pytest.mark.parametrize('make', TOKENIZERS.values(), ids=TOKENIZERS)
+def test_the_bytes_of_tokens_are_those_of_the_text(make):
+    """Words to avoid are looked for in them."""
+    ours, *_ = make()
+    for line in LINES[::10]:
+        written = b''.join(map(ours.bytes_of, ours.encode(line)))
+        if make is llama:
+            assert written.replace(b' ', b'') == line.replace('\u2581', '').replace(' ', '').encode(), line
+        else:
+            assert written == line.encode()
+
+
 def test_pieces_of_bytes_are_readable():
     ours, *_ = gpt2()
     assert ours.pieces(ours.encode('the the'))[-1] == '\u2581the'
