@@ -42,7 +42,7 @@ LONGEST = 1024  # positions that an exported model without a limit of its own sa
 def is_theirs(folder: Path) -> bool:
     """Whether a folder is one of Hugging Face's: its config.json names a model_type."""
     try:
-        return 'model_type' in json.loads((folder / CONFIG).read_bytes())
+        return (folder / CONFIG).is_file() and 'model_type' in json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError, TypeError):
         return False
 

@@ -128,8 +128,8 @@ def wider(options, **sizes):
 
 
 CHANGES = {
-    'clip added': ('make_optimizer', lambda config, schedule: make_optimizer(dict(config) | {'clip': 1.0}, schedule)),
-    'moments of another type': ('make_optimizer', lambda _, schedule: optax.adam(schedule, mu_dtype='bfloat16')),
+    'clip added': ('make_optimizer', lambda config, *rest: make_optimizer(dict(config) | {'clip': 1.0}, *rest)),
+    'moments of another type': ('make_optimizer', lambda _, schedule, *rest: optax.adam(schedule, mu_dtype='bfloat16')),
     'a wider model': ('build_model', wider),
 }
 

@@ -31,6 +31,7 @@ def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     assert len(steps(tmp_path / 'run')) > 3
 
 
+@pytest.mark.slow
 def test_a_resume_draws_the_segmentations_that_it_would_have_drawn(tmp_path, cache):
     """BPE-dropout, several epochs, stopped within one: the same parameters, bit for bit, as without a stop."""
     (tmp_path / 'data').mkdir()

@@ -139,6 +139,7 @@ def taught(run, data, cache, tmp_path_factory):
     return folder, arguments
 
 
+@pytest.mark.slow
 def test_a_student_has_the_vocabulary_of_its_teacher(taught, run):
     folder, _ = taught
     for name in ('source.model', 'target.model', 'sizes.json'):
