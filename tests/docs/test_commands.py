@@ -26,6 +26,7 @@ SHORTER = {
     'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'rnnsearch_demo': RECURRENT | PAIRS,
     'rnnsearch_multi30k': RECURRENT | PAIRS, 'shakespeare_char': BLOCKS | {'decode.extra_length': 4},
     'digits_vit': BLOCKS,
+    'llama_tiny': BLOCKS | {'model.num_key_value_heads': 1, 'decode.extra_length': 4},
 }
 ALWAYS = {'cache_dir': 'cache', 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4, 'checkpoint.every': 2,
           'optimizer.warmup': 2}
