@@ -22,7 +22,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
       workdir: the run directory.
       output: a new or an empty folder.
       to: one of FORMATS.
-      checkpoint: as `inference.load` takes it: an average too.
+      checkpoint: as decode.py's --checkpoint: an average too.
       quantization: of the weights of ctranslate2: 'float32', 'int8' or 'float16'.
 
     Raises:
