@@ -30,9 +30,9 @@ test: $(VENV)/installed  ## Run the tests
 test-slow: $(VENV)/installed  ## Run the tests that take minutes, the commands of the documentation among them
 	$(VENV)/bin/python -m pytest -m slow
 
-test-interchange: $(VENV)/installed  ## Test weights from and to other libraries against these: PyTorch, transformers, CTranslate2
+test-interchange: $(VENV)/installed  ## Test against other libraries: PyTorch, transformers, CTranslate2; W&B, MLflow
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test-interchange]'
-	$(VENV)/bin/python -m pytest tests/interchange
+	$(VENV)/bin/python -m pytest tests/interchange tests/training/test_trackers.py
 
 test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'

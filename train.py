@@ -10,7 +10,7 @@ SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import STARTED, flag_files_explained, read_command_line, run_script, use_huge_pages
+from command_line import flag_files_explained, read_command_line, run_script, use_huge_pages
 
 if __name__ == '__main__':
     use_huge_pages()
@@ -31,82 +31,20 @@ PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these st
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-import contextlib
-import dataclasses
-import functools
 import logging
 import shlex
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
-import numpy as np
-import optax
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from analysis.pictures import answer_figure
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
-from errors import UserError
-from inference.run import Answerer, make_answerer
-from inference.scores import Evaluation
-from inference.text import SearchModel
-from input_pipeline.batches import Batch, Plan, prefetch
-from input_pipeline.data import open_data
+from inference.loop import run
 from input_pipeline.problems import data_problems
-from input_pipeline.token_store import cache_folder
-from input_pipeline.tokenizer import PAD
-from model.build import build_model, check_fits
-from training.checkpoints import Checkpoints, open_checkpoints
-from training.compiled import Compiled
-from training.initial import begin_from
-from training.loss import Sums
-from training.metrics import MetricsWriter, NoMetrics
-from training.objective import Objective, make_objective
-from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
-from training.processes import connect, greatest, is_leader, leader_first
+from training.processes import connect, is_leader
 from training.profiling import ProfilerWindow
-from training.progress import Progress, due_at
-from training.records import EVALUATED
-from training.resources import compile_time, memory, peak_resident
-from training.step import TrainState, evaluate, key_for, use_compilation_cache
-from training.summary import duration, parameter_table, seconds_a_step
-from training.trained import vocabulary_from
-from training.tuning import make_tuning
 from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
-IMPORTED = time.perf_counter()
-
-
-class Setup(NamedTuple):
-    """The constant parts of a training.
-
-    Attributes:
-      config: the resolved config.
-      workdir: the run directory.
-      data: the data of the config, of the class that the task's answerer needs.
-      plan: the training batches.
-      validation: the validation batches.
-      model: the answerer; it has parameters only during an evaluation.
-      schedule: the learning rate as a function of the number of steps made.
-      objective: what training minimises.
-      compiled: the mesh, and the steps compiled for it.
-    """
-    config: ConfigDict
-    workdir: Path
-    data: Any
-    plan: Plan
-    validation: Plan
-    model: Answerer
-    schedule: optax.Schedule
-    objective: Objective
-    compiled: Compiled
 
 
 def main() -> None:
@@ -117,7 +55,7 @@ def main() -> None:
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     asked = config_flags.get_override_values(flags.FLAGS['config'])
     with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
-        run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps))
+        run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps), answer_figure)
 
 
 def print_config(config: ConfigDict) -> None:
@@ -127,241 +65,6 @@ def print_config(config: ConfigDict) -> None:
     print('\n'.join(shlex.quote(f'--config.{option}={options[option]}') for option in options))
     log.info('\n%d of %d options are not the defaults of configs/options.py: %s',
              len(changed), len(options), ', '.join(changed))
-
-
-def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow) -> None:
-    """Builds the parts of the training, restores the newest checkpoint or makes a fresh state, and trains."""
-    use_compilation_cache(cache_folder(config.cache_dir))
-    setup = build(config, directory)
-    describe(setup)
-    with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
-                          keep_best=config.checkpoint.keep_best) as checkpoints:
-        restored = checkpoints.restore(setup.compiled.shapes)
-        state, known = restored or (first_state(setup), {})
-        directory.claim(config, setup.data, setup.objective)
-        if directory.resumed and not restored:
-            log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', directory.path)
-        if state.step:
-            log.info('resuming from step %d', state.step)
-        train(setup, state, Progress(**known), checkpoints, stop, profiler)
-
-
-def first_state(setup: Setup) -> TrainState:
-    """Returns the state of step 0. With config.train.init_from its parameters are those of another run."""
-    config, compiled = setup.config, setup.compiled
-    return compiled.init(config.seed,
-                         begin_from(config, setup.data, compiled.boxed) if config.train.init_from else {})
-
-
-def build(config: ConfigDict, directory: RunDirectory) -> Setup:
-    """Builds data, model and compiled steps from the config.
-
-    A resumed run has its tokenizers in the directory; a new one takes over those of its teacher, or of the run that it
-    begins from.
-    """
-    with leader_first('data'):
-        data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
-        directory.check_data(data)
-        plan, validation = data.plan('train'), data.plan('validation')
-    try:
-        check_fits(config.model, data.sizes)
-    except ValueError as error:
-        raise UserError(f'config.{error}') from None
-    module = build_model(config.model, **data.sizes, pad=PAD)
-    schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
-    objective = make_objective(config, data)
-    directory.check_objective(objective)
-    tuning = make_tuning(config.train)
-    compiled = Compiled(module, make_optimizer(config.optimizer, schedule, tuning), plan.batch(0),
-                        parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
-                        accumulate=config.train.accumulate, tuning=tuning)
-    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
-    if isinstance(model, SearchModel):
-        model.distribute = compiled.distribute  # its searches use all devices too
-    return Setup(config, directory.path, data, plan, validation, model, schedule, objective, compiled)
-
-
-def describe(setup: Setup) -> None:
-    """Logs the model, the batches, the devices, and an estimate of the time."""
-    config, plan, compiled = setup.config, setup.plan, setup.compiled
-    log.info('model: %s\n%s', config.model.kind, parameter_table(compiled.shapes.params))
-    if tuned := make_tuning(config.train).describe(compiled.shapes.params):
-        log.info('%s', tuned)
-    log.info('batches: %s', plan.describe())
-    log.info('devices: %s', compiled.describe())
-    flops = compiled.flops(plan.batch(0))
-    log.info('training: %s steps, %.3g epochs; %.3g GFLOP of matrix products a step, so perhaps %s',
-             f'{config.train.steps:,}', config.train.steps / len(plan), flops / 1e9,
-             duration(config.train.steps * seconds_a_step(flops, config.model.dtype)))
-
-
-def train(setup: Setup, state: TrainState, progress: Progress, checkpoints: Checkpoints, stop: StopSignals,
-          profiler: ProfilerWindow) -> None:
-    """The training loop: step, log, save, evaluate, until the last step or until patience runs out."""
-    config, first, last = setup.config, int(state.step), setup.config.train.steps
-    metrics = MetricsWriter(setup.workdir, first) if is_leader() else NoMetrics()
-    with stop.at_a_step(), contextlib.closing(metrics), contextlib.closing(profiler):
-        # An earlier start may have saved this step and stopped before or after its evaluation.
-        if first in checkpoints.values:
-            progress = judge(progress, checkpoints.values[first], config)
-        elif first and due_at(first, config).evaluate:
-            progress = judge(progress, evaluate_saved(setup, first, state, checkpoints, metrics, stop), config)
-        if first >= last or progress.stopped:
-            log.info('this run is finished, at step %d', first)
-            return
-
-        pending, shapes = [], set()
-        began, saved = time.perf_counter(), time.monotonic()
-        with show_bar(first, last) as bar:
-            for step, batch in enumerate(prefetch(setup.plan, first, last, setup.compiled.part), first + 1):
-                profiler.before(step)
-                state, sums = make_step(setup.compiled, state, batch, shapes)
-                pending.append(sums)
-                if len(pending) > 1:  # wait for the previous step: stay one step ahead of the device, not a thousand
-                    progress = count_skipped(progress, step - 1, pending[-2], setup)
-                profiler.after(step, sums)
-                bar.update()
-
-                minutes, requested = greatest(((time.monotonic() - saved) / 60, stop.requested), step)
-                due = due_at(step, config, minutes=minutes, stop_requested=bool(requested))
-                if due.log or due.save:
-                    progress = count_skipped(progress, step, sums, setup)
-                    progress = add_up(progress, pending, time.perf_counter() - began)
-                    pending, began = [], time.perf_counter()
-                if due.log:
-                    log_step(setup, step, progress, metrics, bar)
-                    progress = progress.clear_sums()
-                    checkpoints.check()
-                if due.save:
-                    checkpoints.save(step, state, progress.to_dict())
-                    saved = time.monotonic()
-                if due.stop:
-                    checkpoints.wait()
-                    stop.leave(f'at step {step}, which is saved')
-                if due.evaluate:
-                    progress = judge(progress, evaluate_saved(setup, step, state, checkpoints, metrics, stop), config)
-                if due.save:
-                    began = time.perf_counter()  # saving and evaluating are not timed
-                if progress.stopped:
-                    log.info('stopped at step %d: validation_%s has not been better for %d evaluations',
-                             step, config.eval.metric, config.eval.patience)
-                    break
-    log.info('compilations of the train step: %d; %.1f s of compiling in all; peak memory %.2f GB', len(shapes),
-             compile_time.seconds, peak_resident() / 2 ** 30)
-
-
-@contextlib.contextmanager
-def show_bar(first: int, last: int) -> Iterator[tqdm]:
-    """Shows a progress bar on stderr, with the log above it."""
-    bar = tqdm(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True, disable=not is_leader(),
-               mininterval=0.2 if sys.stderr.isatty() else 30)
-    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
-        yield bar
-
-
-def make_step(compiled: Compiled, state: TrainState, batch: Batch,
-              shapes: set[tuple[int, ...]]) -> tuple[TrainState, Sums]:
-    """Makes one train step. Adds the batch's shape to `shapes`; if it is new, logs the compile time."""
-    compiled_before = compile_time.seconds
-    state, sums = compiled.train(state, batch)
-    if (shape := batch['targets'].shape) not in shapes:
-        shapes.add(shape)
-        log.info('compilation %d: batches of %s, %.1f s', len(shapes), ' x '.join(map(str, shape)),
-                 compile_time.seconds - compiled_before)
-        if len(shapes) == 1:
-            log.info('first step after %.1f s, of which imports %.1f s and compiling %.1f s',
-                     time.perf_counter() - STARTED, IMPORTED - STARTED, compile_time.seconds)
-    return state, sums
-
-
-def count_skipped(progress: Progress, step: int, sums: Sums, setup: Setup) -> Progress:
-    """Returns the progress after `step`, whose update was skipped if its loss or gradient was not finite.
-
-    Raises:
-      UserError: if there are more such steps than config.train.skip_nonfinite.
-    """
-    if not int(sums.skipped):
-        return progress
-    skipped, allowed = progress.skipped + 1, setup.config.train.skip_nonfinite
-    look = f'python -m tools.show_batch --workdir={shlex.quote(str(setup.workdir))} --step={step - 1}'
-    if skipped > allowed:
-        raise UserError(f'step {step}: the loss or the gradient is not finite'
-                        + (f', after {allowed} that were left out' if allowed else '')
-                        + f'. To see its batch:\n  {look}\nThe checkpoints are from before. Where the data is sound, '
-                        'try a lower learning rate or optimizer.clip, in another --workdir; to leave out up to K such '
-                        f'steps here, give --config.train.skip_nonfinite=K (now {allowed})')
-    log.warning('step %d is left out (%d of at most %d): the loss or the gradient is not finite. Its batch: %s',
-                step, skipped, allowed, look)
-    return dataclasses.replace(progress, skipped=skipped)
-
-
-def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
-    """Adds the sums of the `pending` steps, and their duration in seconds, to the progress.
-
-    The sums are added one by one in float32, so the order is the same whether or not the run was interrupted.
-    """
-    parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
-    if progress.sums:
-        parts.insert(0, Sums(**jax.tree.map(np.float32, progress.sums)))
-    total = functools.reduce(lambda one, other: jax.tree.map(np.add, one, other), parts)
-    return dataclasses.replace(progress, sums=dataclasses.asdict(jax.tree.map(float, total)),
-                               seconds=progress.seconds + seconds)
-
-
-def log_step(setup: Setup, step: int, progress: Progress, metrics: MetricsWriter | NoMetrics, bar: tqdm) -> None:
-    """Writes the means over the steps since the last line of the log, learning rate, speed, epoch and skipped steps."""
-    assert progress.sums is not None, 'sums are added up before they are told'
-    total = Sums(**progress.sums)
-    means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
-    speed = total.tokens / progress.seconds
-    rate = float(np.asarray(setup.schedule(step - 1)))
-    metrics.write(step, means | {'learning_rate': rate, 'tokens_per_second': speed, 'epoch': step / len(setup.plan),
-                                 'skipped_steps': progress.skipped})
-    bar.set_postfix(loss=f'{means.get("train_loss", np.nan):.3f}', tokens_per_s=f'{speed:,.0f}')
-
-
-def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Checkpoints,
-                   metrics: MetricsWriter | NoMetrics, stop: StopSignals) -> float:
-    """Evaluates `step`, which has a checkpoint, reports the result, and returns config.eval.metric.
-
-    A signal may end the evaluation at once: the checkpoint exists, and the next start evaluates the step again.
-    """
-    try:
-        with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
-            found = measure(setup, state)
-            figure = answer_figure(setup.model, found.answer, weights=found.weights) if found.weights else None
-    except SystemExit:
-        checkpoints.wait()
-        raise
-    checkpoints.wait()  # a reported evaluation implies that its step is saved
-    metrics.write(step, found.metrics | memory() | {'compile_seconds': compile_time.seconds})
-    metrics.show(step, found.samples, figure)
-    if found.samples:
-        log.info('%s', found.samples)
-    log.info('step %d: %s; memory %s; compiled for %.1f s in all', step,
-             ', '.join(f'{name} {value:.4g}' for name, value in found.metrics.items()),
-             ', '.join(f'{name} {value:.2f}' for name, value in memory().items()), compile_time.seconds)
-    checkpoints.values[step] = found.metrics[EVALUATED + setup.config.eval.metric]
-    return checkpoints.values[step]
-
-
-def measure(setup: Setup, state: TrainState) -> Evaluation:
-    """Evaluates the model on the validation split. The names of the metrics begin with 'validation_'."""
-    compiled, model, validation = setup.compiled, setup.model, setup.validation
-    batches = prefetch(validation, 0, len(validation), compiled.part)
-    try:
-        model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
-        sums = evaluate(compiled.eval, model.params, batches)
-        found = model.validate(setup.data, sums, setup.config)
-    finally:
-        model.params = {}  # on many devices, each has a whole copy
-    measured = sums.means() | found.metrics
-    return found._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
-
-
-def judge(progress: Progress, value: float, config: ConfigDict) -> Progress:
-    """Returns the progress after an evaluation with the metric `value`."""
-    return progress.judge(value, metric=config.eval.metric, patience=config.eval.patience)
 
 
 if __name__ == '__main__':

@@ -48,7 +48,8 @@ SECTIONS = {  # headings of docs/options.md
     '': 'Run', 'model': 'Model', 'model.recurrent': 'Model: rnnsearch', 'model.patches': 'Model: patches',
     'data': 'Data', 'data.splits': 'Data: names of the splits', 'data.tokenizer': 'Data: tokenizer', 'batch': 'Batches',
     'optimizer': 'Optimizer', 'train': 'Training', 'parallel': 'Devices: the sizes multiply to their number',
-    'eval': 'Evaluation', 'checkpoint': 'Checkpoints', 'decode': 'Decoding, by decode.py and the evaluation',
+    'eval': 'Evaluation', 'checkpoint': 'Checkpoints', 'track': 'Trackers of experiments',
+    'decode': 'Decoding, by decode.py and the evaluation',
 }
 MOST_STEPS = 10 ** 9
 MOST_TOKENS = 100_000_000  # of a batch
@@ -279,6 +280,9 @@ OPTIONS = (
     Option('checkpoint.keep_last', 5, 'number of latest checkpoints to keep', SOME, resume=''),
     Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric to keep besides', SOME,
            resume=''),
+
+    Option('track.wandb', '', "project of Weights & Biases that is told the metrics too; '': none", TEXT, resume=''),
+    Option('track.mlflow', '', "experiment of MLflow that is told the metrics too; '': none", TEXT, resume=''),
 
     # Defaults of decode.py and of the evaluation.
     Option('decode.method', 'beam', 'how to search', METHODS, SEARCH, resume=''),

@@ -17,7 +17,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
-NAMES = ('attention_by_hand', 'open_a_run', 'compare_runs', 'additive_vs_dot_product')
+NAMES = ('attention_by_hand', 'open_a_run', 'fine_tune', 'compare_runs', 'additive_vs_dot_product')
 TIMEOUT = 1200  # seconds a cell, which may have to train
 
 

@@ -21,9 +21,9 @@ import optax
 import pytest
 
 import inference
-import train
 from configs import digits_vit
 from errors import UserError, full_disk, full_disk_explained
+from inference import loop
 from input_pipeline.arrays import ArrayPlan
 from model.build import build_model
 from tests.tiny_run import cache, copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
@@ -92,7 +92,7 @@ def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, c
     damage_values(copy / 'checkpoints' / '9')
     shutil.copytree(copy / 'checkpoints' / '9', copy / 'damaged')
     with monkeypatch.context() as patch:  # killed before it saves anything
-        patch.setattr(train, 'train', lambda *_: None)
+        patch.setattr(loop, 'train_steps', lambda *_: None)
         start(copy, tiny_config(cache))
     assert re.search(r'checkpoints/9 is damaged: .+; it is left as it is, and an older one is used', said.text)
     assert 'resuming from step 8' in said.text and steps(copy) == [8, 9]
@@ -140,7 +140,7 @@ def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(co
     name, changed = CHANGES[change]
     before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
     metrics = (copy / 'metrics.jsonl').read_text()
-    monkeypatch.setattr(train, name, changed)
+    monkeypatch.setattr(loop, name, changed)
     with pytest.raises(UserError, match=r'checkpoints/9 holds other arrays(.|\n)*not damaged'):
         start(copy, tiny_config(cache))
     assert {path: path.read_bytes() for path in files_of(copy / 'checkpoints')} == before
@@ -164,14 +164,14 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
 
 
 def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, said):
-    evaluate = train.evaluate
+    evaluate = loop.evaluate
 
     def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'evaluate', interrupted)
+        patch.setattr(loop, 'evaluate', interrupted)
         with pytest.raises(SystemExit) as stopped:
             start(tmp_path / 'run', tiny_config(cache))
     assert stopped.value.code == 75 and 'in the evaluation of step 4, which is saved' in said.text
@@ -181,7 +181,7 @@ def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache,
 
 
 def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, said):
-    monkeypatch.setattr(train, 'open_data', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(loop, 'open_data', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stopped:
         start(tmp_path / 'run', tiny_config(cache))
     assert stopped.value.code == 75 and 'stopped by SIGTERM: nothing is lost' in said.text
@@ -311,14 +311,14 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cac
     """Worked out from what Adam did to the parameters; two steps are left out, and the cosine ends all the same."""
     at_batch(monkeypatch, 2, poisoned)
     at_batch(monkeypatch, 6, poisoned)
-    states, step = [], train.Compiled.train
+    states, step = [], loop.Compiled.train
 
     def watched(self, state, batch):
         states.append(jax.device_get(state))
         return step(self, state, batch)
 
-    monkeypatch.setattr(train.Compiled, 'train', watched)
-    monkeypatch.setattr(train.Checkpoints, 'save', lambda self, number, state, _: number == 12 and states.append(
+    monkeypatch.setattr(loop.Compiled, 'train', watched)
+    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, number, state, _: number == 12 and states.append(
         jax.device_get(state)))
     config = tiny_config(cache, train__skip_nonfinite=2, train__log_every=1, eval__every=99, checkpoint__every=99,
                          optimizer__schedule='cosine', optimizer__peak=0.01, optimizer__final=0.0,

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import train
 from configs import demo
 from errors import UserError
+from inference import loop
 from input_pipeline import builtin
 from input_pipeline.data import open_data
 from tests.tiny_run import outcome, start, steps, tiny_config
@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
 
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(train.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
+    monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
     start(tmp_path / 'run', tiny_config(cache, checkpoint__every=1000, checkpoint__every_minutes=1.0,
                                         checkpoint__keep_last=99, eval__every=1000))
     assert len(steps(tmp_path / 'run')) > 3

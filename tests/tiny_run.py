@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import inference
-import train
 from configs import digits_vit
+from inference import loop
 from training.preemption import StopSignals
 from training.profiling import ProfilerWindow
 from training.workdir import RunDirectory
@@ -30,7 +30,7 @@ def tiny_config(cache, **changes):
 def start(workdir, config, profile_steps=None):
     """What train.py does with the command line read."""
     with StopSignals() as stop, RunDirectory(str(workdir), config) as directory:
-        train.run(config, directory, stop, ProfilerWindow(profile_steps, directory.path))
+        loop.run(config, directory, stop, ProfilerWindow(profile_steps, directory.path))
 
 
 def outcome(workdir):

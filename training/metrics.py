@@ -1,12 +1,14 @@
-"""Writes metrics over steps: metrics.jsonl for programs, TensorBoard for people."""
+"""Writes metrics over steps: metrics.jsonl for programs, TensorBoard for people, and whoever else is told."""
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] (protobuf's)
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -15,10 +17,26 @@ from tensorboardX.utils import figure_to_image
 
 from errors import full_disk_explained
 from files import write_text
+from training.processes import is_leader
 from training.records import METRICS_FILE, read_metrics
+from training.trackers import open_trackers
 
 if TYPE_CHECKING:
-    import matplotlib.figure
+    from matplotlib.figure import Figure
+
+
+@runtime_checkable
+class Metrics(Protocol):
+    """What the training loop tells its metrics to."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step, {name: value}."""
+
+    def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
+        """Takes an evaluation's samples, and the picture of one if there is one."""
+
+    def close(self) -> None:
+        """Finishes what is pending."""
 
 
 class MetricsWriter:
@@ -49,7 +67,7 @@ class MetricsWriter:
                 file.write(json.dumps({'step': step, **metrics}) + '\n')
             self._add(step, *(scalar(name, value) for name, value in metrics.items()))
 
-    def show(self, step: int, samples: str, figure: 'matplotlib.figure.Figure | None') -> None:
+    def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
         """Writes an evaluation's samples and figure to TensorBoard's tabs TEXT and IMAGES."""
         shown = []
         if samples:
@@ -74,14 +92,36 @@ class MetricsWriter:
                 'still valid: free space, then run the same command again')
 
 
-class NoMetrics:
-    """A MetricsWriter that does nothing, for all processes but one."""
+class Several:
+    """Several of these as one; none: the metrics of all processes but one."""
+
+    def __init__(self, *parts: Metrics):
+        self._parts = parts
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Does nothing."""
+        """Writes the metrics of a step everywhere."""
+        for part in self._parts:
+            part.write(step, metrics)
 
-    def show(self, step: int, samples: str, figure: 'matplotlib.figure.Figure | None') -> None:
-        """Does nothing."""
+    def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
+        """Shows an evaluation's samples and figure everywhere."""
+        for part in self._parts:
+            part.show(step, samples, figure)
 
     def close(self) -> None:
-        """Does nothing."""
+        """Closes all, the first last: the files of the run."""
+        with contextlib.ExitStack() as stack:
+            for part in self._parts:
+                stack.callback(part.close)
+
+
+def open_metrics(config: ConfigDict, workdir: Path, step: int, watching: Sequence[Metrics] = ()) -> Metrics:
+    """Opens all that is told the metrics of a run that goes on after `step`: its files, the trackers of config.track,
+    and `watching`. In all processes but the one that writes, nothing is.
+
+    Raises:
+      UserError: if a disk is full, or a tracker is not installed or cannot be reached.
+    """
+    if not is_leader():
+        return Several()
+    return Several(MetricsWriter(workdir, step), *open_trackers(config, workdir), *watching)

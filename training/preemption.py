@@ -22,26 +22,35 @@ class StopSignals:
 
     Before the training loop, and inside `nothing_to_lose`, the first signal stops immediately: SystemExit(75) is raised
     in the main thread. Inside `at_a_step` the signal is only recorded, and the loop checks `requested` after each step.
+
+    With exits=False, for notebooks, the second signal raises KeyboardInterrupt instead of ending the process. Outside
+    the main thread, where Python takes no signals, this does nothing.
     """
 
-    def __init__(self):
-        self._received, self._later, self._done = None, False, 'nothing is lost'
+    def __init__(self, *, exits: bool = True):
+        self._received, self._later, self._done, self._exits = None, False, 'nothing is lost', exits
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> 'StopSignals':
-        # Python runs a handler only between two instructions of the main thread, and one step or compilation may take
-        # minutes. The number of the signal is in this pipe at once; a thread reads it and waits for the second signal.
-        self._listener, self._pipe = socket.socketpair()
-        self._pipe.setblocking(False)
-        self._former = {number: signal.signal(number, self._note) for number in SIGNALS}
-        self._former_pipe = signal.set_wakeup_fd(self._pipe.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            self._take_signals()
         return self
 
     def __exit__(self, *exception) -> None:
-        signal.set_wakeup_fd(self._former_pipe)
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        self._pipe.close()  # ends the thread
+        self._open.close()
+
+    def _take_signals(self) -> None:
+        for number in SIGNALS:
+            self._open.callback(signal.signal, number, signal.signal(number, self._note))
+        if not self._exits:
+            return
+        # Python runs a handler only between two instructions of the main thread, and one step or compilation may take
+        # minutes. The number of the signal is in this pipe at once; a thread reads it and waits for the second signal.
+        self._listener, pipe = socket.socketpair()
+        pipe.setblocking(False)
+        self._open.callback(pipe.close)  # ends the thread
+        self._open.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(pipe.fileno(), warn_on_full_buffer=False))
+        threading.Thread(target=self._listen, daemon=True).start()
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
@@ -86,6 +95,8 @@ class StopSignals:
             self._received = number
             if not self._later:
                 self.leave(self._done)
+        elif not self._exits:
+            raise KeyboardInterrupt
 
     def _listen(self) -> None:
         with self._listener:

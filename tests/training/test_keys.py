@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-import train
+from inference import loop
 from tests.tiny_run import start, tiny_config
 from training.step import key_for
 
@@ -18,13 +18,13 @@ def test_all_keys_of_many_seeds_differ():
 def test_a_training_s_dropout_key_is_not_the_one_that_the_next_seed_s_parameters_are_made_from(tmp_path, monkeypatch):
     keys, examples, states = {}, {}, {}
 
-    class Watched(train.Compiled):
+    class Watched(loop.Compiled):
         def __init__(self, module, optimizer, example, **options):
             keys[len(keys)], examples[len(examples)] = options['dropout_key'], (module, example['inputs'])
             super().__init__(module, optimizer, example, **options)
 
-    monkeypatch.setattr(train, 'Compiled', Watched)
-    monkeypatch.setattr(train, 'train', lambda setup, state, *_: states.setdefault(len(states), state))
+    monkeypatch.setattr(loop, 'Compiled', Watched)
+    monkeypatch.setattr(loop, 'train_steps', lambda setup, state, *_: states.setdefault(len(states), state))
     for seed in range(3):
         start(tmp_path / str(seed), tiny_config(tmp_path / 'cache', seed=seed))
     module, inputs = examples[0]

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import inference
-import train
+from inference import loop
 from tests.tiny_run import start, tiny_config
 from training import checkpoints
 
@@ -54,17 +54,17 @@ def watch(monkeypatch):
         return found
 
     # Orbax holds copies of shards until they are written, which is not what is measured here.
-    save = train.Checkpoints.save
-    monkeypatch.setattr(train.Checkpoints, 'save', lambda self, *rest: (save(self, *rest), self.wait()))
+    save = loop.Checkpoints.save
+    monkeypatch.setattr(loop.Checkpoints, 'save', lambda self, *rest: (save(self, *rest), self.wait()))
     return watch
 
 
 @pytest.fixture
 def state_bytes(monkeypatch):
     """A list, of the bytes that the state of each training of this test has on the device with the most."""
-    sizes, loop = [], train.train
-    monkeypatch.setattr(train, 'train', lambda setup, state, *rest: (
-        sizes.append(held(jax.tree.leaves(state))), loop(setup, state, *rest)))
+    sizes, train_steps = [], loop.train_steps
+    monkeypatch.setattr(loop, 'train_steps', lambda setup, state, *rest: (
+        sizes.append(held(jax.tree.leaves(state))), train_steps(setup, state, *rest)))
     return sizes
 
 
@@ -72,9 +72,9 @@ def state_bytes(monkeypatch):
                                   for mesh in MESHES])
 def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch, state_bytes, monkeypatch):
     in_steps, at_checksums, evaluating = (
-        watch(train.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(train, 'evaluate'))
-    config, models, make = config_of(tmp_path / 'cache', **MESHES[mesh]), [], train.make_answerer
-    monkeypatch.setattr(train, 'make_answerer', lambda *arguments: models.append(make(*arguments)) or models[-1])
+        watch(loop.Compiled, 'train'), watch(checkpoints, 'checksums'), watch(loop, 'evaluate'))
+    config, models, make = config_of(tmp_path / 'cache', **MESHES[mesh]), [], loop.make_answerer
+    monkeypatch.setattr(loop, 'make_answerer', lambda *arguments: models.append(make(*arguments)) or models[-1])
 
     # 4 steps, evaluated after every other one.
     start(tmp_path / 'run', config)
@@ -88,7 +88,7 @@ def test_no_device_holds_more_than_its_share_of_one_state(mesh, tmp_path, watch,
     altered(tmp_path / 'run' / 'checkpoints' / '4')
     for found in (in_steps, at_checksums, state_bytes):
         found.clear()
-    monkeypatch.setattr(train, 'evaluate', failing)
+    monkeypatch.setattr(loop, 'evaluate', failing)
     with pytest.raises(RuntimeError, match='this evaluation fails'):
         start(tmp_path / 'run', config)
     assert len(in_steps) == 1 and state_bytes == [size]

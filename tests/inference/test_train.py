@@ -1,0 +1,104 @@
+"""inference.train: the loop of train.py, called as a function: the same run bit for bit, resumed after an interrupt."""
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+
+import inference
+from errors import UserError
+from inference import loop
+from input_pipeline.arrays import ArrayPlan
+from tests.tiny_run import cache, outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from training.curve import LiveCurve
+from training.records import read_metrics
+
+
+def interrupting(monkeypatch, number):
+    """Ctrl-C while batch `number` of training, from 0, is made."""
+    make = ArrayPlan.batch
+
+    def batch(self, step, *part):
+        if step == number and self._split == 'train':
+            os.kill(os.getpid(), signal.SIGINT)
+        return make(self, step, *part)
+
+    monkeypatch.setattr(ArrayPlan, 'batch', batch)
+
+
+def test_it_trains_what_train_py_trains(whole, tmp_path, cache):
+    config = tiny_config(cache)
+    before = config.to_json()
+    run = inference.train(config, tmp_path / 'run')
+    assert outcome(tmp_path / 'run') == outcome(whole)
+    assert run.workdir == tmp_path / 'run' and config.to_json() == before
+    assert run.checkpoint == inference.load(whole).checkpoint
+
+
+def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, monkeypatch):
+    former = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        interrupting(patch, 6)
+        with pytest.raises(KeyboardInterrupt, match='saved'):
+            inference.train(tiny_config(cache), str(tmp_path / 'run'))
+    assert 0 < steps(tmp_path / 'run')[-1] < 12 and signal.getsignal(signal.SIGINT) is former
+    inference.train(tiny_config(cache), str(tmp_path / 'run'))
+    assert outcome(tmp_path / 'run') == outcome(whole)
+
+
+def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch):
+    def twice(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop, 'make_step', twice)
+    with pytest.raises(KeyboardInterrupt):
+        inference.train(tiny_config(cache), tmp_path / 'run')
+
+
+def test_it_trains_in_another_thread(whole, tmp_path, cache):
+    thread = threading.Thread(target=inference.train, args=(tiny_config(cache), tmp_path / 'run'))
+    thread.start()
+    thread.join()
+    assert outcome(tmp_path / 'run') == outcome(whole)
+
+
+def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
+    with pytest.raises(UserError) as error:
+        inference.train(tiny_config(cache, model__dropout=2.0, train__steps=0), tmp_path / 'run')
+    assert 'model.dropout' in str(error.value) and 'train.steps' in str(error.value)
+    assert not (tmp_path / 'run').exists()
+    with pytest.raises(UserError, match='workdir'):
+        inference.train(tiny_config(cache), '')
+
+
+def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, capsys):
+    shown = []
+
+    class Display:
+        def update(self, figure):
+            shown.append(figure)
+
+    monkeypatch.setattr(loop, 'in_notebook', lambda: True)
+    monkeypatch.setattr('training.curve.OFTEN', 0.0)
+    monkeypatch.setattr('IPython.core.display_functions.display',
+                        lambda figure, display_id: (shown.append(figure), Display())[1])
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'handlers', [])
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', False)
+    inference.train(tiny_config(cache), tmp_path / 'run')
+    assert 'step 12: validation_loss' in capsys.readouterr().err
+    assert not logging.getLogger('allyouneed').handlers, 'the notebook has its logging back'
+    lines = read_metrics(tmp_path / 'run')
+    assert len(shown) == len(lines) + 1, 'each line, and once at the end'
+    losses, metric = shown[-1].axes
+    drawn = {line.get_label(): [*map(tuple, line.get_xydata())] for axes in (losses, metric) for line in axes.lines}
+    assert drawn == {name: [(line['step'], line[name]) for line in lines if name in line]
+                     for name in ('train_loss', 'validation_loss', 'validation_accuracy')}
+
+
+def test_the_curve_of_a_resumed_run_begins_with_what_was_before(whole):
+    curve = LiveCurve(whole, 'accuracy')
+    [line] = curve.figure().axes[1].lines
+    assert [*line.get_xdata()] == [4, 8, 12]

@@ -1,0 +1,121 @@
+"""Weights & Biases offline, MLflow with its file of SQLite; and trackers that are not there, or fail."""
+
+import json
+import shutil
+import sys
+import types
+
+import matplotlib.figure
+import pytest
+
+from errors import UserError
+from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from training.records import read_metrics
+from training.trackers import open_trackers
+
+MISSING = "the trackers are extras: pip install -e '.[test-interchange]'"
+
+
+def fake_mlflow(monkeypatch, client):
+    """The package, with this client."""
+    package, entities = types.ModuleType('mlflow'), types.ModuleType('mlflow.entities')
+    package.MlflowClient, package.get_tracking_uri = client, lambda: 'here'
+    entities.Metric, entities.Param = (lambda *values: values), (lambda *values: values)
+    monkeypatch.setitem(sys.modules, 'mlflow', package)
+    monkeypatch.setitem(sys.modules, 'mlflow.entities', entities)
+
+
+class Client:
+    """Takes everything, until told otherwise."""
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name):
+        return '1'
+
+    def create_run(self, experiment, run_name):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id='7'))
+
+    def log_batch(self, run, metrics=(), params=()):
+        if metrics:
+            raise ConnectionError('the server has gone\nTraceback')
+
+    def log_figure(self, *_):
+        raise AssertionError('told after it failed')
+
+    log_text = set_terminated = log_figure
+
+
+def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, cache, monkeypatch, said):
+    fake_mlflow(monkeypatch, Client)
+    start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+    assert read_metrics(tmp_path / 'run')[-1]['step'] == 12
+    assert said.text.count('MLflow fails (the server has gone): it is told no more') == 1
+
+
+def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cache, monkeypatch):
+    def refused():
+        raise ConnectionError('no server at http://localhost:9')
+
+    fake_mlflow(monkeypatch, refused)
+    with pytest.raises(UserError, match="config.track.mlflow='digits': .*no server at.*\n.*MLFLOW_TRACKING_URI"):
+        start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+
+
+@pytest.mark.parametrize('package', ['wandb', 'mlflow'])
+def test_a_package_that_is_not_installed_is_named(package, tmp_path, cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"config.track.{package}='digits' needs .*\[{package}\]"):
+        open_trackers(tiny_config(cache, **{f'track__{package}': 'digits'}), tmp_path)
+
+
+def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeypatch):
+    mlflow = pytest.importorskip('mlflow', reason=MISSING)
+    pytest.importorskip('sqlalchemy', reason=MISSING)
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
+    mlflow.set_tracking_uri(None)
+    start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
+    start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+    client = mlflow.MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name('digits').experiment_id])
+    lines = read_metrics(tmp_path / 'run')
+    for name in 'train_loss', 'validation_accuracy', 'learning_rate':
+        assert ([(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+                == [(line['step'], line[name]) for line in lines if name in line])
+    assert run.info.status == 'FINISHED' and run.info.run_name == 'run'
+    assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
+
+
+def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
+    mlflow = pytest.importorskip('mlflow', reason=MISSING)
+    pytest.importorskip('sqlalchemy', reason=MISSING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
+    mlflow.set_tracking_uri(None)
+    (tmp_path / 'run').mkdir()
+    [tracker] = open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path / 'run')
+    tracker.show(4, 'a sample', matplotlib.figure.Figure())
+    tracker.close()
+    run = json.loads((tmp_path / 'run' / 'trackers.json').read_text())['mlflow']['run']
+    client = mlflow.MlflowClient()
+    assert [file.path for folder in ('samples', 'attention') for file in client.list_artifacts(run, folder)] == [
+        'samples/4.txt', 'attention/4.png']
+
+
+def test_weights_and_biases_offline(tmp_path, cache, monkeypatch):
+    pytest.importorskip('wandb', reason=MISSING)
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    start(tmp_path / 'run', tiny_config(cache, track__wandb='digits', train__steps=8))
+    start(tmp_path / 'run', tiny_config(cache, track__wandb='digits'))
+    folders = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*'))
+    assert len(folders) == 2 and len({folder.name.rsplit('-', 1)[1] for folder in folders}) == 1, 'one run in two parts'
+    for folder, last in zip(folders, (8, 12), strict=True):
+        [file] = folder.glob('*.wandb')
+        content = file.read_bytes()
+        for wanted in 'digits', 'train_loss', 'validation_accuracy', 'model.d_model', f'{last}':
+            assert wanted.encode() in content
+        value = [line['train_loss'] for line in read_metrics(tmp_path / 'run') if line['step'] == last
+                 and 'train_loss' in line]
+        assert repr(value[0]).encode() in content

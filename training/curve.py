@@ -1,0 +1,73 @@
+"""A live curve for notebooks: the losses and the metric of a training, drawn again as they come."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.records import EVALUATED, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OFTEN = 2.0  # seconds between two drawings, which take a tenth of a second
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows pictures."""
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), 'kernel', None) is not None
+
+
+class LiveCurve:
+    """Draws losses over steps on the left, the deciding metric of evaluations on the right, in one output of a cell."""
+
+    def __init__(self, workdir: Path, metric: str):
+        """A resumed run's curve begins with what it has written before; `metric` is config.eval.metric."""
+        self._metric, self._lines, self._drawn = EVALUATED + metric, read_metrics(workdir), 0.0
+        self._display = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of a step, and draws if the last drawing is not new or they are an evaluation's."""
+        self._lines.append({'step': step, **metrics})
+        if self._metric in metrics or time.monotonic() - self._drawn > OFTEN:
+            self._draw()
+
+    def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
+        """Does nothing: the log has the samples."""
+
+    def close(self) -> None:
+        """Draws all."""
+        self._draw()
+
+    def figure(self) -> 'Figure':
+        """Returns the curve of the steps so far."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3), layout='constrained')
+        left, right = figure.subplots(1, 2)
+        for name in 'train_loss', EVALUATED + 'loss':
+            self._plot(left, name)
+        left.set(xlabel='step', ylabel='loss')
+        if left.lines:
+            left.legend()
+        self._plot(right, self._metric)
+        right.set(xlabel='step', ylabel=self._metric)
+        return figure
+
+    def _plot(self, axes, name: str) -> None:
+        points = [(line['step'], line[name]) for line in self._lines if name in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker='.' if len(points) < 50 else '', label=name)
+
+    def _draw(self) -> None:
+        from IPython.core.display_functions import display
+
+        if self._display is None:
+            self._display = display(self.figure(), display_id=True)
+        else:
+            self._display.update(self.figure())
+        self._drawn = time.monotonic()
