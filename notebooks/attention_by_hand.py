@@ -7,6 +7,21 @@
 # Nothing here is trained, and the whole notebook runs in seconds: change a number and see what happens.
 #
 # Shapes: $n$ queries, $m$ keys, width $d_k$ of queries and keys, $d_v$ of values.
+#
+# The next cell sets the project up where it is not, as on Colab; elsewhere it does nothing.
+
+# %%
+import importlib.util
+import os
+import subprocess
+import sys
+
+if not importlib.util.find_spec('analysis'):
+    address = os.environ.get('REPOSITORY') or input('clone the project from: ')
+    subprocess.run(['git', 'clone', '--quiet', address, 'allyouneed'], check=True)
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', './allyouneed'], check=True)
+    sys.path.insert(0, os.path.abspath('allyouneed'))
+    os.chdir('allyouneed')
 
 # %%
 import flax.linen as nn

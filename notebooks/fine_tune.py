@@ -110,7 +110,7 @@ for name, run in ('before', before), ('after', after):
 # ## Which heads changed?
 #
 # A head $i$ of attention is its $W_q^i$ and $W_o^i$ (and its $W_k^i$, $W_v^i$, which heads of a group share). How far
-# has training moved them, relative to their size?
+# has training moved them, relative to their size? (A language model is one stack of layers, by the name of encoder.)
 #
 # $$\frac{\lVert W' - W \rVert}{\lVert W \rVert}$$
 
@@ -118,7 +118,7 @@ for name, run in ('before', before), ('after', after):
 def change_by_head(old, new):
     rows = []
     for layer in range(model.num_layers):
-        was, now = (run.model.params['decoder'][f'layers_{layer}']['self_attention'] for run in (old, new))
+        was, now = (run.model.params['encoder'][f'layers_{layer}']['self_attention'] for run in (old, new))
 
         def per_head(name, axis, was=was, now=now):
             old, new = (np.moveaxis(np.asarray(each[name]['kernel']), axis, 0) for each in (was, now))
@@ -129,7 +129,7 @@ def change_by_head(old, new):
     return np.array(rows)
 
 
-heads_figure({'decoder': 100 * change_by_head(before, after)}, 'how far heads moved, percent of their size')
+heads_figure({'encoder': 100 * change_by_head(before, after)}, 'how far heads moved, percent of their size')
 
 # %% [markdown]
 # ## Where the most changed head looks
@@ -143,9 +143,9 @@ layer, head = np.unravel_index(changes.argmax(), changes.shape)
 panels = []
 for run in before, after:
     [output] = run.forced([line])
-    _, weights, _ = chosen(run.model.attention(output), f'decoder:{layer + 1}:{head + 1}')
+    _, weights, _ = chosen(run.model.attention(output), f'encoder:{layer + 1}:{head + 1}')
     panels.append(weights[0])
-attention_figure(np.array(panels), *run.model.axes(output)['decoder'],
+attention_figure(np.array(panels), *run.model.axes(output)['encoder'],
                  [f'{when}: layer {layer + 1}, head {head + 1}' for when in ('before', 'after')])
 
 # %% [markdown]

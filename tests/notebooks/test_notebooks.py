@@ -1,7 +1,11 @@
 """Every notebook runs from its source, and what is committed beside it is that source, with outputs."""
 
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -45,7 +49,7 @@ def runs(tmp_path_factory):
 def environment(runs):
     """The tiny runs, and nothing of the user's own Jupyter."""
     with tempfile.TemporaryDirectory(prefix='jupyter-') as folder:
-        yield {'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs),
+        yield {'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs), 'STEPS': '8',
                'JUPYTER_RUNTIME_DIR': folder, 'IPYTHONDIR': folder}
 
 
@@ -53,7 +57,8 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
 
 
-PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'compare_runs': 2, 'additive_vs_dot_product': 3}
+PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'fine_tune': 5,
+            'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
 @pytest.mark.parametrize('name', build.NAMES)
@@ -98,3 +103,24 @@ def test_a_translation_that_is_given(runs):
     length = len(given.hypotheses[0].tokens) + 1
     assert model.attention(given)['cross'].shape == (1, 2, length, len(given.source_tokens) + 1)
     assert model.tokenizers['target'].decode(given.hypotheses[0].tokens) == given.text
+
+
+def test_the_first_notebook_sets_the_project_up(tmp_path, monkeypatch):
+    """Its first cell, where nothing of the project can be imported: it clones, installs what it needs, and goes there."""
+    if not (build.FOLDER.parent / '.git').exists():
+        pytest.skip('this copy of the project is none of git, so it cannot be cloned')
+    commands, run = [], subprocess.run
+
+    def recorded(command, **options):
+        commands.append(command)
+        return run(command, **options) if command[0] == 'git' else None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.setattr(subprocess, 'run', recorded)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setenv('REPOSITORY', str(build.FOLDER.parent))
+    exec(build.read('attention_by_hand').cells[1].source, {})
+    assert os.getcwd() == sys.path[0] == str(tmp_path / 'allyouneed')
+    assert (tmp_path / 'allyouneed' / 'analysis' / 'pictures.py').exists()
+    assert commands[1][1:] == ['-m', 'pip', 'install', '--quiet', './allyouneed']
