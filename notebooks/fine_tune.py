@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Fine-tune a pretrained model
 #
-# A model as others hand it out, a folder with `config.json`, `model.safetensors` and a tokenizer, becomes a run; the run
-# learns from other text; and we look at what that changed, head by head.
+# A model as others hand it out, a folder with `config.json`, `model.safetensors` and a tokenizer, becomes a run; the
+# run learns from other text; and we look at what that changed, head by head.
 #
 # `PRETRAINED=FOLDER jupyter lab` takes a GPT-2, Llama, Mistral or Qwen2 of yours. Without one we make a tiny Llama now:
-# two layers that have read the source code of Python for a minute, written in the form that Hugging Face gives models.
+# two layers that have read the source code of Python for minutes, written in the form that Hugging Face gives models.
 # `inference.train` is the loop of `train.py`: it draws the curve while it trains, and where it is interrupted, the same
 # call goes on.
 
@@ -27,7 +27,7 @@ from training.step import parameter_count
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
-steps = int(os.environ.get('STEPS', '400'))                         # of each of the three trainings
+steps = int(os.environ.get('STEPS', '300'))                         # of fine-tuning
 folder = Path(tempfile.mkdtemp(prefix='fine_tune-'))
 
 
@@ -36,7 +36,7 @@ def tiny_llama():
     config.model.update(num_layers=2, d_model=64, d_ff=176)
     config.data.tokenizer.vocab_size = 1000
     config.optimizer.warmup = steps // 8
-    config.train.steps = config.eval.every = config.checkpoint.every = steps
+    config.train.steps, config.eval.every, config.checkpoint.every = 6 * steps, steps, 3 * steps
     inference.train(config, folder / 'python')
     export(folder / 'python', folder / 'llama', to='huggingface')
     return folder / 'llama'
@@ -47,8 +47,8 @@ pretrained = Path(os.environ['PRETRAINED']) if os.environ.get('PRETRAINED') else
 # %% [markdown]
 # ## What is in the folder
 #
-# `import_weights` makes a run directory of it, on which everything works that works on a run: `decode.py`, the explorer,
-# `train.py`. (`inference.load` opens the folder as it is, to look at it and to let it write.)
+# `import_weights` makes a run directory of it, on which everything works that works on a run: `decode.py`, the
+# explorer, `train.py`. (`inference.load` opens the folder as it is, to look at it and to let it write.)
 
 # %%
 import_weights(pretrained, folder / 'imported')
@@ -71,21 +71,21 @@ text = '\n'.join(page.read_text(encoding='utf-8') for page in pages)
 (folder / 'documentation.txt').write_text(text, encoding='utf-8')
 
 
-def recipe(**train):
+def recipe(peak, **train):
     config = fine_tune.get_config(str(folder / 'imported'))
     config.data.update(source='files', file=str(folder / 'documentation.txt'), documents='file', packing='contiguous',
                        context=128)
     config.batch.rows = 16
-    config.optimizer.update(peak=1e-3, warmup=steps // 8)
+    config.optimizer.update(peak=peak, warmup=steps // 8)
     config.train.update(steps=steps, log_every=max(1, steps // 20), **train)
     config.eval.update(every=max(1, steps // 5), metric='loss')
     return config
 
 
-after = inference.train(recipe(), folder / 'tuned')
+after = inference.train(recipe(peak=1e-3), folder / 'tuned')
 
 # %% [markdown]
-# ## What it knows now, and what it has forgotten
+# ## What it knows now
 #
 # Bits a character of a piece of documentation that was held out of the training, and of a piece of Python, before and
 # after. $-\frac{1}{n} \log_2 p(\text{text})$, where $n$ is its number of characters: `forced` gives $\log p$.
@@ -152,11 +152,11 @@ attention_figure(np.array(panels), *run.model.axes(output)['encoder'],
 # ## With less: adapters of low rank
 #
 # LoRA ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)) leaves every matrix as it is and trains a difference of low
-# rank, $W + \frac{\alpha}{r} B A$: here of $W_q$ and $W_v$. What is learned is less, and so is what is forgotten. Whoever
-# opens the run gets the sum, so that it is used as any other.
+# rank, $W + \frac{\alpha}{r} B A$: here of $W_q$ and $W_v$. It needs a higher learning rate. Whoever opens the run gets
+# the sum, so that it is used as any other.
 
 # %%
-adapted = inference.train(recipe(lora_rank=4), folder / 'adapted')
+adapted = inference.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')
 print('adapted ', '   '.join(f'{what} {value:.2f}' for what, value in bits(adapted).items()))
 moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before.model.params, adapted.model.params))
 print(f'{sum(moved)} of {len(moved)} matrices and vectors are other than before')

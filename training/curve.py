@@ -23,7 +23,7 @@ def in_notebook() -> bool:
 
 
 class LiveCurve:
-    """Draws losses over steps on the left, the deciding metric of evaluations on the right, in one output of a cell."""
+    """Draws losses over steps, and beside them the deciding metric if it is another, in one output of a cell."""
 
     def __init__(self, workdir: Path, metric: str):
         """A resumed run's curve begins with what it has written before; `metric` is config.eval.metric."""
@@ -47,21 +47,18 @@ class LiveCurve:
         """Returns the curve of the steps so far."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9, 3), layout='constrained')
-        left, right = figure.subplots(1, 2)
-        for name in 'train_loss', EVALUATED + 'loss':
-            self._plot(left, name)
-        left.set(xlabel='step', ylabel='loss')
-        if left.lines:
-            left.legend()
-        self._plot(right, self._metric)
-        right.set(xlabel='step', ylabel=self._metric)
+        losses = 'train_loss', EVALUATED + 'loss'
+        parts = [losses] if self._metric in losses else [losses, (self._metric,)]
+        figure = Figure(figsize=(4.5 * len(parts), 3), layout='constrained')
+        for names, axes in zip(parts, figure.subplots(1, len(parts), squeeze=False)[0], strict=True):
+            for name in names:
+                points = [(line['step'], line[name]) for line in self._lines if name in line]
+                if points:
+                    axes.plot(*zip(*points, strict=True), marker='.' if len(points) < 50 else '', label=name)
+            axes.set(xlabel='step', ylabel='loss' if names == losses else self._metric)
+            if len(axes.lines) > 1:
+                axes.legend()
         return figure
-
-    def _plot(self, axes, name: str) -> None:
-        points = [(line['step'], line[name]) for line in self._lines if name in line]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker='.' if len(points) < 50 else '', label=name)
 
     def _draw(self) -> None:
         from IPython.core.display_functions import display

@@ -102,3 +102,4 @@ def test_the_curve_of_a_resumed_run_begins_with_what_was_before(whole):
     curve = LiveCurve(whole, 'accuracy')
     [line] = curve.figure().axes[1].lines
     assert [*line.get_xdata()] == [4, 8, 12]
+    assert len(LiveCurve(whole, 'loss').figure().axes) == 1, 'it is in the left one'

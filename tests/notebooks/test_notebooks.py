@@ -106,7 +106,7 @@ def test_a_translation_that_is_given(runs):
 
 
 def test_the_first_notebook_sets_the_project_up(tmp_path, monkeypatch):
-    """Its first cell, where nothing of the project can be imported: it clones, installs what it needs, and goes there."""
+    """Its first cell, where nothing of the project can be imported: it clones, installs and goes there."""
     if not (build.FOLDER.parent / '.git').exists():
         pytest.skip('this copy of the project is none of git, so it cannot be cloned')
     commands, run = [], subprocess.run
