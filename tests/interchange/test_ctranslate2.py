@@ -13,7 +13,7 @@ ctranslate2 = pytest.importorskip('ctranslate2', reason="it is in the extra 'int
 import sentencepiece
 
 import inference
-from configs import base, demo
+from configs import base
 from errors import UserError
 from inference.text import SearchOptions
 from input_pipeline.tokenizer import BOS, EOS, PAD, CharTokenizer
@@ -21,7 +21,6 @@ from interchange.export import export
 from interchange.to_ctranslate2 import write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
-from tests.tiny_run import start
 from training.trained import Trained
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' abcdefghijklmnopqrstuvwxyz\u2581'}).encode())
@@ -103,18 +102,6 @@ def test_what_it_cannot_compute_is_refused_by_the_name_of_the_option(kind, optio
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-    """A short training of the demo, small enough for minutes."""
-    root, config = tmp_path_factory.mktemp('run'), demo.get_config()
-    config.update_from_flattened_dict({
-        'cache_dir': str(root / 'cache'), 'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 128,
-        'batch.buckets': 1, 'optimizer.warmup': 100, 'train.steps': 1200, 'eval.every': 1200, 'eval.bleu_sentences': 8,
-        'checkpoint.every': 600})
-    start(root / 'run', config)
-    return inference.load(root / 'run')
-
-
 @pytest.mark.parametrize('method', ['greedy', 'beam'])
 def test_searches_of_a_trained_run_find_what_ours_do(run, method, tmp_path):
     export(run.workdir, tmp_path / 'served', 'ctranslate2')
@@ -150,5 +137,5 @@ def test_an_average_of_checkpoints_is_exported_too(run, tmp_path):
     mean, ours = inference.load(tmp_path / 'mean'), inference.load(run.workdir, 'average:2')
     for found, expected in zip(jax.tree.leaves(mean.model.params), jax.tree.leaves(ours.model.params), strict=True):
         assert np.array_equal(found, expected)
-    assert mean.checkpoint == ours.checkpoint == [600, 1200]
+    assert mean.checkpoint == ours.checkpoint == [800, 1600]
     assert mean.translate(['one'])[0].text == ours.translate(['one'])[0].text
