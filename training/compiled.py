@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
+from errors import UserError
 from input_pipeline.batches import Batch, Part
 from model import Params
 from training.initial import Known
@@ -77,7 +78,7 @@ class Compiled:
         self._objective = jax.device_put(jax.device_get(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
-        apply = forward(module)
+        apply = forward(module, mesh.size)
 
         def step(state, batch, objective, **how):
             return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
@@ -115,10 +116,27 @@ class Compiled:
 
     def flops(self, batch: Batch) -> int:
         """Returns the floating-point operations of one step's matrix products on a whole `batch`, over all devices."""
-        def filled(array):
-            return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
+        return matmul_flops(self._step, self.shapes, self._filled(batch), self._objective)
 
-        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch), self._objective)
+    def lower(self, batch: Batch) -> jax.stages.Lowered:
+        """Returns the train step, to be compiled, for a whole `batch`: nothing is put on a device, none need be here.
+
+        Raises:
+          UserError: for mode=pmap, which compiles for the devices of this process only.
+        """
+        if self._pmap:
+            raise UserError('config.parallel.mode=pmap compiles for the devices that are here only: use jit')
+        return self._train.lower(self.shapes, self._filled(batch), self._objective)
+
+    def gathered_shapes(self) -> Params:
+        """Returns the shapes of what `gather` returns."""
+        shapes = without_adapters(self.shapes.params)
+        return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                            shapes, self._gathered)
+
+    def _filled(self, batch):
+        return jax.tree.map(lambda array: jax.ShapeDtypeStruct(
+            (self.part.filled(len(array)), *array.shape[1:]), array.dtype), batch)
 
     def init(self, seed: int, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
         """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device.

@@ -89,7 +89,7 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
     matrix, mean_row = table.astype(dtype), table.mean(axis=0)
     positions = [each.reshape(len(targets), -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
     length = positions[0].shape[1]
-    count, tile = tiles(targets.shape[0], length, classes)
+    count, tile = tiles(targets.shape[0], length, classes, projection.devices)
 
     def split(array):
         padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
@@ -136,15 +136,15 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
     of_table -= label_smoothing / classes * weighted.reshape(-1, width).sum(axis=0)
     if bias is not None:
         of_bias = of_bias.at[targets].add((label_smoothing - 1) * weights) - label_smoothing / classes * weights.sum()
-    return found, Projection(of_states, of_table, of_bias)
+    return found, projection.replace(states=of_states, table=of_table, bias=of_bias)
 
 
-def tiles(rows: int, length: int, classes: int) -> tuple[int, int]:
+def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]:
     """Into how many tiles the positions of a batch are cut, and how many positions a tile has of each row.
 
-    A tile has about TILE logits on each device. It is a part of each row, so that rows stay on their devices.
+    A tile has about TILE logits on each of the `devices`. It is a part of each row, so that rows stay on their devices.
     """
-    least = min(length, -(-rows * length * classes // (TILE * jax.device_count())))
+    least = min(length, -(-rows * length * classes // (TILE * devices)))
     count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
     return count, -(-length // count)
 

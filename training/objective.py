@@ -39,14 +39,19 @@ Variant = Callable[[Measure], Objective]
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
 
 
-def forward(module: nn.Module) -> Apply:
-    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
+def forward(module: nn.Module, devices: int = 1) -> Apply:
+    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'.
+
+    `devices` are those that share a batch: it is what a loss goes by that makes the logits in tiles.
+    """
     method = 'projection' if hasattr(module, 'projection') else None
 
     def apply(params, inputs, key, **attributes):
         outputs, variables = module.clone(**attributes).apply(
             {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
             rngs=None if key is None else {'dropout': key})
+        if isinstance(outputs, Projection):
+            outputs = outputs.replace(devices=devices)
         return outputs, variables.get(SOWN, {})
     return apply
 
