@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import math
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -236,18 +235,18 @@ class Ahead:
 
 def keep(compiled: jax.stages.Compiled, path: Path) -> None:
     """Writes a compiled program to a file, for `load` on a machine of these devices and this version of JAX."""
-    path.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    path.write_bytes(serialize_executable.serialize(compiled)[0])
 
 
-def load(path: Path, devices: Devices | None = None) -> jax.stages.Compiled:
+def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:
     """Loads a program that `keep` wrote, for `devices`, by default all that are here.
 
-    Loading runs what the file says, as any pickle: open files of your own only.
+    `lowered` is the same step, lowered here: it knows the structure of arguments and results, which a file cannot hold.
+    JAX reads the file as a pickle, which may run anything: open files of your own only.
     """
-    payload, inputs, outputs = pickle.loads(path.read_bytes())
     devices = devices or jax.devices()
-    return serialize_executable.deserialize_and_load(payload, inputs, outputs, backend=devices[0].client,
-                                                     execution_devices=devices)
+    return serialize_executable.deserialize_and_load(path.read_bytes(), lowered.in_tree, lowered.out_tree,
+                                                     backend=devices[0].client, execution_devices=devices)
 
 
 def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
