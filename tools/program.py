@@ -24,6 +24,8 @@ FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
 PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read no more of their first operand than they return
 
+NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
+
 ARRAY = re.compile(r'(\w+)\[([\d,]*)\](\{[^{}]*\})?')
 COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
 INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)')
@@ -127,7 +129,7 @@ class Program:
                 yield from max(ways, key=lambda ops: sum(op.bytes for op in ops))
             elif one.opcode == 'call':
                 yield from self._ops(_called(one, 'to_apply'), times)
-            elif one.opcode not in FREE:
+            elif one.opcode not in FREE and not NOTHING.search(one.attributes):
                 yield Op(one.name, one.opcode, one.place, times * self._bytes(one, here), times)
 
     def _everywhere(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
@@ -153,7 +155,16 @@ class Program:
             return moved * sum(end > 0 for end in ends)
         if one.opcode in PARTIAL:
             return written + min(written, sum(_arrays(here[one.operands[0]].shape, device=True)))
+        if one.opcode == 'dynamic-update-slice':
+            return 2 * sum(_arrays(here[one.operands[1]].shape, device=True)) if written else 0.0
         inside = self._computations.get(_called(one, 'calls'), {}) if one.opcode == 'fusion' else {}
+        in_place = {}  # parameters of which a part is overwritten where it lies, and that part
+        for update in (each for each in inside.values() if each.opcode == 'dynamic-update-slice'):
+            into = inside[update.operands[0]]
+            while into.opcode == 'bitcast':
+                into = inside[into.operands[0]]
+            if into.opcode == 'parameter':
+                in_place[into.name] = sum(_arrays(inside[update.operands[1]].shape))
         parameters = {int(each.arguments): each.name for each in inside.values() if each.opcode == 'parameter'}
         users = self._users.get(_called(one, 'calls'), {}) if inside else {}
         read = 0.0
@@ -161,7 +172,10 @@ class Program:
             if operand not in here:
                 continue
             whole = sum(_arrays(here[operand].shape, device=True))
-            reading = users.get(parameters.get(index, ''), ())
+            if (name := parameters.get(index, '')) in in_place:
+                written -= max(0, whole - in_place[name]) if written >= whole else 0
+                continue
+            reading = users.get(name, ())
             if whole and reading and all(user.opcode in PARTIAL for user in reading):
                 whole = min(whole, sum(sum(_arrays(user.shape)) for user in reading))
             read += whole
@@ -172,7 +186,7 @@ def group_of(attributes: str, devices: int) -> list[int]:
     """The first group of devices that talk to each other; all of them where the text does not say.
 
     Groups are written out, {{0,1},{2,3}}, or as what a reshaped range is: [2,2]<=[4], with a transposition T(1,0), or
-    mesh['x'=2,'y'=2] {'x'}.
+    mesh['x'=2,'y'=2] {'x'}, where device_ids=([2,2]T(1,0)) may say in which order the mesh has the devices.
     """
     if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', attributes):
         return [int(pairs[1]), int(pairs[2])]
@@ -182,9 +196,14 @@ def group_of(attributes: str, devices: int) -> list[int]:
         shape, source, order = ([int(each) for each in part.split(',')] if part else None for part in ranged.groups())
         ids = np.arange(math.prod(source or [])).reshape(source)
         return ids.transpose(order).reshape(shape)[0].tolist()
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        ids, wanted = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[2])
+        ids, wanted = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[3])
+        if ordered := re.search(r'device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)', named[2]):
+            source, order = ([int(each) for each in part.split(',')] if part else None for part in ordered.groups())
+            ids = ids.reshape(source).transpose(order)
+        elif written := re.search(r'device_ids=\(([\d,]+)\)', named[2]):
+            ids = np.array([int(each) for each in written[1].split(',')])
         ids = ids.reshape(list(sizes.values()))
         return ids[tuple(slice(None) if name in wanted else 0 for name in sizes)].reshape(-1).tolist()
     return list(range(devices))
