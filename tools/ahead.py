@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -52,7 +52,7 @@ class Figures:
     Attributes:
       flops: of the matrix products, each iteration of a loop counted, what rematerialisation repeats too.
       traffic: bytes between the device's memory and its cores (see `tools.program`).
-      accessed: XLA's 'bytes accessed', which counts a loop once, and what stays in the cores.
+      operands: bytes of all operands and results, those too that stay in the cores' own memory; loops counted.
       arguments: bytes of what the step is given: the state and the batch.
       temporaries: bytes of activations, gradients and buffers, at most at a time.
       peak: bytes of the device's memory in use, at most.
@@ -60,7 +60,7 @@ class Figures:
     """
     flops: float
     traffic: float
-    accessed: float
+    operands: float
     arguments: float
     temporaries: float
     peak: float
@@ -134,7 +134,7 @@ class Recipe:
         tuning = make_tuning(config.train)
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
         self.parts: dict[str, Any] = {
-            'objective': make_objective(config, cast(Any, None)), 'dropout_key': key_for('dropout', config.seed),
+            'objective': make_objective(config, None), 'dropout_key': key_for('dropout', config.seed),
             'accumulate': config.train.accumulate, 'tuning': tuning}
         self.optimizer = make_optimizer(config.optimizer, schedule, tuning)
 
@@ -151,6 +151,7 @@ class Recipe:
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
         """The same recipe with other options of config.parallel and config.train.accumulate."""
+        assert self.flops  # and the shapes: known once for all copies
         other = copy.copy(self)
         other.config, other.parts = config, self.parts | {'accumulate': config.train.accumulate}
         return other
@@ -221,14 +222,15 @@ class Ahead:
 
     def figures(self, compiled: jax.stages.Compiled) -> Figures:
         """What a compiled program of this mesh costs."""
-        memory, program = compiled.memory_analysis(), Program(compiled.as_text(), self.mesh)
+        memory, text = compiled.memory_analysis(), compiled.as_text() or ''
+        program, everything = Program(text, self.mesh), Program(text, self.mesh, cores=True)
         assert memory is not None
         counted: Any = compiled.cost_analysis() or {}
         arguments, flops = memory.argument_size_in_bytes, 0.0
         if compiled is self.__dict__.get('train'):
             flops = self.recipe.flops / math.prod(self.mesh.values())
         return Figures(flops or counted.get('flops', 0.0),
-                       program.traffic(), counted.get('bytes accessed', 0.0), arguments, memory.temp_size_in_bytes,
+                       program.traffic(), everything.traffic(), arguments, memory.temp_size_in_bytes,
                        arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes
                        + memory.temp_size_in_bytes, tuple(program.collectives()))
 

@@ -268,8 +268,7 @@ def described(plan: Plan) -> str:
         'memory a device: ' + ', '.join(f'{name} {gigabytes(value)}' for name, value in found['memory'].items()),
         f'arithmetic a device and step: {train.flops:.3g} operations of matrix products',
         f'traffic a device and step: {train.traffic:.3g} bytes, {found["bytes_per_token"]:,.0f} a token'
-        + (f" (XLA's count, of loops once, and of what stays in the cores too: {train.accessed:.3g})"
-           if train.accessed else ''),
+        + (f' (of all operands, those too that stay in the cores: {train.operands:.3g})' if train.operands else ''),
         *(f'link: {each.kind} along {each.axes}, {each.times} times, {each.bytes:.3g} bytes a step'
           for each in train.collectives),
         f'bounds of a step: arithmetic {1e3 * best.arithmetic:.2f} ms, memory {1e3 * best.memory:.2f} ms, links '

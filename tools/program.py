@@ -9,6 +9,7 @@ fusion that reads a part of an operand is charged for all of it, except by a sli
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,8 +82,12 @@ class Collective:
 class Program:
     """A compiled program for one device of a mesh, from its HLO text."""
 
-    def __init__(self, text: str, mesh: Mapping[str, int]):
-        """`mesh` maps the names of the axes to their sizes, in the order of the devices."""
+    def __init__(self, text: str, mesh: Mapping[str, int], cores: bool = False):
+        """`mesh` maps the names of the axes to their sizes, in the order of the devices.
+
+        With `cores`, what stays in the cores counts as well: then the traffic is that of all operands and results.
+        """
+        self._arrays = functools.partial(_arrays, device=not cores)
         self._computations, self._entry = _parsed(text)
         self._mesh = mesh
         self._users = {name: {operand: [one for one in each.values() if operand in one.operands] for operand in each}
@@ -149,14 +154,14 @@ class Program:
                    default=1)
 
     def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
-        written = sum(_arrays(one.shape, device=True))
+        written = sum(self._arrays(one.shape))
         if one.opcode in ('copy-start', 'slice-start'):  # result, operand and a flag stand side by side
-            moved, ends = min(_arrays(one.shape)[:2]), _arrays(one.shape, device=True)[:2]
+            moved, ends = min(_arrays(one.shape)[:2]), self._arrays(one.shape)[:2]
             return moved * sum(end > 0 for end in ends)
         if one.opcode in PARTIAL:
-            return written + min(written, sum(_arrays(here[one.operands[0]].shape, device=True)))
+            return written + min(written, sum(self._arrays(here[one.operands[0]].shape)))
         if one.opcode == 'dynamic-update-slice':
-            return 2 * sum(_arrays(here[one.operands[1]].shape, device=True)) if written else 0.0
+            return 2 * sum(self._arrays(here[one.operands[1]].shape)) if written else 0.0
         inside = self._computations.get(_called(one, 'calls'), {}) if one.opcode == 'fusion' else {}
         in_place = {}  # parameters of which a part is overwritten where it lies, and that part
         for update in (each for each in inside.values() if each.opcode == 'dynamic-update-slice'):
@@ -171,7 +176,7 @@ class Program:
         for index, operand in enumerate(one.operands):
             if operand not in here:
                 continue
-            whole = sum(_arrays(here[operand].shape, device=True))
+            whole = sum(self._arrays(here[operand].shape))
             if (name := parameters.get(index, '')) in in_place:
                 written -= max(0, whole - in_place[name]) if written >= whole else 0
                 continue
