@@ -18,11 +18,11 @@ from tools.program import Collective
 from training.loss import tiles
 from training.mesh import RULES
 
-MOMENTS = 36   # bytes of traffic a parameter held: it and two moments read and written, its gradient, its norm
-WEIGHTS = 20   # a parameter used: cast, read forward and backward, gradient written and read
-STREAM = 30    # numbers of d_model that a layer writes and reads, a token, forward and backward
+MOMENTS = 30   # bytes of traffic a parameter held: it and two moments read and written, its gradient, its norm
+WEIGHTS = 10   # a parameter used: cast, read forward and backward, gradient written and read
+STREAM = 24    # numbers of d_model that a layer writes and reads, a token, forward and backward
 INNER = 6      # numbers of d_ff, likewise
-KEPT_STREAM, KEPT_INNER = 12, 2  # of which stay in memory until the backward pass, without remat
+KEPT_STREAM, KEPT_INNER = 20, 3  # of which stay in memory until the backward pass, without remat
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
@@ -47,12 +47,14 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     count, _ = tiles(batch[0] // config.train.accumulate, batch[1], vocabulary, devices)
     table = vocabulary * width / tensor
     per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)
-    traffic = (MOMENTS * held + config.train.accumulate * (WEIGHTS * used + 8 * table * count + layers * per_layer))
+    traffic = (MOMENTS * held + config.train.accumulate * (
+        WEIGHTS * used + 4 * tokens * vocabulary / tensor + layers * per_layer))
     if model.remat:
         kept = 2 * tokens * width * layers + 2 * tokens * (KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores)
     else:
         kept = 2 * tokens * layers * (KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores)
-    temporaries = kept + 6 * used + 4 * table + 4 * tokens / count * vocabulary / tensor
+    logits = 2 * tokens * vocabulary / tensor  # their gradient
+    temporaries = kept + 2 * used + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
                    tuple(_collectives(mesh, used, table, layers * tokens * width * config.train.accumulate)))
 

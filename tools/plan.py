@@ -38,7 +38,7 @@ JSON = flags.DEFINE_bool('json', False, 'Print JSON.')
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
     # Nothing is asked of a TPU or of its metadata server; libtpu's own log is for its makers.
-    os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1', TPU_ACCELERATOR_TYPE='v5litepod-16', TPU_WORKER_HOSTNAMES='localhost')
+    os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
         os.environ.setdefault(name, '3')
 
