@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 PACKAGES = 'model|input_pipeline|training|interchange|inference|analysis|configs'
-GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed', 'notebooks', 'results',
+GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed', 'planning', 'notebooks', 'results',
           'faults', 'extending', 'api')
 PAGES = [*(f'docs/{name}' for name in GUIDES), 'CONTRIBUTING', 'CHANGELOG']
 SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):')

@@ -100,7 +100,8 @@ def assumed_sizes(config: ConfigDict) -> dict[str, int]:
 def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
     """A full batch of a recipe's shapes, without its data: sentences of one `length`, or windows."""
     pairs = TASKS[config.task].data == 'pairs'
-    length = length or (min(LENGTH, config.data.max_length) if pairs else config.data.context)
+    usual: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
+    length = length or usual
     rows = config.batch.tokens // length // MULTIPLE * MULTIPLE if pairs else config.batch.rows
     if not rows:
         raise UserError(f'config.batch.tokens={config.batch.tokens} holds no {MULTIPLE} sentences of {length} tokens: '
@@ -205,13 +206,14 @@ class Ahead:
         beam = Beam(Vocabulary(PAD, BOS, EOS), most, config.decode.beam, config.decode.alpha)
 
         def begin(params, tokens):
-            cache = module.apply({'params': params}, method=lambda module: module.init_cache(
+            cache: Any = module.apply({'params': params}, method=lambda module: module.init_cache(
                 module.encode(tokens), config.decode.beam, most))
             return beam.begin(cache, tokens[:, 0], tokens[:, 0])
 
         def step(params, state):
-            return beam.step(lambda tokens, cache: module.apply({'params': params}, tokens, cache,
-                                                                      method='decode_step'), state)
+            def decode_step(tokens, cache) -> Any:
+                return module.apply({'params': params}, tokens, cache, method='decode_step')
+            return beam.step(decode_step, state)
 
         params = steps.gathered_shapes()
         state = jax.eval_shape(begin, params, jax.ShapeDtypeStruct((rows, source.shape[1]), np.int32))

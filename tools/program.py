@@ -103,7 +103,8 @@ class Program:
 
     def collectives(self) -> list[Collective]:
         """The communications of a step, alike ones together."""
-        total, count, seen = collections.Counter(), collections.Counter(), set()
+        total, count = collections.defaultdict[tuple[str, str, int], float](float), collections.Counter()
+        seen = set()
         for one, times in self._everywhere(self._entry, 1):
             kind = one.opcode.removesuffix('-start')
             channel = re.search(r'channel_id=(\d+)', one.attributes)
