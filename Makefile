@@ -34,6 +34,10 @@ test-interchange: $(VENV)/installed  ## Test against other libraries: PyTorch, t
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test-interchange]'
 	$(VENV)/bin/python -m pytest tests/interchange tests/training/test_trackers.py
 
+test-plan: $(VENV)/installed  ## Compile the recipes for TPUs, without one, and hold them to their budgets of memory and traffic
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,plan]'
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/plan
+
 test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
 	tests/browser/install_chromium.sh
@@ -58,4 +62,4 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-.PHONY: help demo docs lint notebooks test test-slow test-browser test-interchange
+.PHONY: help demo docs lint notebooks test test-slow test-browser test-interchange test-plan

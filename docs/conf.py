@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 PACKAGES = 'model|input_pipeline|training|interchange|inference|analysis|configs'
-GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed', 'notebooks', 'results',
-          'faults', 'extending', 'api')
+GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed',
+          'planning', 'notebooks', 'results', 'faults', 'extending', 'api')
 PAGES = [*(f'docs/{name}' for name in GUIDES), 'CONTRIBUTING', 'CHANGELOG']
 SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):')
 SHORT = {r'jaxlib\.\w+\.Array': 'Array', r"<class 'jax\.numpy\.(\w+)'>": r'jnp.\1', r'<factory>': '...',

@@ -36,10 +36,12 @@ class Projection(flax.struct.PyTreeNode):
       states: float [..., d_model].
       table: float [vocab, d_model], in float32.
       bias: float [vocab], in float32; None where there is none.
+      devices: how many devices share the logits, for who makes them in tiles that a device has room for.
     """
     states: Any  # an array; in jax.eval_shape's answers its shape, hence no annotation that is checked
     table: Any
     bias: Any = None
+    devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
         """Logits in float32, of a product in the dtype of the states."""

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
+from errors import UserError
 from input_pipeline.batches import Batch, Part
 from model import Params
 from training.initial import Known
@@ -37,6 +38,7 @@ class Compiled:
       mesh: the devices.
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
       boxed: the shapes of the model's parameters, in Flax's boxes, which have the names of the axes.
+      objective: what the steps are given as their last argument.
       part: the rows of every batch that this process must read, padding rows included. Two processes read the same
         rows only if they share a 'tensor' axis.
     """
@@ -74,10 +76,10 @@ class Compiled:
         self._gather = jax.jit(merged, out_shardings=self._gathered)
         # The objective is an argument of the programs: otherwise its arrays would be constants in them. They are put on
         # the mesh from NumPy: an array on a device cannot be put on those of other processes.
-        self._objective = jax.device_put(jax.device_get(
+        self.objective = jax.device_put(jax.device_get(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
-        apply = forward(module)
+        apply = forward(module, mesh.size)
 
         def step(state, batch, objective, **how):
             return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
@@ -115,10 +117,27 @@ class Compiled:
 
     def flops(self, batch: Batch) -> int:
         """Returns the floating-point operations of one step's matrix products on a whole `batch`, over all devices."""
-        def filled(array):
-            return jax.ShapeDtypeStruct((self.part.filled(len(array)), *array.shape[1:]), array.dtype)
+        return matmul_flops(self._step, self.shapes, self._filled(batch), self.objective)
 
-        return matmul_flops(self._step, self.shapes, jax.tree.map(filled, batch), self._objective)
+    def lower(self, batch: Batch) -> jax.stages.Lowered:
+        """Returns the train step, to be compiled, for a whole `batch`: nothing is put on a device, none need be here.
+
+        Raises:
+          UserError: for mode=pmap, which compiles for the devices of this process only.
+        """
+        if self._pmap:
+            raise UserError('config.parallel.mode=pmap compiles for the devices that are here only: use jit')
+        return self._train.lower(self.shapes, self._filled(batch), self.objective)
+
+    def gathered_shapes(self) -> Params:
+        """Returns the shapes of what `gather` returns."""
+        shapes = without_adapters(self.shapes.params)
+        return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                            shapes, self._gathered)
+
+    def _filled(self, batch):
+        return jax.tree.map(lambda array: jax.ShapeDtypeStruct(
+            (self.part.filled(len(array)), *array.shape[1:]), array.dtype), batch)
 
     def init(self, seed: int, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
         """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device.
@@ -131,7 +150,7 @@ class Compiled:
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """Runs train_step on this process's rows of a batch. The old state is donated."""
-        return self._train(state, self._placed(batch), self._objective)
+        return self._train(state, self._placed(batch), self.objective)
 
     def gather(self, params: Params) -> Params:
         """Returns the model's parameters as `eval` and searches need them: whole on each device, except along 'tensor'.
@@ -147,7 +166,7 @@ class Compiled:
 
     def eval(self, params: Params, batch: Batch) -> Sums:
         """Runs eval_step on gathered parameters and this process's rows of a batch."""
-        return jax.block_until_ready(self._eval(params, self._placed(batch), self._objective))
+        return jax.block_until_ready(self._eval(params, self._placed(batch), self.objective))
 
     def distribute(self, arrays: PyTree) -> PyTree:
         """Shards arrays, which every process has whole, by rows over the devices; rows of zeros pad them."""

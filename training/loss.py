@@ -1,6 +1,7 @@
 """Losses as sums over real targets: the sums over the parts of a batch are added, and divided once at the end."""
 
 import functools
+import math
 from typing import Any
 
 import flax.struct
@@ -67,7 +68,11 @@ def _tiled(projection, targets, weights, label_smoothing):
 
 
 def _forward(projection, targets, weights, label_smoothing):
-    return _scan(projection, targets, weights, label_smoothing, gradients=True)
+    # A sum that is carried from tile to tile is cheapest where it stays in the cache; a TPU would read and write it,
+    # which is larger than a tile, in its memory each time.
+    return jax.lax.platform_dependent(
+        projection, targets, weights, cpu=functools.partial(_scan, label_smoothing=label_smoothing, gradients=True),
+        default=functools.partial(_one_product, label_smoothing=label_smoothing))
 
 
 def _backward(label_smoothing, gradients, cotangents):
@@ -87,14 +92,6 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
     states, table, bias = projection.states, projection.table, projection.bias
     dtype, (classes, width) = states.dtype, table.shape
     matrix, mean_row = table.astype(dtype), table.mean(axis=0)
-    positions = [each.reshape(len(targets), -1, *each.shape[targets.ndim:]) for each in (states, targets, weights)]
-    length = positions[0].shape[1]
-    count, tile = tiles(targets.shape[0], length, classes)
-
-    def split(array):
-        padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
-        return jnp.moveaxis(jnp.pad(array, padding).reshape(len(array), count, tile, *array.shape[2:]), 1, 0)
-
     def step(carry, part):
         states, targets, weights = part
         logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
@@ -125,26 +122,83 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
 
     nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,
                jnp.zeros(classes) if gradients and bias is not None else None)
-    scanned: Any = jax.lax.scan(step, nothing, tuple(map(split, positions)))
+    scanned: Any = jax.lax.scan(step, nothing, _cut(projection, targets, weights))
     ((loss, nll, accuracy), of_table, of_bias), of_states = scanned
     found = loss, {'nll': nll, 'accuracy': accuracy}
     if not gradients:
         return found, None
-    of_states = jnp.moveaxis(of_states, 0, 1).reshape(len(targets), -1, width)[:, :length].reshape(states.shape)
+    of_states = _joined(of_states, states.shape)
     weighted = weights[..., None] * states.astype(jnp.float32)
     of_table = of_table.T.at[targets].add((label_smoothing - 1) * weighted)
     of_table -= label_smoothing / classes * weighted.reshape(-1, width).sum(axis=0)
     if bias is not None:
         of_bias = of_bias.at[targets].add((label_smoothing - 1) * weights) - label_smoothing / classes * weights.sum()
-    return found, Projection(of_states, of_table, of_bias)
+    return found, projection.replace(states=of_states, table=of_table, bias=of_bias)
 
 
-def tiles(rows: int, length: int, classes: int) -> tuple[int, int]:
+def _one_product(projection, targets, weights, *, label_smoothing):
+    """What `_scan` gives with gradients, for accelerators.
+
+    The gradient with respect to the logits, weight * (p - q), is kept for all tiles in the dtype of the states: then
+    the gradient of the table is one product, which is written once and reduced once over the devices.
+    """
+    states, table, bias = projection.states, projection.table, projection.bias
+    dtype, classes = states.dtype, len(table)
+    matrix = table.astype(dtype)
+
+    def step(carry, part):
+        states, targets, weights = part
+        logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
+        if bias is not None:
+            logits += bias
+        greatest = logits.max(axis=-1)
+        normaliser = greatest + jnp.log(jnp.exp(logits - greatest[..., None]).sum(axis=-1))
+        at_target = targets[..., None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+        target_logit = jnp.where(at_target, logits, 0).sum(axis=-1)
+        losses = normaliser - (1 - label_smoothing) * target_logit - label_smoothing * logits.mean(axis=-1)
+        sums = [jnp.sum(each * weights) for each in (losses, normaliser - target_logit, target_logit >= greatest)]
+        expected = jnp.where(at_target, 1 - label_smoothing, 0) + label_smoothing / classes
+        of_logits = weights[..., None] * (jnp.exp(logits - normaliser[..., None]) - expected)
+        of_bias = None if bias is None else of_logits.sum(axis=(0, 1))
+        of_logits = of_logits.astype(dtype)
+        of_states = jnp.einsum('btv,vd->btd', of_logits, matrix, preferred_element_type=jnp.float32).astype(dtype)
+        return jax.tree.map(jnp.add, carry, (sums, of_bias)), (of_states, of_logits)
+
+    nothing = [jnp.zeros(())] * 3, None if bias is None else jnp.zeros(classes)
+    parts = _cut(projection, targets, weights)
+    scanned: Any = jax.lax.scan(step, nothing, parts)
+    ((loss, nll, accuracy), of_bias), (of_states, of_logits) = scanned
+    of_table = jnp.einsum('nbtv,nbtd->vd', of_logits, parts[0], preferred_element_type=jnp.float32)
+    gradients = projection.replace(states=_joined(of_states, states.shape), table=of_table, bias=of_bias)
+    return (loss, {'nll': nll, 'accuracy': accuracy}), gradients
+
+
+def _cut(projection, targets, weights):
+    """(states, targets, weights) in tiles: [batch, length, ...] -> [count, batch, tile, ...]."""
+    positions = [each.reshape(len(targets), -1, *each.shape[targets.ndim:])
+                 for each in (projection.states, targets, weights)]
+    length = positions[0].shape[1]
+    count, tile = tiles(len(targets), length, len(projection.table), projection.devices)
+
+    def split(array):
+        padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
+        return jnp.moveaxis(jnp.pad(array, padding).reshape(len(array), count, tile, *array.shape[2:]), 1, 0)
+
+    return tuple(map(split, positions))
+
+
+def _joined(tiled, shape):
+    """What `_cut` made, put together again."""
+    rows = jnp.moveaxis(tiled, 0, 1).reshape(shape[0], -1, shape[-1])
+    return rows[:, :math.prod(shape[1:-1])].reshape(shape)
+
+
+def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]:
     """Into how many tiles the positions of a batch are cut, and how many positions a tile has of each row.
 
-    A tile has about TILE logits on each device. It is a part of each row, so that rows stay on their devices.
+    A tile has about TILE logits on each of the `devices`. It is a part of each row, so that rows stay on their devices.
     """
-    least = min(length, -(-rows * length * classes // (TILE * jax.device_count())))
+    least = min(length, -(-rows * length * classes // (TILE * devices)))
     count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
     return count, -(-length // count)
 

@@ -39,14 +39,19 @@ Variant = Callable[[Measure], Objective]
 SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
 
 
-def forward(module: nn.Module) -> Apply:
-    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'."""
+def forward(module: nn.Module, devices: int = 1) -> Apply:
+    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'.
+
+    `devices` are those that share a batch: it is what a loss goes by that makes the logits in tiles.
+    """
     method = 'projection' if hasattr(module, 'projection') else None
 
     def apply(params, inputs, key, **attributes):
         outputs, variables = module.clone(**attributes).apply(
             {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
             rngs=None if key is None else {'dropout': key})
+        if isinstance(outputs, Projection):
+            outputs = outputs.replace(devices=devices)
         return outputs, variables.get(SOWN, {})
     return apply
 
@@ -56,12 +61,12 @@ def whole(outputs: Outputs) -> Array:
     return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
-def make_objective(config: ConfigDict, data: Data) -> Objective:
-    """Returns the objective of the config's task, with the options of config.train."""
+def make_objective(config: ConfigDict, data: Data | None) -> Objective:
+    """Returns the objective of the config's task, with the options of config.train; only a teacher needs the data."""
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
-def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
+def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     """Returns the cross-entropy of one pass, or the objective of two with R-Drop or SimCut; with a teacher or not.
 
     Raises:
@@ -77,17 +82,18 @@ def make_cross_entropy(config: ConfigDict, data: Data) -> Objective:
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
     if not train.teacher:
         return variant(measure)
+    assert data is not None, 'a teacher has the vocabulary of the data'
     teacher = read_teacher(config, data)
     return distilled(variant, measure, train.teacher_weight, forward(teacher.module), teacher.params)
 
 
-def make_squared_error(config: ConfigDict, data: Data) -> Objective:
+def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:
     """Returns the squared error, which has no options."""
     return supervised(squared_error)
 
 
 # The name of a task's objective (configs/tasks.py) -> the function that makes it from a config and its data.
-OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data], Objective]] = {
+OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data | None], Objective]] = {
     'cross_entropy': make_cross_entropy, 'squared_error': make_squared_error}
 
 

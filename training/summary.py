@@ -74,6 +74,9 @@ def _flops(jaxpr: core.Jaxpr) -> int:
             left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
         values = equation.params.values()
+        if equation.primitive.name == 'cond':  # one of the branches runs
+            total += max(_flops(branch.jaxpr) for branch in equation.params['branches'])
+            continue
         inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
         inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
         total += equation.params.get('length', 1) * sum(  # a scan's number of iterations

@@ -110,11 +110,32 @@ def test_in_bfloat16_the_sums_are_of_float32():
     np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.parametrize('biased', [False, True])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('shape', [(3, 5), (4,)])
+def test_accelerators_have_the_same_sums_and_gradients(monkeypatch, shape, smoothing, biased):
+    monkeypatch.setattr(loss, 'TILE', 60)
+    rng = np.random.default_rng(7)
+    projection = Projection(jnp.float32(rng.normal(size=(*shape, 6))), jnp.float32(rng.normal(size=(11, 6))),
+                            jnp.float32(rng.normal(size=11)) if biased else None)
+    targets, weights = jnp.int32(rng.integers(0, 11, shape)), jnp.float32(rng.integers(0, 3, shape))
+    sums, gradients = loss._one_product(projection, targets, weights, label_smoothing=smoothing)
+    expected = loss._scan(projection, targets, weights, smoothing, gradients=True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), (sums, gradients), expected)
+
+    def total(projection):
+        return cross_entropy(projection.logits(), targets, weights, smoothing).loss
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), gradients,
+                 jax.grad(total)(projection))
+
+
+@pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('rows, length, classes', [(128, 32, 8000), (16, 64, 32_000), (1, 1, 5), (3, 7, 10 ** 8)])
-def test_tiles_cover_the_positions_and_are_small(rows, length, classes):
-    count, tile = tiles(rows, length, classes)
+def test_tiles_cover_the_positions_and_are_small(rows, length, classes, devices):
+    count, tile = tiles(rows, length, classes, devices)
     assert length <= count * tile < length + count
-    assert tile == 1 or rows * tile * classes <= loss.TILE * jax.device_count() * (1 + 1 / tile)
+    assert tile == 1 or rows * tile * classes <= loss.TILE * devices * (1 + 1 / tile)
 
 
 def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):

@@ -1,0 +1,48 @@
+"""Recipes compiled for TPUs that are not here (`make test-plan`), each within its budget of memory and traffic.
+
+A change that makes a plan worse fails. One that makes it better, or must make it worse for a reason, changes
+tests/plan/budgets.json and says why. One layer stands for all, for they are alike. What has no budget yet has to
+compile.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.scripts import ROOT
+
+pytest.importorskip('libtpu', reason="it is in the extra 'plan': make test-plan installs it")
+
+BUDGETS = json.loads((pathlib.Path(__file__).parent / 'budgets.json').read_text())
+ROOM = 1.03  # for what a new libtpu lays out otherwise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BUDGETS)
+def test_a_plan_keeps_to_its_budget(name):
+    budget = BUDGETS[name]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(('XLA_', 'JAX_'))}
+    done = subprocess.run([sys.executable, '-m', 'tools.plan', *budget['flags'], '--json'], cwd=ROOT, text=True,
+                          capture_output=True, timeout=1800, env=environment)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan['by'] == 'compiled' and plan['decode']['operands'] > 0
+    found = {'temporaries': plan['memory']['temporaries'], 'bytes_per_token': plan['bytes_per_token'],
+             'link_bytes': sum(each['bytes'] for each in plan['train']['collectives'])}
+    for figure, most in budget['budget'].items():
+        assert found[figure] <= ROOM * most, f'{figure}: {found[figure]:,.0f}, budget {most:,.0f}; all: {found}'
+
+
+def test_three_topologies_and_three_meshes_for_tiny_base_and_big():
+    def told(flag):
+        return {recipe: {next((each.partition('=')[2] for each in budget['flags'] if each.startswith(flag)), '')
+                         for name, budget in BUDGETS.items() if name.startswith(recipe)}
+                for recipe in ('tiny', 'base', 'big')}
+    assert all(len(each) >= 3 for each in told('--topology=').values())
+    meshes = {tuple(flag for flag in budget['flags'] if flag.startswith('--config.parallel')) for budget in
+              BUDGETS.values()}
+    assert len(meshes) >= 3

@@ -1,0 +1,170 @@
+"""python -m tools.plan without libtpu: by formula, its search, its errors; and programs that are kept, on the CPU."""
+
+import json
+import math
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from configs import demo, lm_1b, wmt14_base
+from errors import UserError
+from tests.scripts import ROOT
+from tools.ahead import Ahead, Recipe, keep, load
+from tools.chips import parse_topology
+from tools.formula import bounds, candidates, estimate, meshes
+from tools.plan import Plan, TooLarge, by_formula, ranked, sizes_of_mesh, too_large
+from training.step import parameter_count
+
+ONE = {'data': 1, 'fsdp': 1, 'tensor': 1}
+
+
+def plan(*arguments):
+    return subprocess.run([sys.executable, '-m', 'tools.plan', *arguments], cwd=ROOT, capture_output=True, text=True,
+                          timeout=300)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def flags():
+    from absl import flags
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(['test'], known_only=True)
+
+
+def small(**options):
+    config = demo.get_config()
+    config.model.update(num_layers=1, d_model=32, d_ff=64, num_heads=4)
+    config.batch.tokens = 1024
+    for name, value in options.items():
+        section, name = name.split('__')
+        config[section][name] = value
+    return config
+
+
+def test_a_plan_by_formula_is_printed():
+    done = plan('--config=configs/wmt14_base.py', '--topology=h100:8', '--length=32', '--json')
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found['by'] == 'formula' and found['mesh'] == {'data': 8, 'fsdp': 1, 'tensor': 1}
+    assert found['tokens_per_step'] == 25_000 // 32 // 8 * 8 * 32
+    seconds = found['seconds']
+    assert seconds['best'] == max(seconds['arithmetic'], seconds['memory'], seconds['links'])
+    assert found['tokens_per_second'] == pytest.approx(found['tokens_per_step'] / seconds['best'])
+    assert found['chip_hours'] == pytest.approx(found['days'] * 24 * 8)
+    assert found['share_of_peak'] == pytest.approx(found['train']['flops'] / 989e12 / seconds['best'])
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--config=configs/demo.py'], '--topology is missing: give the devices, for example --topology=v5e:4x4'),
+    (['--config=configs/digits_vit.py', '--topology=h100:8'],
+     'config.task=classification: plans are made for text, that is translation and language_model'),
+])
+def test_mistakes_are_told_in_a_line(arguments, message):
+    done = plan(*arguments)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr.splitlines()[-1] == f'error: {message}'
+
+
+@pytest.mark.parametrize('options, length, message', [
+    ({'parallel__data': 3}, None, 'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices of h100:8: -1 fills'),
+    ({}, 1_000_000, 'holds no 8 sentences of 1000000 tokens: raise it to at least 8000000, or lower --length'),
+    ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: a plan knows no teacher; leave it out'),
+])
+def test_what_cannot_be_planned(options, length, message):
+    with pytest.raises(UserError, match=message):
+        config = small(**options)
+        by_formula(config, parse_topology('h100:8'), Recipe(config, length))
+
+
+def test_arithmetic_and_memory_are_those_of_the_model():
+    recipe = Recipe(small())
+    figures = estimate(recipe, ONE)
+    count = parameter_count(nn.unbox(recipe.boxed.params))
+    assert figures.arguments == pytest.approx(4 * 3 * count, rel=1e-3)  # parameters and two moments
+    eight = estimate(recipe, {'data': 2, 'fsdp': 4, 'tensor': 1})
+    assert eight.flops == pytest.approx(figures.flops / 8)
+    assert figures.arguments / 4 < eight.arguments < figures.arguments / 3.5  # norms and biases are whole
+    assert {(each.kind, each.axes) for each in eight.collectives} == {('all-reduce', 'data+fsdp'),
+                                                                    ('all-gather', 'fsdp')}
+    assert not figures.collectives
+
+
+def test_flops_are_six_for_each_parameter_and_token():
+    recipe = Recipe(wmt14_base.get_config())
+    embedded = 37_000 * 512  # as the output projection it is a matrix too
+    expected = 6 * parameter_count(nn.unbox(recipe.boxed.params)) * recipe.tokens
+    assert embedded < expected < recipe.flops < 1.15 * expected  # attention's products besides
+
+
+def test_remat_repeats_the_forward_pass_and_keeps_less():
+    plain, again = (estimate(Recipe(small(model__remat=remat)), ONE) for remat in (False, True))
+    assert 1.1 < again.flops / plain.flops < 4 / 3 + 0.01
+    deep = [estimate(Recipe(small(model__remat=remat, model__num_layers=6)), ONE) for remat in (False, True)]
+    assert deep[1].temporaries < deep[0].temporaries
+
+
+def test_meshes_multiply_to_the_devices():
+    config = wmt14_base.get_config()
+    for topology in parse_topology('v5e:4x4'), parse_topology('v5e:2x2', slices=2), parse_topology('h100:8'):
+        found = list(meshes(topology, config))
+        assert len(found) == len(set(found)) > 3
+        assert all(math.prod(each) == topology.devices for each in found)
+        assert all(fsdp * tensor <= math.prod(topology.shape) for _, fsdp, tensor in found)
+
+
+def test_the_search_prefers_what_fits_and_is_fastest():
+    topology, config = parse_topology('v5e:2x2'), small()
+    plans = ranked(config, topology)
+    assert len(plans) > 20 and len(plans) <= len(list(candidates(topology, config)))
+    speeds = [each.tokens / bounds(each.train, topology, each.mesh).seconds for each in plans if each.fits]
+    assert speeds == sorted(speeds, reverse=True)
+    assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
+
+
+def test_what_is_too_large_is_told_with_what_would_fit():
+    config, topology = lm_1b.get_config(), parse_topology('v5e:4x4')
+    config.model.update(num_layers=1, d_model=8192, d_ff=32_768)
+    whole = by_formula(config, topology, Recipe(config))
+    assert not whole.fits  # parameters and moments of 1.3 billion on every chip, of 16 GB
+    with pytest.raises(UserError, match='By formula this would fit: .*fsdp=') as error:
+        raise too_large(whole, TooLarge('as compiled', 2.0 ** 35, 2.0 ** 34))
+    assert '16.00 GB, but the step needs about 32.00 GB' in str(error.value)
+    flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)
+    config.parallel.update(data=int(flags['parallel.data']), fsdp=int(flags['parallel.fsdp']),
+                           tensor=int(flags['parallel.tensor']))
+    config.model.remat, config.train.accumulate = flags['model.remat'] == 'True', int(flags['train.accumulate'])
+    assert by_formula(config, topology, Recipe(config)).fits
+    config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
+    huge = Plan(config, topology, sizes_of_mesh(config, topology), 1, {}, whole.train)
+    assert 'no mesh, remat or parts of a batch would fit' in str(too_large(huge, TooLarge('x')))
+
+
+def test_a_program_that_is_kept_computes_the_same(tmp_path):
+    devices = jax.devices()[:4]
+    ahead = Ahead(Recipe(small()), {'mode': 'jit', 'data': 2, 'fsdp': 2, 'tensor': 1}, devices)
+    keep(ahead.train, tmp_path / 'step')
+    loaded = load(tmp_path / 'step', ahead.steps.lower(ahead.batch), devices)
+    rng = np.random.default_rng(0)
+    batch = jax.tree.map(lambda leaf: rng.integers(3, 100, leaf.shape).astype(leaf.dtype), ahead.batch)
+    expected, sums = ahead.steps.train(ahead.steps.init(0), batch)
+    placed = jax.device_put(batch, jax.sharding.NamedSharding(
+        ahead.steps.mesh, jax.sharding.PartitionSpec(('data', 'fsdp'))))
+    found, found_sums = loaded(ahead.steps.init(0), placed, ahead.steps.objective)
+    jax.tree.map(np.testing.assert_array_equal, (found, found_sums), (expected, sums))
+
+
+def test_figures_of_a_compiled_step_are_near_the_formula():
+    devices = jax.devices()[:4]
+    recipe = Recipe(small())
+    ahead = Ahead(recipe, {'mode': 'jit', 'data': 1, 'fsdp': 4, 'tensor': 1}, devices)
+    figures, formula = ahead.figures(ahead.train), estimate(recipe, ahead.mesh)
+    assert figures.flops == formula.flops
+    batch = sum(leaf.nbytes for leaf in jax.tree.leaves(ahead.batch)) / 4
+    assert figures.arguments == pytest.approx(formula.arguments + batch, rel=0.02)
+    assert ahead.held()['optimizer'] == pytest.approx(2 * ahead.held()['parameters'], abs=16)
+    assert {'fsdp'} == {each.axes for each in figures.collectives}
+    decode = ahead.figures(ahead.decode)
+    assert decode.traffic and decode.peak < figures.peak

@@ -1,0 +1,141 @@
+"""Published figures of accelerators, and what they bound.
+
+Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: peak, memory, interconnect), jax-ml.github.io/scaling-book
+("How to think about TPUs": bytes/s of a link and of the data-centre network), NVIDIA's data sheets of A100 SXM 80 GB
+and H100 SXM (without sparsity).
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+
+from errors import UserError
+from tools.program import Collective
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One accelerator.
+
+    Attributes:
+      name: as in a topology, 'v5e' of 'v5e:4x4'.
+      flops: peak of bfloat16 products, operations a second.
+      memory: bytes of the device's memory.
+      bandwidth: bytes a second of that memory.
+      link: bytes a second that a chip sends and receives along one axis of the torus, both directions of both links
+        together; of a GPU, what NVLink sends.
+      network: bytes a second of a chip's share of the network between slices, or between machines of GPUs.
+      axes: of the torus; a collective over several uses the links of all. 0: GPUs behind a switch.
+      island: chips that `link` connects; 0: the whole slice.
+      libtpu: the name by which libtpu knows it; '': it is planned by formula alone.
+    """
+    name: str
+    flops: float
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    axes: int
+    island: int = 0
+    libtpu: str = ''
+
+
+CHIPS = {chip.name: chip for chip in (
+    Chip('v4', 275e12, 32 * 2 ** 30, 1.228e12, 9e10, 6.25e9, 3, libtpu='v4'),
+    Chip('v5e', 197e12, 16 * 2 ** 30, 8.19e11, 9e10, 3.125e9, 2, libtpu='v5e'),
+    Chip('v5p', 459e12, 95 * 2 ** 30, 2.765e12, 1.8e11, 6.25e9, 3, libtpu='v5'),
+    Chip('v6e', 918e12, 32 * 2 ** 30, 1.64e12, 1.8e11, 1.25e10, 2, libtpu='v6e'),
+    Chip('a100', 312e12, 80e9, 2.039e12, 3e11, 2.5e10, 0, island=8),
+    Chip('h100', 989e12, 80e9, 3.35e12, 4.5e11, 5e10, 0, island=8),
+)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Chips and how they are joined: so many slices of a torus of this shape, or so many GPUs.
+
+    Attributes:
+      chip: of which all are.
+      shape: of a slice.
+      slices: how many, which the network joins.
+    """
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def devices(self) -> int:
+        """How many chips there are in all."""
+        return math.prod(self.shape) * self.slices
+
+    def __str__(self) -> str:
+        shape = 'x'.join(map(str, self.shape))
+        return f'{self.chip.name}:{shape}' + (f' x {self.slices} slices' if self.slices > 1 else '')
+
+
+def parse_topology(text: str, slices: int = 1) -> Topology:
+    """Reads 'v5e:4x4', 'v5p:2x2x4' or 'h100:16'.
+
+    Raises:
+      UserError: if there is no such chip, or no such shape of it.
+    """
+    name, _, shape = text.partition(':')
+    if name not in CHIPS:
+        raise UserError(f'--topology={text}: no such chip; there are {", ".join(CHIPS)}, as in v5e:4x4 or h100:8')
+    chip = CHIPS[name]
+    if not re.fullmatch(r'[1-9]\d{0,4}(x[1-9]\d{0,4})*', shape) or len(shape.split('x')) != (chip.axes or 1):
+        example = 'x'.join(['4', '4', '4'][:chip.axes or 1])
+        raise UserError(f'--topology={text}: a {name} needs a shape of {chip.axes or 1} sizes, as {name}:{example}')
+    return Topology(chip, tuple(map(int, shape.split('x'))), slices)
+
+
+def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: dict[str, int]) -> float:
+    """The least time that the collectives of a step take, one after the other, at the full speed of all links.
+
+    An array of B bytes over n devices moves B (n - 1) / n in and out of each by an all-gather, a reduce-scatter or an
+    all-to-all, twice that by an all-reduce. On a torus that speed is that of as many axes as the n devices can span; no
+    contention is counted. Over several slices, or machines of GPUs, each of m groups reduces within first, and
+    exchanges its share, a part in n / m, over the network.
+    """
+    chip, seconds = topology.chip, 0.0
+    per_slice = chip.island or math.prod(topology.shape)
+    stride = {axis: math.prod(list(mesh.values())[place + 1:]) for place, axis in enumerate(mesh)}
+    for each in collectives:
+        axes = each.axes.split('+')
+        reach = max((stride[axis] * mesh[axis] for axis in axes if axis in mesh), default=each.size)
+        groups = min(each.size, max(1, -(-reach // per_slice)))
+        within = max(1, each.size // groups)
+        ways = 2 if each.kind == 'all-reduce' else 1
+        if each.kind == 'collective-permute':
+            seconds += each.bytes / (chip.link / 2)
+            continue
+        # A group spans no more axes of the torus than it has factors to spread over them.
+        axes_spanned = min(chip.axes, max(1, within.bit_length() - 1)) if chip.axes else 1
+        within_time = each.bytes * (within - 1) / within / (chip.link * axes_spanned)
+        between_time = each.bytes / within * (groups - 1) / groups / chip.network
+        seconds += ways * (within_time + between_time)
+    return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """The least seconds of a step, by each of the three things that it needs; at best they run side by side."""
+    arithmetic: float
+    memory: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes at best."""
+        return max(self.arithmetic, self.memory, self.links)
+
+    @property
+    def limit(self) -> str:
+        """What bounds it."""
+        return max(('arithmetic', 'memory', 'links'), key=lambda name: getattr(self, name))
+
+    @property
+    def share(self) -> float:
+        """The share of the chip's peak that is reached at best."""
+        return self.arithmetic / self.seconds

@@ -1,0 +1,264 @@
+"""What a compiled program costs a device, read off its HLO text: memory traffic and collectives.
+
+XLA's own count, `cost_analysis()['bytes accessed']`, is of little use for a bound: it counts the body of a loop once,
+whatever the number of iterations, and on TPUs it counts operands that stay in the core's own memory (VMEM) as if they
+came from the device's. This count multiplies by the iterations that a loop is known to make, and leaves out what the
+compiler has placed in VMEM (the memory space in an array's layout). What is left is still an upper limit in one way: a
+fusion that reads a part of an operand is charged for all of it, except by a slice or a gather.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+SIZES = {'pred': 1, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 'f32': 4,
+         's32': 4, 'u32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8}
+# Names for values that exist already, and the ends of what is counted where it starts.
+FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after-all', 'partition-id', 'replica-id',
+        'opt-barrier', 'async-update', 'async-done', 'copy-done', 'slice-done', 'all-reduce-done', 'all-gather-done',
+        'collective-permute-done', 'reduce-scatter-done', 'all-to-all-done', 'get-dimension-size', 'domain'}
+COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
+PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read no more of their first operand than they return
+
+NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
+
+ARRAY = re.compile(r'(\w+)\[([\d,]*)\](\{[^{}]*\})?')
+COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
+INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)')
+CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of HLO: what it is called, the shape of its result, what it does with which operands, and the rest."""
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    arguments: str
+    attributes: str
+    root: bool
+
+    @property
+    def place(self) -> str:
+        """Where in the model it comes from, JAX's path; '' where XLA does not say."""
+        found = re.search(r'op_name="([^"]*)"', self.attributes)
+        return found[1] if found else ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """What runs as one: the bytes that it moves between device memory and core in a step, and where it comes from."""
+    name: str
+    opcode: str
+    place: str
+    bytes: float
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A communication of a step.
+
+    Attributes:
+      kind: one of COLLECTIVES.
+      axes: the axes of the mesh along which devices talk to each other, joined by '+'.
+      size: how many devices talk.
+      bytes: of the whole arrays, those which a device has after an all-gather or before a reduce-scatter, in a step.
+      times: how many there are in a step.
+    """
+    kind: str
+    axes: str
+    size: int
+    bytes: float
+    times: int
+
+
+class Program:
+    """A compiled program for one device of a mesh, from its HLO text."""
+
+    def __init__(self, text: str, mesh: Mapping[str, int], cores: bool = False):
+        """`mesh` maps the names of the axes to their sizes, in the order of the devices.
+
+        With `cores`, what stays in the cores counts as well: then the traffic is that of all operands and results.
+        """
+        self._arrays = functools.partial(_arrays, device=not cores)
+        self._computations, self._entry = _parsed(text)
+        self._mesh = mesh
+        self._users = {name: {operand: [one for one in each.values() if operand in one.operands] for operand in each}
+                       for name, each in self._computations.items() if name.startswith('fused')}
+
+    def ops(self) -> list[Op]:
+        """What the device runs in a step, that which moves most first. Of a branch, the way that moves more."""
+        return sorted(self._ops(self._entry, 1), key=lambda op: -op.bytes)
+
+    def traffic(self) -> float:
+        """Bytes that a step moves between the device's memory and its cores."""
+        return sum(op.bytes for op in self.ops())
+
+    def collectives(self) -> list[Collective]:
+        """The communications of a step, alike ones together."""
+        total, count = collections.defaultdict[tuple[str, str, int], float](float), collections.Counter()
+        seen = set()
+        for one, times in self._everywhere(self._entry, 1):
+            kind = one.opcode.removesuffix('-start')
+            channel = re.search(r'channel_id=(\d+)', one.attributes)
+            if kind not in COLLECTIVES or channel and channel[1] in seen:
+                continue  # one that runs in several pieces, beside other work, has one channel
+            if channel:
+                seen.add(channel[1])
+            group = group_of(one.attributes, math.prod(self._mesh.values()))
+            if len(group) > 1:
+                alike = kind, axes_of(group, self._mesh), len(group)
+                total[alike] += times * self._payload(one, kind, len(group))
+                count[alike] += times
+        return [Collective(*alike, total[alike], count[alike]) for alike in total]
+
+    def _payload(self, one, kind, size):
+        arrays = _arrays(one.shape)
+        if one.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
+            return max(arrays)  # operands and results stand side by side
+        return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
+
+    def _ops(self, name: str, times: int) -> Iterator[Op]:
+        here = self._computations[name]
+        for one in here.values():
+            if one.opcode == 'while':
+                yield from self._ops(_called(one, 'body'), times * self._iterations(one))
+            elif one.opcode == 'conditional':
+                ways = [list(self._ops(each, times)) for each in _branches(one)]
+                yield from max(ways, key=lambda ops: sum(op.bytes for op in ops))
+            elif one.opcode == 'call':
+                yield from self._ops(_called(one, 'to_apply'), times)
+            elif one.opcode not in FREE and not NOTHING.search(one.attributes):
+                yield Op(one.name, one.opcode, one.place, times * self._bytes(one, here), times)
+
+    def _everywhere(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
+        """Every instruction, those inside fusions too, with how often it runs."""
+        for one in self._computations.get(name, {}).values():
+            yield one, times
+            again = self._iterations(one) if one.opcode == 'while' else 1
+            for called in dict.fromkeys([*CALLED.findall(one.attributes), *_branches(one)]):
+                yield from self._everywhere(called, times * again)
+
+    def _iterations(self, loop: Instruction) -> int:
+        """As XLA knows them, or else the greatest constant of the condition, which is the limit of a counter."""
+        if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
+            return int(known[1])
+        condition = self._computations.get(_called(loop, 'condition'), {}).values()
+        return max([int(one.arguments) for one in condition if one.opcode == 'constant' and one.arguments.isdigit()],
+                   default=1)
+
+    def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
+        written = sum(self._arrays(one.shape))
+        if one.opcode in ('copy-start', 'slice-start'):  # result, operand and a flag stand side by side
+            moved, ends = min(_arrays(one.shape)[:2]), self._arrays(one.shape)[:2]
+            return moved * sum(end > 0 for end in ends)
+        if one.opcode in PARTIAL:
+            return written + min(written, sum(self._arrays(here[one.operands[0]].shape)))
+        if one.opcode == 'dynamic-update-slice':
+            return 2 * sum(self._arrays(here[one.operands[1]].shape)) if written else 0.0
+        inside = self._computations.get(_called(one, 'calls'), {}) if one.opcode == 'fusion' else {}
+        in_place = {}  # parameters of which a part is overwritten where it lies, and that part
+        for update in (each for each in inside.values() if each.opcode == 'dynamic-update-slice'):
+            into = inside[update.operands[0]]
+            while into.opcode == 'bitcast':
+                into = inside[into.operands[0]]
+            if into.opcode == 'parameter':
+                in_place[into.name] = sum(_arrays(inside[update.operands[1]].shape))
+        parameters = {int(each.arguments): each.name for each in inside.values() if each.opcode == 'parameter'}
+        users = self._users.get(_called(one, 'calls'), {}) if inside else {}
+        read = 0.0
+        for index, operand in enumerate(one.operands):
+            if operand not in here:
+                continue
+            whole = sum(self._arrays(here[operand].shape))
+            if (name := parameters.get(index, '')) in in_place:
+                written -= max(0, whole - in_place[name]) if written >= whole else 0
+                continue
+            reading = users.get(name, ())
+            if whole and reading and all(user.opcode in PARTIAL for user in reading):
+                whole = min(whole, sum(sum(_arrays(user.shape)) for user in reading))
+            read += whole
+        return written + read
+
+
+def group_of(attributes: str, devices: int) -> list[int]:
+    """The first group of devices that talk to each other; all of them where the text does not say.
+
+    Groups are written out, {{0,1},{2,3}}, or as what a reshaped range is: [2,2]<=[4], with a transposition T(1,0), or
+    mesh['x'=2,'y'=2] {'x'}, where device_ids=([2,2]T(1,0)) may say in which order the mesh has the devices.
+    """
+    if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', attributes):
+        return [int(pairs[1]), int(pairs[2])]
+    if written := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
+        return [int(each) for each in written[1].split(',')]
+    if ranged := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes):
+        shape, source, order = ([int(each) for each in part.split(',')] if part else None for part in ranged.groups())
+        ids = np.arange(math.prod(source or [])).reshape(source)
+        return ids.transpose(order).reshape(shape)[0].tolist()
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        ids, wanted = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[3])
+        if ordered := re.search(r'device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)', named[2]):
+            source, order = ([int(each) for each in part.split(',')] if part else None for part in ordered.groups())
+            ids = ids.reshape(source).transpose(order)
+        elif written := re.search(r'device_ids=\(([\d,]+)\)', named[2]):
+            ids = np.array([int(each) for each in written[1].split(',')])
+        ids = ids.reshape(list(sizes.values()))
+        return ids[tuple(slice(None) if name in wanted else 0 for name in sizes)].reshape(-1).tolist()
+    return list(range(devices))
+
+
+def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
+    """The names of the axes of the mesh along which the devices of a group differ."""
+    places = np.stack(np.unravel_index(np.asarray(group), list(mesh.values())))
+    return '+'.join(axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1)
+
+
+def _parsed(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+    computations, entry, here = {}, '', None
+    for line in text.splitlines():
+        if not line.startswith(' ') and (begins := COMPUTATION.match(line)):
+            here = computations[begins[2]] = {}
+            entry = begins[2] if begins[1] else entry
+        elif line.startswith('}'):
+            here = None
+        elif here is not None and (read := INSTRUCTION.match(line)):
+            arguments, attributes = _closed(read[5])
+            here[read[2]] = Instruction(read[2], read[3], read[4], tuple(re.findall(r'%([\w.\-]+)', arguments)),
+                                        arguments, attributes, bool(read[1]))
+    return computations, entry
+
+
+def _closed(text: str) -> tuple[str, str]:
+    """What stands before the parenthesis that closes the opcode's, and what stands behind it."""
+    depth = 1
+    for end, letter in enumerate(text):
+        depth += (letter == '(') - (letter == ')')
+        if not depth:
+            return text[:end], text[end + 1:]
+    return text, ''
+
+
+def _arrays(shape: str, device: bool = False) -> list[float]:
+    """The bytes of each array of a shape; `device`: 0 for those in a memory space of the core, 'S(1)' and above."""
+    return [0 if device and re.search(r'S\([1-9]', layout) else
+            SIZES[dtype] * math.prod(int(size) for size in sizes.split(',') if size)
+            for dtype, sizes, layout in ARRAY.findall(shape) if dtype in SIZES]
+
+
+def _called(one: Instruction, how: str) -> str:
+    found = re.search(rf'{how}=%?([\w.\-]+)', one.attributes)
+    return found[1] if found else ''
+
+
+def _branches(one: Instruction) -> list[str]:
+    if several := re.search(r'branch_computations=\{([^}]*)\}', one.attributes):
+        return re.findall(r'%?([\w.\-]+)', several[1])
+    return re.findall(r'(?:true|false)_computation=%?([\w.\-]+)', one.attributes)
