@@ -69,7 +69,7 @@ from training.metrics import MetricsWriter, NoMetrics
 from training.objective import Objective, make_objective
 from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import StopSignals
-from training.processes import connect, greatest, is_leader, leader_first
+from training.processes import connect, ending_together, greatest, is_leader, leader_first
 from training.profiling import ProfilerWindow
 from training.progress import Progress, due_at
 from training.records import EVALUATED
@@ -116,7 +116,8 @@ def main() -> None:
     config = config_from(CONFIG_FLAG, data_problems)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     asked = config_flags.get_override_values(flags.FLAGS['config'])
-    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
+    with (StopSignals() as stop, ending_together(),
+          RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory):
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps))
 
 
@@ -135,7 +136,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     setup = build(config, directory)
     describe(setup)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
-                          keep_best=config.checkpoint.keep_best) as checkpoints:
+                          keep_best=config.checkpoint.keep_best) as checkpoints, ending_together():
         restored = checkpoints.restore(setup.compiled.shapes)
         state, known = restored or (first_state(setup), {})
         directory.claim(config, setup.data, setup.objective)
