@@ -163,7 +163,7 @@ def build(config: ConfigDict, directory: RunDirectory) -> Setup:
     with leader_first('data'):
         data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
         directory.check_data(data)
-        plan, validation = data.plan('train'), data.plan('validation')
+    plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
     try:
         check_fits(config.model, data.sizes)
     except ValueError as error:

@@ -59,11 +59,7 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
     with cache_errors(folder):
         shards.mkdir(exist_ok=True)
-    try:
-        count = _tokenise(shards, rows, write)
-    except UserError:
-        shutil.rmtree(shards, ignore_errors=True)  # the text will be another one
-        raise
+    count = _tokenise(shards, rows, write)
     parts = [_place(shards, number) for number in range(count)]
     with _alone(shards / 'join'):
         if not folder.is_dir():
@@ -89,21 +85,21 @@ def _characters(row: Any) -> int:
     return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
-def _shards(rows: Iterable[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Yields (number of the shard, its rows)."""
+def _shards(rows: Rows, size: int) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yields (number of the shard, its rows); `size` is that of a shard, in characters."""
     def numbered():
-        number = size = 0
-        for row in rows:
+        number = filled = 0
+        for row in rows():
             yield number, row
-            if (size := size + _characters(row)) >= SHARD:
-                number, size = number + 1, 0
+            if (filled := filled + _characters(row)) >= size:
+                number, filled = number + 1, 0
 
     for number, group in itertools.groupby(numbered(), key=operator.itemgetter(0)):
         yield number, map(operator.itemgetter(1), group)
 
 
-def _place(shards: Path, number: int) -> Path:
-    return shards / f'{number:06d}'
+def _place(folder: Path, number: int) -> Path:
+    return folder / f'{number:06d}'
 
 
 def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
@@ -112,13 +108,14 @@ def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
     Raises:
       UserError: if a worker meets an error, or none is left.
     """
-    task = cloudpickle.dumps((shards, rows, write))
+    task = cloudpickle.dumps((shards, functools.partial(_shards, rows, SHARD), write))
     cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
     log.info('%s: a large text, tokenised by %d processes here', shards.name, cores)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_worker(task)) for _ in range(cores)]
         answers = [json.loads(said) for worker in workers if (said := worker.stdout.read())]
     if errors := [answer['error'] for answer in answers if 'error' in answer]:
+        shutil.rmtree(shards, ignore_errors=True)  # the text will be another one
         raise UserError(errors[0])
     if not answers:
         raise UserError(f'all {cores} processes that tokenise were killed: is there too little memory? What they have '
@@ -148,52 +145,52 @@ def work() -> None:
     user's error, to stdout as JSON.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process that started this one ends it
-    shards, rows, write = pickle.load(sys.stdin.buffer)
+    folder, shards, write = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_the_other, daemon=True).start()
     try:
-        answer = {'shards': _build_all(shards, rows, write)}
+        answer = {'shards': _build_all(folder, shards, write)}
     except UserError as error:
         answer = {'error': str(error)}
     print(json.dumps(answer), flush=True)
 
 
 def _end_with_the_other() -> None:
-    sys.stdin.buffer.read()  # to its end: the process that started this one has closed it, or has ended
+    os.read(sys.stdin.fileno(), 1)  # comes back when the process that started this one has closed the pipe, or ended
     os._exit(1)
 
 
-def _build_all(shards: Path, rows: Rows, write: Write) -> int:
+def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[Any]]]], write: Write) -> int:
     """Builds every shard that nobody else builds, waits for the others, and returns the number of all."""
-    count, missing = _build_free(shards, rows, write)
-    while missing := [number for number in missing if not _place(shards, number).is_dir()]:
-        if not shards.is_dir():
+    count, missing = _build_free(folder, shards(), write)
+    while missing := [number for number in missing if not _place(folder, number).is_dir()]:
+        if not folder.is_dir():
             break  # another process of the job has joined them
-        if any(_is_free(shards, number) for number in missing):  # who had it was killed
-            count, missing = _build_free(shards, rows, write)
+        if any(_is_free(folder, number) for number in missing):  # who had it was killed
+            count, missing = _build_free(folder, shards(), write)
         time.sleep(PAUSE)
     return count
 
 
-def _build_free(shards: Path, rows: Rows, write: Write) -> tuple[int, list[int]]:
+def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
     """Builds what is not there and not being built; returns the number of all shards, and those that others build."""
     count, others = 0, []
-    for number, content in _shards(rows()):
-        count, place = number + 1, _place(shards, number)
+    for number, rows in shards:
+        count, place = number + 1, _place(folder, number)
         if place.is_dir():
             continue
-        with _claimed(shards, number) as mine:
+        with _claimed(folder, number) as mine:
             if mine and not place.is_dir():
-                build_once(place, functools.partial(write, content))
+                build_once(place, functools.partial(write, rows))
             elif not mine:
                 others.append(number)
     return count, others
 
 
 @contextlib.contextmanager
-def _claimed(shards: Path, number: int) -> Iterator[bool]:
+def _claimed(folder: Path, number: int) -> Iterator[bool]:
     """Holds the lock of a shard; False if another has it. On a file system without locks everybody has it."""
     try:
-        lock = locked(shards / f'{number:06d}.lock')
+        lock = locked(folder / f'{number:06d}.lock')
     except (BlockingIOError, FileNotFoundError):  # the latter: another process of the job has joined the shards
         yield False
         return
@@ -206,8 +203,8 @@ def _claimed(shards: Path, number: int) -> Iterator[bool]:
         os.close(lock)
 
 
-def _is_free(shards: Path, number: int) -> bool:
-    with _claimed(shards, number) as mine:
+def _is_free(folder: Path, number: int) -> bool:
+    with _claimed(folder, number) as mine:
         return mine
 
 
