@@ -15,11 +15,10 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError
-from files import expanded
+from files import expanded, named_files
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
-    named_files,
     naming_option,
     open_binary,
     open_tfds,

@@ -4,7 +4,6 @@ import codecs
 import contextlib
 import errno
 import functools
-import glob
 import gzip
 import hashlib
 import importlib.util
@@ -21,7 +20,7 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError, did_you_mean
-from files import expanded
+from files import expanded, named_files, plain_or_gz
 from input_pipeline import builtin
 from input_pipeline.held_out import HeldOut, text_key, without_files
 
@@ -152,7 +151,7 @@ class TextCorpus(Corpus):
 
     def has_files(self, split: str) -> bool:
         """Whether there is any file for the split; if so, all of its files must exist."""
-        return any(_path(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
+        return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -206,37 +205,16 @@ class TextCorpus(Corpus):
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
         """Returns the two files of a name, of the source and the target, or the one with both."""
-        files = [_path(base, language) for language in self._languages]
+        files = [plain_or_gz(base, language) for language in self._languages]
         if all(files):
             return [file for file in files if file]
-        if table := _path(base, 'tsv'):
+        if table := plain_or_gz(base, 'tsv'):
             return [table]
         source, target = (Path(f'{base}.{language}') for language in self._languages)
         missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
                         f'see config.data.dir, source_lang, target_lang and {naming_option(split)}')
-
-
-def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
-    """Returns DIR/NAME for each of `names`, which have commas between them.
-
-    A pattern (with *, ? or [) stands for all names, in their order, that with one of `suffixes` are files there.
-    """
-    found = []
-    for name in names.split(','):
-        if glob.has_magic(name):
-            found += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
-                             for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))
-                             if path.is_file()})
-        else:
-            found.append(folder / name)
-    return found
-
-
-def _path(base: Path, suffix: str) -> Path | None:
-    files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
-    return next((file for file in files if os.path.isfile(file)), None)
 
 
 def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:

@@ -1,8 +1,8 @@
 """Text is tokenised once, into memory-mapped files that every later run and every process shares.
 
-A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It is
-never there in part (input_pipeline/builds.py), and that of a large text is built by all cores and all processes of a job
-(input_pipeline/shards.py).
+A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It
+is never there in part (input_pipeline/builds.py), and that of a large text is built by all cores and all processes of a
+job (input_pipeline/shards.py).
 """
 
 import functools

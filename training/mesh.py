@@ -63,8 +63,8 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state by RULES; `boxed` has the shapes, boxed with the names of the axes.
 
     Leaves without names, such as biases, are replicated. Where an axis of the mesh does not divide the axis of a matrix
-    that it is for (a vocabulary of 8,001 over tensor=2, two heads of keys over tensor=4), it shards the largest other one
-    that it divides: the matrix is stored in shares all the same, and as it is, without padding. Such axes are logged.
+    that it is for (a vocabulary of 8,001 over tensor=2, two heads of keys over tensor=4), it shards the largest other
+    one that it divides: the matrix is stored in shares all the same, and without padding. Such axes are logged.
     """
     moved = set()
 

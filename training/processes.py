@@ -80,12 +80,12 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """In the body, a process that loses another one, or fails alone, says so and ends, instead of waiting for the others.
+    """In the body, a process that loses another one, or fails alone, says so and ends; it does not wait for the others.
 
     If the connection to another process breaks, this process leaves at once with the status STOPPED, which tells a
-    scheduler to start the job again. Any other error is raised as ever; but a process that cleans up and says goodbye to
-    the others may wait for them in vain, so after FAREWELL seconds it leaves with status 2. A process that is alone is
-    left alone.
+    scheduler to start the job again. Any other error is raised as ever; but a process that cleans up and says goodbye
+    to the others may wait for them in vain, so after FAREWELL seconds it leaves with status 2. Of a process that is
+    alone, nothing changes.
     """
     try:
         yield
@@ -94,18 +94,18 @@ def ending_together() -> Iterator[None]:
             if isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(str(error)):
                 _leave(f'another process of this job is lost ({_first_line(error)}). {GO_ON}', STOPPED)
             farewell = threading.Timer(FAREWELL, _leave, [
-                f'the others have not ended {FAREWELL} s after the error here ({_first_line(error)}): left without them',
-                2])
+                f'the others have not ended {FAREWELL} s after the error here ({_first_line(error)}): left without '
+                'them', 2])
             farewell.daemon = True
             farewell.start()
         raise
 
 
 def _explain_abort() -> None:
-    """From here on abort(), by which JAX ends a process that has lost another one, is explained, and the status STOPPED.
+    """From here on abort(), by which JAX ends a process that has lost another one, is explained, with status STOPPED.
 
-    JAX calls it in a thread of its own, and offers no way to be told instead. A handler of Python's would come too late:
-    it runs between two instructions of the main thread, but the process ends when the C handler returns.
+    JAX calls it in a thread of its own, and offers no way to be told instead. A handler of Python's would come too
+    late: it runs between two instructions of the main thread, but the process ends when the C handler returns.
     """
     global _on_abort
     _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _leave(

@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from errors import UserError
-from input_pipeline import builds, shards, token_store
+from input_pipeline import builds, token_store
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
     SIDES,

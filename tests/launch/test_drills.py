@@ -135,7 +135,8 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
             assert 'run the same command again' in reason(job.said(number))
         told = reason(job.said(others[0]))
     resumed = goes_on(count, workdir, data, cache, tmp_path / 'again', whole(count))
-    print(f'DRILL {count} processes, {fault.name} to process {victim} -> {told} -> {seconds:.1f} s -> {resumed}', flush=True)
+    print(f'DRILL {count} processes, {fault.name} to process {victim} -> '
+          f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
 def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):  # noqa: F811
@@ -147,7 +148,8 @@ def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):  # n
         job.send(0, signal.SIGCONT)
         seconds = job.wait([0], LATE)
         assert job.processes[0].returncode == STOPPED, job.said(0)
-        print(f'DRILL 2 processes, SIGCONT to process 0 after that -> {reason(job.said(0))} -> {seconds:.1f} s', flush=True)
+        print(f'DRILL 2 processes, SIGCONT to process 0 after that -> '
+          f'{reason(job.said(0))} -> {seconds:.1f} s', flush=True)
 
 
 def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):  # noqa: F811
@@ -232,7 +234,8 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):  # noqa: F811
         told = [reason(job.said(number)) for number in (0, 1)]
         assert [process.returncode for process in job.processes] == [STOPPED] * 2
     resumed = goes_on(2, workdir, data, cache, tmp_path / 'again', whole(2))
-    print(f'DRILL 2 processes, the network between them cut -> {told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
+    print(f'DRILL 2 processes, the network between them cut -> '
+          f'{told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
 # One process of two fails where the other goes on, before the first step.
@@ -259,4 +262,6 @@ def test_an_error_in_one_process_ends_both(data, cache, tmp_path, monkeypatch): 
         assert job.processes[1].returncode == 2 and 'this disk is on fire' in job.said(1), job.said(1)
         job.wait([0], LATE)
         assert job.processes[0].returncode == STOPPED
-        print(f'DRILL an error in process 1 -> {reason(job.said(0))} -> {time.monotonic() - began:.1f} s from the start', flush=True)
+        print(f'DRILL an error in process 1 -> '
+          f'{reason(job.said(0))} -> '
+              f'{time.monotonic() - began:.1f} s from the start', flush=True)

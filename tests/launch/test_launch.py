@@ -73,7 +73,8 @@ def test_the_scripts_are_well_formed(path):
 
 def test_the_directives_of_slurm_are_known():
     """Those of `man sbatch`, and their form."""
-    forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'signal': r'(B:)?\w+@\d+', 'requeue': None}
+    forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'signal': r'(B:)?\w+@\d+',
+             'requeue': None}
     for directive in re.findall('^#SBATCH --(.*)$', (ROOT / 'launch' / 'slurm.sh').read_text(), re.MULTILINE):
         name, given, value = directive.partition('=')
         assert name in forms and bool(given) == (forms[name] is not None)
