@@ -84,7 +84,7 @@ class _SideWriter(contextlib.AbstractContextManager):
 
 
 def join(parts: Sequence[Path], folder: Path) -> None:
-    """Writes the store of all rows of `parts`, in order: the same files, to the bit, as if it had been written at once."""
+    """Writes the store of all rows of `parts`, in order: the same bits as if written at once."""
     counts = [json.loads((part / 'stats.json').read_text()) for part in parts]
     for side in sorted({path.name.partition('.')[0] for path in parts[0].iterdir()} - {'stats'}):
         offsets = [np.load(part / f'{side}.offsets.npy', allow_pickle=False) for part in parts]

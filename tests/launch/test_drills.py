@@ -1,6 +1,8 @@
 """What happens to a job of many processes when one of them is lost, and that the next start makes up for it.
 
-Each drill prints its line (DRILL ...) of the table in docs/distributed.md: python -m pytest -m slow -s tests/launch/test_drills.py
+Each drill prints its line (DRILL ...) of the table in docs/distributed.md:
+
+    python -m pytest -n 0 -m slow -s tests/launch/test_drills.py
 """
 
 import contextlib
