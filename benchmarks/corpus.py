@@ -2,7 +2,8 @@
 
 Writes text files of generated pairs, learns subwords from them, builds the token store, plans an epoch and takes
 batches, as train.py does, with the settings of configs/wmt14_base.py. A JSON line for each phase: seconds, target
-tokens per second, and the memory of the process in MB: the peak in the phase, and at its end what it holds itself ('own') and
+tokens per second, and the memory
+of the process in MB: the peak in the phase, and at its end what it holds itself ('own') and
 what of the memory-mapped files is in memory just then ('mapped': the system takes it back when it is wanted elsewhere).
 'workers_peak_mb' is the most that one of its workers held.
 

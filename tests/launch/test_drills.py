@@ -113,7 +113,7 @@ def reason(said):
 
 
 def goes_on(count, workdir, data, cache, folder, expected):  # noqa: F811
-    """Starts the same command again; returns what it said of its start. It ends as a run without a fault, to the bit."""
+    """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
         assert [process.returncode for process in again.processes] == [0] * count, again.said(0)
@@ -190,7 +190,8 @@ class Network:
                        for holder in (first, second)]
         # Gloo listens where the host's name says.
         self.run(0, 'hostname 10.77.0.1 && ip link set lo up && ip link add cable0 type veth peer name cable1 && '
-                    f'ip link set cable1 netns {second} && ip addr add 10.77.0.1/24 dev cable0 && ip link set cable0 up')
+                    f'ip link set cable1 netns {second} && ip addr add 10.77.0.1/24 dev cable0 && '
+                    'ip link set cable0 up')
         self.run(1, 'hostname 10.77.0.2 && ip link set lo up && ip addr add 10.77.0.2/24 dev cable1 && '
                     'ip link set cable1 up')
         return self
