@@ -2,13 +2,14 @@
 
 import contextlib
 import errno
+import glob
 import json
 import logging
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -132,6 +133,28 @@ def check_file(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if stat.S_ISREG(mode):  # a device or a pipe is not replaced
             tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
+    """Returns DIR/NAME for each of `names`, which have commas between them.
+
+    A pattern (with *, ? or [) stands for all names, in their order, that with one of `suffixes` are files there.
+    """
+    found = []
+    for name in names.split(','):
+        if glob.has_magic(name):
+            found += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
+                             for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))
+                             if path.is_file()})
+        else:
+            found.append(folder / name)
+    return found
+
+
+def plain_or_gz(base: Path, suffix: str) -> Path | None:
+    """Returns the file BASE.SUFFIX or BASE.SUFFIX.gz, or None if there is neither."""
+    files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
+    return next((file for file in files if os.path.isfile(file)), None)
 
 
 def read_bytes(path: Path) -> bytes:

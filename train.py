@@ -40,7 +40,7 @@ from configs.options import DEFAULTS, flatten
 from inference.loop import run
 from input_pipeline.problems import data_problems
 from training.preemption import StopSignals
-from training.processes import connect, is_leader
+from training.processes import connect, ending_together, is_leader
 from training.profiling import ProfilerWindow
 from training.workdir import RunDirectory
 
@@ -54,7 +54,8 @@ def main() -> None:
     config = config_from(CONFIG_FLAG, data_problems)
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     asked = config_flags.get_override_values(flags.FLAGS['config'])
-    with StopSignals() as stop, RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory:
+    with (StopSignals() as stop, ending_together(),
+          RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory):
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps), answer_figure)
 
 

@@ -1,14 +1,23 @@
-"""Time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR]
+"""Time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR] [--alone]
 
 Writes text files of generated pairs, learns subwords from them, builds the token store, plans an epoch and takes
-batches, as train.py does, with the settings of configs/wmt14_base.py. A JSON line for each phase: seconds, and the
-memory of the process in MB: the peak in the phase, and at its end what it holds itself ('own') and what of the
-memory-mapped files is in memory just then ('mapped': the system takes it back when it is wanted elsewhere).
+batches, as train.py does, with the settings of configs/wmt14_base.py. A JSON line for each phase: seconds, target
+tokens per second, and the memory
+of the process in MB: the peak in the phase, and at its end what it holds itself ('own') and
+what of the memory-mapped files is in memory just then ('mapped': the system takes it back when it is wanted elsewhere).
+'workers_peak_mb' is the most that one of its workers held.
+
+Before the store is built, its stages are measured one by one, in one process, on the first pairs: reading, tokenising,
+writing. The last line compares what the batches come to with what 256 chips would take (--chip_tokens each).
 """
 
+import filecmp
+import functools
+import itertools
 import json
 import random
 import re
+import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,12 +28,17 @@ from absl import flags
 
 from command_line import run_script
 from configs import wmt14_base
-from input_pipeline.batches import BatchPlan, prefetch
+from input_pipeline.batches import ALL, BatchPlan, Part, prefetch
 from input_pipeline.sources import BuiltinCorpus, TextCorpus
+from input_pipeline.stores import SIDES, write_pairs
 from input_pipeline.token_store import open_store, tokenizers_for
 
 PAIRS = flags.DEFINE_integer('pairs', 500_000, 'How many.', lower_bound=1)
 BATCHES = flags.DEFINE_integer('batches', 500, 'How many are taken from the epoch.', lower_bound=1)
+STAGES = flags.DEFINE_integer('stages', 100_000, 'Pairs with which the stages of the token store are measured.',
+                              lower_bound=1)
+ALONE = flags.DEFINE_bool('alone', False, 'Build the token store in this process alone, and compare it with the other.')
+CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second that a chip takes.')
 FOLDER = flags.DEFINE_string('folder', None, 'Where text and store go, and stay; without it a temporary folder.')
 
 
@@ -39,16 +53,70 @@ def measure(folder: Path) -> None:
     phase('write text', lambda: write(folder, PAIRS.value))
     corpus = TextCorpus(folder, 'en', 'fr', {'train': 'train'})
     tokenizers = phase('tokenizer', lambda: tokenizers_for(corpus, settings.data.tokenizer, folder))
-    store = phase('token store', lambda: open_store(corpus, 'train', tokenizers, settings.data.max_length, folder))
+    limit = settings.data.max_length
+    sample = measure_stages(corpus, tokenizers, limit, folder)
+    build = functools.partial(open_store, corpus, 'train', tokenizers, limit, folder)
+    store = phase('token store', build, lambda store: store.stats['target_tokens'])
+    if ALONE.value:
+        compare_alone(folder, corpus, tokenizers, limit)
     plan = phase('plan', lambda: BatchPlan(store, tokens=settings.batch.tokens, num_buckets=settings.batch.buckets,
-                                           seed=settings.seed))
+                                           seed=settings.seed), lambda _: store.stats['target_tokens'])
     phase('first batch', lambda: plan.batch(0))
-    phase('batches', lambda: sum(1 for _ in prefetch(plan, 0, BATCHES.value)))
+
+    def take(part=ALL):
+        return sum(int(batch['weights'].sum()) for batch in prefetch(plan, 0, BATCHES.value, part))
+
+    rate = phase('batches', take, lambda tokens: tokens)
+    hosts = 64  # of four chips
+    shared = phase(f'batches, one of {hosts} hosts', functools.partial(take, Part(0, 4, 4 * hosts, 4 * hosts)))
     phase('next epoch', lambda: plan.batch(len(plan)))
     print(json.dumps({
-        'pairs': len(store), **{f'{side}_tokens': store.stats[f'{side}_tokens'] for side in ('source', 'target')},
-        'batches_of_an_epoch': len(plan), 'batches_taken': BATCHES.value,
+        'pairs': len(store), 'stages_pairs': sample,
+        **{f'{side}_tokens': store.stats[f'{side}_tokens'] for side in ('source', 'target')},
+        'batches_of_an_epoch': len(plan), 'batches_taken': BATCHES.value, 'rows_of_batches': plan.rows.tolist(),
+        'target_tokens_of_batches': rate, 'target_tokens_of_a_host': shared,
+        'needed_tokens_per_second_of_256_chips': 256 * CHIP_TOKENS.value,
+        'needed_of_each_host': 256 * CHIP_TOKENS.value / hosts,
         'text_mb': megabytes(sum(path.stat().st_size for path in folder.glob('train.*')))}))
+
+
+def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
+    """Reading, tokenising and writing, one by one, in this process; returns the number of pairs."""
+    pairs = phase('stage: read', lambda: list(itertools.islice(corpus.pairs('train'), STAGES.value)))
+
+    def tokenise():
+        return [[list(tokenizers[side].encode_parts(text)) for side, text in zip(SIDES, pair, strict=True)]
+                for pair in pairs]
+
+    rows = phase('stage: tokenise', tokenise, lambda rows: sum(map(len, itertools.chain(*(row[1] for row in rows)))))
+    known: Any = {side: Known(row[place] for row in rows) for place, side in enumerate(SIDES)}
+
+    def write_rows():
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            write_pairs(pairs, Path(temporary), tokenizers=known, max_length=limit)
+
+    phase('stage: write', write_rows)
+    return len(pairs)
+
+
+class Known:
+    """In the place of a tokenizer: what it has come to."""
+
+    def __init__(self, rows):
+        self._rows = iter(rows)
+
+    def encode_parts(self, text):
+        return next(self._rows)
+
+
+def compare_alone(folder: Path, corpus, tokenizers, limit: int) -> None:
+    """Builds the store in this process alone; says whether it is the same, to the bit."""
+    [store] = [path for path in (folder / 'tokens').iterdir() if path.is_dir()]
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        phase('token store, one process', lambda: write_pairs(
+            corpus.pairs('train'), Path(temporary), tokenizers=tokenizers, max_length=limit))
+        names = [path.name for path in store.iterdir()]
+        print(json.dumps({'the same bits': not any(filecmp.cmpfiles(store, temporary, names, shallow=False)[1:])}))
 
 
 def write(folder: Path, count: int) -> None:
@@ -63,8 +131,8 @@ def write(folder: Path, count: int) -> None:
                 file.write(', '.join(side) + '\n')
 
 
-def phase(name: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns; prints how long it took and the memory."""
+def phase(name: str, work: Callable[[], Any], tokens: Callable[[Any], int] | None = None) -> Any:
+    """What `work` returns; prints how long it took and the memory, and what `tokens` of the result are in a second."""
     Path('/proc/self/clear_refs').write_text('5')  # the peak begins anew
     began = time.perf_counter()
     result = work()
@@ -72,7 +140,10 @@ def phase(name: str, work: Callable[[], Any]) -> Any:
     status = {key: int(value) * 1024 for key, value in re.findall(
         r'(\w+):\s+(\d+) kB', Path('/proc/self/status').read_text())}
     print(json.dumps({
-        'phase': name, 'seconds': round(seconds, 2), 'peak_mb': megabytes(status['VmHWM']),
+        'phase': name, 'seconds': round(seconds, 2),
+        **({'tokens_per_second': round(tokens(result) / seconds)} if tokens else {}),
+        'workers_peak_mb': megabytes(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024),
+        'peak_mb': megabytes(status['VmHWM']),
         'own_mb': megabytes(status['RssAnon']), 'mapped_mb': megabytes(status['RssFile'])}), flush=True)
     return result
 

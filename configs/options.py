@@ -163,7 +163,8 @@ OPTIONS = (
            {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
-    Option('data.splits.train', 'train', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
+    Option('data.splits.train', 'train', 'name on disk; of text files, several with commas between them, and patterns '
+           "such as 'train-*', are read one behind the other", FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.test', 'test', 'name on disk; several, with commas between them, are test sets of their own',
            FILE, {'data.source': ('files', 'tfds')}, resume=''),

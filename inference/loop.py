@@ -48,7 +48,7 @@ from training.metrics import Metrics, open_metrics
 from training.objective import Objective, make_objective
 from training.optimizer import make_optimizer, make_schedule, parameters_to_use
 from training.preemption import STOPPED, StopSignals
-from training.processes import greatest, is_leader, leader_first
+from training.processes import ending_together, greatest, is_leader, leader_first
 from training.profiling import ProfilerWindow
 from training.progress import Progress, due_at
 from training.records import EVALUATED
@@ -137,7 +137,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
     setup = build(config, directory, draw)
     describe(setup)
     with open_checkpoints(directory.path, metric=config.eval.metric, keep_last=config.checkpoint.keep_last,
-                          keep_best=config.checkpoint.keep_best) as checkpoints:
+                          keep_best=config.checkpoint.keep_best) as checkpoints, ending_together():
         restored = checkpoints.restore(setup.compiled.shapes)
         state, known = restored or (first_state(setup), {})
         directory.claim(config, setup.data, setup.objective)
@@ -166,7 +166,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     with leader_first('data'):
         data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
         directory.check_data(data)
-        plan, validation = data.plan('train'), data.plan('validation')
+    plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
     try:
         check_fits(config.model, data.sizes)
     except ValueError as error:

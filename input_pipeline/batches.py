@@ -176,9 +176,10 @@ class BatchPlan:
         for row, sentence in enumerate(sentences[rows]):
             source_tokens = store.tokens('source', sentence)
             target_tokens = store.tokens('target', sentence)
-            source[row, :len(source_tokens) + 1] = [*source_tokens, EOS]
-            target[row, :len(target_tokens) + 1] = [BOS, *target_tokens]
-            targets[row, :len(target_tokens) + 1] = [*target_tokens, EOS]
+            # By slices: lists of tokens, one by one, would take most of the time.
+            source[row, :len(source_tokens)], source[row, len(source_tokens)] = source_tokens, EOS
+            target[row, 1:len(target_tokens) + 1], target[row, 0] = target_tokens, BOS
+            targets[row, :len(target_tokens)], targets[row, len(target_tokens)] = target_tokens, EOS
         return {'inputs': {'source': source, 'target': target}, 'targets': targets,
                 'weights': (targets != PAD).astype(np.float32)}
 

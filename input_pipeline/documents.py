@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError
-from files import expanded
+from files import expanded, named_files
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
@@ -74,6 +74,7 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 class FileDocuments(Documents):
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
+    The name of a split may be a pattern, or several names or patterns with commas between them, as in TextCorpus.
     `kind` says what a document is: the whole 'file', a 'line', or the text between two blank lines ('blank_line').
 
     If there are no validation files, `validation_share` of the different training documents is held out instead; if
@@ -127,10 +128,8 @@ class FileDocuments(Documents):
                 'files': files} | (cut if part else {})
 
     def _found(self, split: str) -> list[Path]:
-        base = self._folder / self._names[split]
-        if os.path.isdir(base):
-            return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
-        return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
+        return [path for base in named_files(self._folder, self._names[split], ('.txt', '.txt.gz', ''))
+                for path in _text_files(base)]
 
     def files(self, split: str) -> list[Path]:
         """Returns the files that a split is read from.
@@ -145,6 +144,13 @@ class FileDocuments(Documents):
         name = self._names[split]
         raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
                         f'of text files; see config.data.dir and {naming_option(split)}')
+
+
+def _text_files(base: Path) -> list[Path]:
+    """Returns the files in a folder and below it, or the one of a name without its ending."""
+    if os.path.isdir(base):
+        return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
+    return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
 
 class OneFile(Documents):

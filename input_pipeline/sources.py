@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from errors import UserError, did_you_mean
-from files import expanded
+from files import expanded, named_files, plain_or_gz
 from input_pipeline import builtin
 from input_pipeline.held_out import HeldOut, text_key, without_files
 
@@ -125,6 +125,9 @@ class BuiltinCorpus(Corpus):
 class TextCorpus(Corpus):
     """Files with one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
+    The name of a split may be a pattern, such as 'train-*', or several names or patterns with commas between them: then
+    the split is all these files, one behind the other, those of a pattern in the order of their names.
+
     If there are no validation files, `validation_share` of the different source sentences of the training data is held
     out instead; if there are no test files either, as many again are held out for test (see
     input_pipeline/held_out.py).
@@ -148,7 +151,7 @@ class TextCorpus(Corpus):
 
     def has_files(self, split: str) -> bool:
         """Whether there is any file for the split; if so, all of its files must exist."""
-        return any(self._path(split, suffix) for suffix in (*self._languages, 'tsv'))
+        return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -171,23 +174,9 @@ class TextCorpus(Corpus):
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
         """Yields all pairs of the files that a split is read from, even if the split is only a part of them."""
-        files = self.files(split)
-        if len(files) == 1:
-            for number, line in enumerate(read_lines(files[0]), 1):
-                columns = line.split('\t')
-                if len(columns) != 2:
-                    raise UserError(f'{files[0]}:{number}: {len(columns)} columns instead of 2 (source TAB target)')
-                yield columns[0], columns[1]
-            return
-        counts = [0, 0]
-        for pair in itertools.zip_longest(*map(read_lines, files)):
-            counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
-            source, target = pair
-            if source is not None and target is not None:
-                yield source, target
-        if counts[0] != counts[1]:
-            raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
-                            'line n of one must be the translation of line n of the other')
+        split = 'train' if self.is_part(split) else split
+        for base in self._bases(split):
+            yield from _read_pairs(self._files_of(base, split))
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
@@ -196,9 +185,10 @@ class TextCorpus(Corpus):
         cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
         return {'source': 'text', 'files': files} | (cut if self.is_part(split) else {})
 
-    def _path(self, split: str, suffix: str) -> Path | None:
-        files = (self._folder / f'{self._names[split]}.{suffix}{gz}' for gz in ('', '.gz'))
-        return next((file for file in files if os.path.isfile(file)), None)
+    def _bases(self, split: str) -> list[Path]:
+        """Returns the files of a split without their suffixes."""
+        suffixes = tuple(f'.{suffix}{gz}' for suffix in (*self._languages, 'tsv') for gz in ('', '.gz'))
+        return named_files(self._folder, self._names[split], suffixes)
 
     def files(self, split: str) -> list[Path]:
         """Returns the files that a split is read from.
@@ -206,19 +196,42 @@ class TextCorpus(Corpus):
         Raises:
           UserError: if one is missing.
         """
-        if self.is_part(split):
-            split = 'train'
-        base = self._folder / self._names[split]
-        files = [self._path(split, language) for language in self._languages]
+        split = 'train' if self.is_part(split) else split
+        files = [file for base in self._bases(split) for file in self._files_of(base, split)]
+        if not files:
+            raise UserError(f'{self._folder} holds no files {self._names[split]}.{self._languages[0]}; see '
+                            f'config.data.dir and {naming_option(split)}')
+        return files
+
+    def _files_of(self, base: Path, split: str) -> list[Path]:
+        """Returns the two files of a name, of the source and the target, or the one with both."""
+        files = [plain_or_gz(base, language) for language in self._languages]
         if all(files):
             return [file for file in files if file]
-        if table := self._path(split, 'tsv'):
+        if table := plain_or_gz(base, 'tsv'):
             return [table]
         source, target = (Path(f'{base}.{language}') for language in self._languages)
         missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
                         f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
                         f'see config.data.dir, source_lang, target_lang and {naming_option(split)}')
+
+
+def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
+    """Yields the pairs of a file with two columns, or of two files."""
+    if len(files) == 1:
+        for number, line in enumerate(read_lines(files[0]), 1):
+            columns = line.split('\t')
+            if len(columns) != 2:
+                raise UserError(f'{files[0]}:{number}: {len(columns)} columns instead of 2 (source TAB target)')
+            yield columns[0], columns[1]
+        return
+    for source, target in itertools.zip_longest(*map(read_lines, files)):
+        if source is None or target is None:
+            counts = [sum(1 for _ in read_lines(file)) for file in files]
+            raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
+                            'line n of one must be the translation of line n of the other')
+        yield source, target
 
 
 class TfdsCorpus(Corpus):

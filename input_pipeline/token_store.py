@@ -1,21 +1,17 @@
 """Text is tokenised once, into memory-mapped files that every later run and every process shares.
 
-A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It is
-built in a temporary folder and then renamed. So a killed build never leaves an incomplete store, and two concurrent
-builds both succeed. The next build removes what a killed build left.
+A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It
+is never there in part (input_pipeline/builds.py), and that of a large text is built by all cores and all processes of a
+job (input_pipeline/shards.py).
 """
 
-import array
-import contextlib
-import fcntl
+import functools
 import hashlib
 import itertools
 import json
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +21,14 @@ from ml_collections import ConfigDict
 
 from errors import UserError
 from files import expanded
+from input_pipeline.builds import build_once
 from input_pipeline.documents import Documents
-from input_pipeline.sources import Corpus, Pair
+from input_pipeline.shards import build_together
+from input_pipeline.sources import Corpus
+from input_pipeline.stores import SIDES, TEXT, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 log = logging.getLogger('allyouneed.data')
-
-SIDES = ('source', 'target')  # of a pair
-TEXT = 'text'  # the only side of a document
-BUILDING = '.building-'  # in the names of temporary folders
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -138,7 +133,7 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
             raise UserError(f'the training split has no text: {origin}')
         train_tokenizer(itertools.chain([first], nonempty), **options).save(folder / 'tokenizer.model')
 
-    return load_tokenizer(_build_once(cache / 'tokenizers' / _digest(origin | options), learn) / 'tokenizer.model')
+    return load_tokenizer(build_once(cache / 'tokenizers' / _digest(origin | options), learn) / 'tokenizer.model')
 
 
 def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], max_length: int,
@@ -153,8 +148,9 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     """
     key = _digest({'corpus': corpus.fingerprint(split), 'max_length': max_length,
                    'tokenizers': [hashlib.sha256(tokenizers[side].model).hexdigest() for side in SIDES]})
-    store = TokenStore(_build_once(cache / 'tokens' / key,
-                                   lambda folder: _write_pairs(corpus.pairs(split), tokenizers, max_length, folder)))
+    store = TokenStore(build_together(
+        cache / 'tokens' / key, functools.partial(corpus.pairs, split),
+        functools.partial(write_pairs, tokenizers=dict(tokenizers), max_length=max_length)))
     stats = store.stats
     log.info('%s: %d pairs, %d source and %d target tokens; dropped %d with an empty side, %d longer than %d',
              split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
@@ -177,8 +173,9 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     """
     key = _digest({'documents': documents.fingerprint(split),
                    'tokenizer': hashlib.sha256(tokenizers[TEXT].model).hexdigest()})
-    store = TokenStore(_build_once(cache / 'tokens' / key, lambda folder: _write_documents(
-        documents.documents(split), tokenizers[TEXT], folder)))
+    store = TokenStore(build_together(
+        cache / 'tokens' / key, functools.partial(documents.documents, split),
+        functools.partial(write_documents, tokenizer=tokenizers[TEXT])))
     stats = store.stats
     log.info('%s: %d documents, %d characters in %d tokens; dropped %d without text',
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
@@ -188,137 +185,5 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     return store
 
 
-def _write_pairs(pairs: Iterable[Pair], tokenizers: Mapping[str, Tokenizer], max_length: int, folder: Path) -> None:
-    stats = {'dropped_empty': 0, 'dropped_long': 0}
-    with _SideWriter(folder, 'source') as source, _SideWriter(folder, 'target') as target:
-        for pair in pairs:
-            if not all(text.strip() for text in pair):
-                stats['dropped_empty'] += 1
-                continue
-            row = [np.array(tokenizers[side].encode(text), np.uint32) for side, text in zip(SIDES, pair, strict=True)]
-            if max(map(len, row)) >= max_length:
-                stats['dropped_long'] += 1
-                continue
-            source.append(row[:1])
-            target.append(row[1:])
-    stats |= {'pairs': source.rows, 'source_tokens': source.tokens, 'target_tokens': target.tokens}
-    (folder / 'stats.json').write_text(json.dumps(stats))
-
-
-def _write_documents(documents: Iterable[str], tokenizer: Tokenizer, folder: Path) -> None:
-    stats = {'dropped_empty': 0, 'characters': 0, 'bytes': 0}
-    with _SideWriter(folder, TEXT) as side:
-        for text in documents:
-            if not text.strip():
-                stats['dropped_empty'] += 1
-                continue
-            side.append(tokenizer.encode_parts(text))
-            stats['characters'] += len(text)
-            stats['bytes'] += len(text.encode())
-    stats |= {'documents': side.rows, 'text_tokens': side.tokens}
-    (folder / 'stats.json').write_text(json.dumps(stats))
-
-
-class _SideWriter(contextlib.AbstractContextManager):
-    """Writes the tokens of a side row by row, and at the end the offsets of the rows."""
-
-    def __init__(self, folder: Path, side: str):
-        self._file = open(folder / f'{side}.tokens', 'wb')  # noqa: SIM115 (__exit__ closes it)
-        self._offsets_file = folder / f'{side}.offsets.npy'
-        self._offsets = array.array('q', [0])
-
-    def append(self, parts: Iterable[UInt32[np.ndarray, ' _']]) -> None:
-        """Appends a row, given in parts."""
-        written = sum(self._file.write(part.data) for part in parts)
-        self._offsets.append(self.tokens + written // np.uint32().itemsize)
-
-    @property
-    def rows(self) -> int:
-        return len(self._offsets) - 1
-
-    @property
-    def tokens(self) -> int:
-        return self._offsets[-1]
-
-    def __exit__(self, *exception) -> None:
-        if not self.tokens:
-            self._file.write(bytes(4))  # an empty file cannot be memory-mapped
-        self._file.close()
-        np.save(self._offsets_file, np.frombuffer(self._offsets, np.int64))
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Returns `folder`. If it does not exist yet, `build` fills a temporary folder, which is then renamed.
-
-    Raises:
-      UserError: if the folder cannot be written: no space, no permission.
-    """
-    if folder.is_dir():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
-        with _workshop(folder) as temporary:
-            build(temporary)
-            for path in temporary.iterdir():  # a power cut after the rename must not leave empty files
-                with open(path, 'rb') as file:
-                    os.fsync(file.fileno())
-            try:
-                os.rename(temporary, folder)
-            except OSError:
-                if not folder.is_dir():  # if it exists, another process was faster and has built the same
-                    raise
-    except OSError as error:
-        raise UserError(f'{folder} cannot be written: {error}. Set config.cache_dir to a folder with space') from None
-    return folder
-
-
-@contextlib.contextmanager
-def _workshop(folder: Path) -> Iterator[Path]:
-    """Makes a temporary folder next to `folder`, which is locked while it is in use, and removed at the end."""
-    with contextlib.ExitStack() as afterwards:
-        while True:
-            place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{BUILDING}'))
-            try:
-                afterwards.callback(os.close, _locked(place))
-            except (FileNotFoundError, BlockingIOError):
-                continue  # another process removed it as abandoned before it was locked: try again
-            except OSError:
-                pass  # a file system without locks: no process removes folders there
-            break
-        afterwards.callback(shutil.rmtree, place, ignore_errors=True)
-        (place / 'content').mkdir()
-        yield place / 'content'
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Removes the folders of killed builds. They are unlocked: the system releases a lock when its process ends."""
-    for place in parent.glob(f'*{BUILDING}*'):
-        try:
-            lock = _locked(place)
-        except OSError:  # it is in use, already gone, or we may not remove it
-            continue
-        log.info('%s is what a killed build left: removed', place)
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked(place: Path) -> int:
-    """Locks a temporary folder. Returns the lock's descriptor; the lock lasts until it is closed or the process ends.
-
-    Raises:
-      BlockingIOError, FileNotFoundError: if another process holds it, or has removed the folder.
-      OSError: if the file system has no locks.
-    """
-    lock = os.open(place / 'lock', os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(place / 'lock')
-    except OSError:
-        os.close(lock)
-        raise
-    return lock

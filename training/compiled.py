@@ -18,7 +18,15 @@ from input_pipeline.batches import Batch, Part
 from model import Params
 from training.initial import Known
 from training.loss import Sums
-from training.mesh import ROWS, Devices, check_memory, make_mesh, shardings_of
+from training.mesh import (
+    ROWS,
+    Devices,
+    check_memory,
+    computing_shardings_of,
+    make_mesh,
+    shardings_of,
+    without_fsdp,
+)
 from training.objective import Objective, forward
 from training.step import TrainState, boxed_state, eval_step, train_step
 from training.summary import matmul_flops
@@ -60,9 +68,6 @@ class Compiled:
         self.part = Part(min(first for first, *_ in rows), max(last for _, last, _ in rows), shares,
                          multiple=shares * accumulate)
 
-        def without_fsdp(sharding):
-            return NamedSharding(mesh, PartitionSpec(*(None if axis == 'fsdp' else axis for axis in sharding.spec)))
-
         self._fresh = functools.partial(boxed_state, module, optimizer, example, tuning=tuning)
         boxed = jax.eval_shape(lambda: self._fresh(seed=0))
         self.boxed = without_adapters(boxed.params)
@@ -70,8 +75,8 @@ class Compiled:
         self._shardings = shardings_of(boxed, mesh)
         self.shapes = jax.tree.map(lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
                                    nn.unbox(boxed), self._shardings)
-        training = jax.tree.map(without_fsdp, self._shardings.params)
-        self._gathered = without_adapters(training)
+        training = computing_shardings_of(boxed.params, self._shardings.params, mesh)
+        self._gathered = without_adapters(jax.tree.map(without_fsdp, self._shardings.params))
         # One program: several concurrent ones that communicate can deadlock.
         self._gather = jax.jit(merged, out_shardings=self._gathered)
         # The objective is an argument of the programs: otherwise its arrays would be constants in them. They are put on

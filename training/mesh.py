@@ -62,27 +62,66 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state by RULES; `boxed` has the shapes, boxed with the names of the axes.
 
-    Leaves without names, such as biases, are replicated. Axes that the mesh does not divide are not sharded; they are
-    logged.
+    Leaves without names, such as biases, are replicated. Where an axis of the mesh does not divide the axis of a matrix
+    that it is for (a vocabulary of 8,001 over tensor=2, two heads of keys over tensor=4), it shards the largest other
+    one that it divides: the matrix is stored in shares all the same, and without padding. Such axes are logged.
     """
-    whole = set()
+    moved = set()
 
     def fitting(leaf):
         shape = nn.unbox(leaf)
         if not hasattr(shape, 'shape'):
             return shape  # what optax has in the place of a frozen parameter
-        spec, sharding = [], logical_to_mesh_sharding(nn.get_partition_spec(leaf), mesh, RULES)
-        for size, axis in zip(shape.shape, sharding.spec, strict=False):
-            if axis and size % mesh.shape[axis]:
-                whole.add(f'{size} over {axis}={mesh.shape[axis]}')
-                axis = None
-            spec.append(axis)
-        return NamedSharding(mesh, PartitionSpec(*spec))
+        sharding = logical_to_mesh_sharding(nn.get_partition_spec(leaf), mesh, RULES)
+        axes = [_axes(entry) for entry in sharding.spec]  # none of what has no names
+        for place, size in enumerate(shape.shape[:len(axes)]):
+            if axes[place] and size % mesh.shape[axes[place][0]]:
+                axis, axes[place] = axes[place], ()
+                moved.add(f'{size} over {axis[0]}={mesh.shape[axis[0]]}')
+                fits = [other for other, length in enumerate(shape.shape) if other != place
+                        and length % math.prod(mesh.shape[each] for each in axes[other] + axis) == 0]
+                if fits:
+                    axes[max(fits, key=lambda other: shape.shape[other])] += axis
+        return NamedSharding(mesh, PartitionSpec(*(_entry(each) for each in axes)))
 
     fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
-    if whole:
-        log.info('not divided, hence whole on each device: axes of %s', ', '.join(sorted(whole)))
+    if moved:
+        log.info('not divided, hence shared by another axis of the matrix or whole on each device: axes of %s',
+                 ', '.join(sorted(moved)))
     return fitted
+
+
+def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: Mesh) -> PyTree[NamedSharding]:
+    """Returns the sharding of each parameter during a step: as it is stored, but gathered along 'fsdp'.
+
+    A vocabulary that 'tensor' does not divide is divided then nevertheless: XLA pads it, within the program only. Other
+    axes that it does not divide, such as heads of keys fewer than devices, are gathered, and computed on each.
+    """
+    def computing(leaf, sharding):
+        spec = list(without_fsdp(sharding).spec)
+        for place, name in enumerate(getattr(leaf, 'names', ())):
+            axis = dict(RULES).get(name)
+            if axis == 'tensor' and mesh.shape[axis] > 1 and axis not in _axes(spec[place]):
+                spec = [_entry(tuple(each for each in _axes(entry) if each != axis)) for entry in spec]
+                if name == 'vocab':
+                    spec[place] = axis
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree.map(computing, boxed, stored, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
+
+
+def without_fsdp(sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding of what is gathered along 'fsdp'."""
+    return NamedSharding(sharding.mesh, PartitionSpec(*(
+        _entry(tuple(axis for axis in _axes(entry) if axis != 'fsdp')) for entry in sharding.spec)))
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return axes[0] if len(axes) == 1 else axes or None
 
 
 def check_memory(state: PyTree, devices: Devices) -> None:

@@ -1,12 +1,16 @@
 """Several processes: joining a job, choosing a leader, and waiting for each other."""
 
 import contextlib
+import ctypes
 import glob
 import importlib.util
 import logging
 import os
 import re
+import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,8 +21,14 @@ from jax.experimental.multihost_utils import process_allgather
 from orbax.checkpoint import multihost
 
 from errors import UserError
+from training.preemption import STOPPED
 
 PATIENCE = 300  # seconds that processes wait for each other at the start; JAX's own
+HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost
+FAREWELL = 20  # seconds that a process with an error waits for the others to end, too
+GO_ON = 'What is saved is safe: run the same command again, in all processes, to go on from the newest checkpoint'
+# What XLA says when the connection to another process breaks, on CPUs (Gloo), GPUs (NCCL) and to JAX's coordinator.
+LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
 
 log = logging.getLogger('allyouneed.train')
 
@@ -58,13 +68,61 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         log.info('process %d of %d: all meet at %s', number, count, address)
         if number:
             wait_for(host, int(port))
+    _explain_abort()
     try:
-        jax.distributed.initialize(**options)
+        jax.distributed.initialize(**options, initialization_timeout=PATIENCE, heartbeat_timeout_seconds=HEARTBEAT)
     except (RuntimeError, ValueError) as error:
         raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
     check_devices()
     if not is_leader():
         logging.getLogger('allyouneed').setLevel(logging.ERROR)  # only the leader logs progress
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """In the body, a process that loses another one, or fails alone, says so and ends; it does not wait for the others.
+
+    If the connection to another process breaks, this process leaves at once with the status STOPPED, which tells a
+    scheduler to start the job again. Any other error is raised as ever; but a process that cleans up and says goodbye
+    to the others may wait for them in vain, so after FAREWELL seconds it leaves with status 2. Of a process that is
+    alone, nothing changes.
+    """
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() > 1:
+            if isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(str(error)):
+                _leave(f'another process of this job is lost ({_first_line(error)}). {GO_ON}', STOPPED)
+            farewell = threading.Timer(FAREWELL, _leave, [
+                f'the others have not ended {FAREWELL} s after the error here ({_first_line(error)}): left without '
+                'them', 2])
+            farewell.daemon = True
+            farewell.start()
+        raise
+
+
+def _explain_abort() -> None:
+    """From here on abort(), by which JAX ends a process that has lost another one, is explained, with status STOPPED.
+
+    JAX calls it in a thread of its own, and offers no way to be told instead. A handler of Python's would come too
+    late: it runs between two instructions of the main thread, but the process ends when the C handler returns.
+    """
+    global _on_abort
+    _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _leave(
+        f'JAX has ended this process, as the lines above say: most often, another process of this job is lost. {GO_ON}',
+        STOPPED))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
+
+def _leave(why: str, status: int) -> None:
+    """Ends this process at once: cleaning up would wait for processes that are gone."""
+    sys.stderr.flush()
+    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {why}\n'.encode())
+    os._exit(status)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition('\n')[0] or type(error).__name__
 
 
 def check_devices() -> None:

@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from errors import UserError
-from input_pipeline import token_store
+from input_pipeline import builds, token_store
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
     SIDES,
@@ -253,7 +253,7 @@ def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_pa
 
 
 def test_a_build_that_another_removes_before_it_is_locked_begins_anew(tokenizers, tmp_path, monkeypatch):
-    made, make = [], token_store.tempfile.mkdtemp
+    made, make = [], builds.tempfile.mkdtemp
 
     def make_and_lose(**options):
         made.append(make(**options))
@@ -261,7 +261,7 @@ def test_a_build_that_another_removes_before_it_is_locked_begins_anew(tokenizers
             os.rmdir(made[-1])
         return made[-1]
 
-    monkeypatch.setattr(token_store.tempfile, 'mkdtemp', make_and_lose)
+    monkeypatch.setattr(builds.tempfile, 'mkdtemp', make_and_lose)
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
     assert len(made) == 3 and len(stores(tmp_path)) == 1
 
@@ -270,7 +270,7 @@ def test_a_file_system_without_locks_will_do(tokenizers, tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(token_store.fcntl, 'flock', no_locks)
+    monkeypatch.setattr(builds.fcntl, 'flock', no_locks)
     (tmp_path / 'tokens' / 'x.building-y').mkdir(parents=True)
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
     assert len(stores(tmp_path)) == 2  # who knows whether somebody builds there

@@ -1,17 +1,23 @@
 """The launch files, as far as they can be tried without a cluster: their commands, as two processes of this machine."""
 
 import json
+import math
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 
+import jsonschema
 import numpy as np
 import pytest
 import yaml
 
 from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from training.preemption import STOPPED
+from training.processes import detected
 
 # What Slurm's srun does for two tasks on one node: start the command twice, and tell each which one it is.
 SRUN = '''#!/bin/bash
@@ -59,10 +65,176 @@ def test_the_kubernetes_job_counts_its_pods_once():
     assert spec['completionMode'] == 'Indexed'
 
 
-@pytest.mark.parametrize('path', ['launch/slurm.sh'])
-def test_the_slurm_script_is_well_formed(path):
+@pytest.mark.parametrize('path', ['launch/slurm.sh', 'launch/tpu_vm.sh'])
+def test_the_scripts_are_well_formed(path):
     assert subprocess.run(['bash', '-n', path], cwd=ROOT).returncode == 0
     assert os.access(ROOT / path, os.X_OK)
+
+
+def test_the_directives_of_slurm_are_known():
+    """Those of `man sbatch`, and their form."""
+    forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'signal': r'(B:)?\w+@\d+',
+             'requeue': None}
+    for directive in re.findall('^#SBATCH --(.*)$', (ROOT / 'launch' / 'slurm.sh').read_text(), re.MULTILINE):
+        name, given, value = directive.partition('=')
+        assert name in forms and bool(given) == (forms[name] is not None)
+        assert not given or re.fullmatch(forms[name], value), directive
+
+
+COUNT, TEXT, NAMES = {'type': 'integer', 'minimum': 0}, {'type': 'string'}, {'type': 'object', 'additionalProperties': {
+    'type': 'string'}}
+
+
+def thing(required, **properties):
+    """A schema: no other field, as the API server of Kubernetes refuses unknown ones."""
+    return {'type': 'object', 'required': required.split(), 'properties': properties, 'additionalProperties': False}
+
+
+def several(schema):
+    return {'type': 'array', 'minItems': 1, 'items': schema}
+
+
+# Of https://kubernetes.io/docs/reference/kubernetes-api and https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2:
+# the fields that the launch files use.
+POD = thing(
+    'restartPolicy containers', subdomain=TEXT, restartPolicy={'enum': ['Always', 'OnFailure', 'Never']},
+    terminationGracePeriodSeconds=COUNT, nodeSelector=NAMES,
+    containers=several(thing(
+        'name image', name=TEXT, image=TEXT, workingDir=TEXT, command=several(TEXT),
+        env=several(thing('name value', name=TEXT, value=TEXT)),
+        resources=thing('', limits={'type': 'object', 'additionalProperties': COUNT}),
+        volumeMounts=several(thing('name mountPath', name=TEXT, mountPath=TEXT)))),
+    volumes=several(thing('name', name=TEXT, persistentVolumeClaim=thing('claimName', claimName=TEXT),
+                          emptyDir=thing('', medium={'enum': ['', 'Memory']}))))
+JOB = thing(
+    'template', completionMode={'enum': ['Indexed', 'NonIndexed']}, completions=COUNT, parallelism=COUNT,
+    backoffLimit=COUNT, template=thing('spec', spec=POD),
+    podFailurePolicy=thing('rules', rules=several(thing(
+        'action', action={'enum': ['FailJob', 'FailIndex', 'Ignore', 'Count']},
+        onExitCodes=thing('operator values', containerName=TEXT, operator={'enum': ['In', 'NotIn']},
+                          values=several(COUNT))))))
+SCHEMAS = {
+    'Service': thing('apiVersion kind metadata spec', apiVersion={'const': 'v1'}, kind=TEXT,
+                     metadata=thing('name', name=TEXT), spec=thing(
+                         'selector', clusterIP=TEXT, publishNotReadyAddresses={'type': 'boolean'}, selector=NAMES)),
+    'Job': thing('apiVersion kind metadata spec', apiVersion={'const': 'batch/v1'}, kind=TEXT,
+                 metadata=thing('name', name=TEXT), spec=JOB),
+    'JobSet': thing(
+        'apiVersion kind metadata spec', apiVersion={'const': 'jobset.x-k8s.io/v1alpha2'}, kind=TEXT,
+        metadata=thing('name', name=TEXT, annotations=NAMES), spec=thing(
+            'replicatedJobs',
+            failurePolicy=thing('', maxRestarts=COUNT, rules=several(thing(
+                'name action', name=TEXT,
+                action={'enum': ['FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts']},
+                onJobFailureReasons=several({'enum': ['BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes',
+                                                      'MaxFailedIndexesExceeded', 'PodFailurePolicy']})))),
+            replicatedJobs=several(thing('name template', name=TEXT, replicas=COUNT,
+                                         template=thing('spec', spec=JOB)))))}
+
+
+@pytest.mark.parametrize('name', ['kubernetes.yaml', 'jobset.yaml'])
+def test_the_files_of_kubernetes_have_the_form_that_it_wants(name):
+    for each in yaml.safe_load_all((ROOT / 'launch' / name).read_text()):
+        jsonschema.validate(each, SCHEMAS[each['kind']])
+
+
+def jobs():
+    jobset = yaml.safe_load((ROOT / 'launch' / 'jobset.yaml').read_text())
+    return {'Job': container()[1], 'JobSet': jobset['spec']['replicatedJobs'][0]['template']['spec']}, jobset['spec']
+
+
+def test_kubernetes_starts_again_what_can_go_on_and_nothing_else():
+    both, jobset = jobs()
+    for job in both.values():
+        [rule] = job['podFailurePolicy']['rules']
+        pod = job['template']['spec']
+        assert rule['action'] == 'FailJob' and rule['onExitCodes']['values'] == [2]
+        assert rule['onExitCodes']['containerName'] == pod['containers'][0]['name']
+        assert pod['restartPolicy'] == 'Never'  # the policy needs it
+        volumes = {volume['name'] for volume in pod['volumes']}
+        assert {mount['name'] for mount in pod['containers'][0]['volumeMounts']} <= volumes
+    assert STOPPED != 2 and both['Job']['backoffLimit'] and not both['JobSet']['backoffLimit']
+    assert jobset['failurePolicy']['maxRestarts'] and jobset['failurePolicy']['rules'][0]['action'] == 'FailJobSet'
+
+
+def test_the_slice_has_the_machines_that_its_topology_says():
+    job = jobs()[0]['JobSet']
+    pod = job['template']['spec']
+    chips = math.prod(map(int, pod['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x')))
+    assert chips == job['completions'] * pod['containers'][0]['resources']['limits']['google.com/tpu']
+    assert job['completions'] == job['parallelism']
+
+
+def test_the_pods_of_a_slice_are_told_apart():
+    """By what GKE tells them, without a flag."""
+    assert detected({'TPU_WORKER_HOSTNAMES': 'a,b,c,d', 'TPU_WORKER_ID': '3'}) == {}
+
+
+def test_the_command_of_the_jobset_is_one_that_train_py_takes(tmp_path):
+    command = jobs()[0]['JobSet']['template']['spec']['containers'][0]['command']
+    done = subprocess.run([sys.executable, *command[1:], '--print_config'], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and '--config.cache_dir=/runs/cache' in done.stdout, done.stderr
+
+
+# In the place of Python: ends with the statuses in a file, one after the other.
+FAKE = '''#!/bin/bash
+echo "$@" >> "$0.calls"
+status=$(sed -n "$(wc -l < "$0.calls")p" "$0.statuses")
+[[ $status == wait ]] && { trap 'exit 75' TERM; touch "$0.up"; sleep 60 & wait; }
+exit $status
+'''
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Makes a program that ends with `statuses`, and returns its path."""
+    def make(*statuses, name='python', text=FAKE):
+        path = tmp_path / name
+        path.write_text(text)
+        path.chmod(0o755)
+        (tmp_path / f'{name}.statuses').write_text('\n'.join(map(str, statuses)) + '\n')
+        return path
+    return make
+
+
+def calls(path):
+    return path.with_name(f'{path.name}.calls').read_text().splitlines()
+
+
+@pytest.mark.parametrize('statuses, status', [
+    ([0], 0), ([2], 2), ([75, 75, 0], 0), ([75, 137, 2], 2), ([134, 0], 0), ([1], 1), ([75, 75, 75, 75], 75)])
+def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
+    python = fake(*statuses)
+    done = subprocess.run(['launch/tpu_vm.sh', '--config=x', '--workdir=a b'], cwd=ROOT, capture_output=True,
+                          env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'RESTARTS': '3'}, timeout=60)
+    assert done.returncode == status
+    assert calls(python) == ['train.py --config=x --workdir=a b'] * len(statuses)
+
+
+def test_a_tpu_vm_that_is_told_to_stop_does(fake):
+    python = fake('wait', 0)
+    script = subprocess.Popen(['launch/tpu_vm.sh'], cwd=ROOT, env=os.environ | {'PYTHON': str(python), 'PAUSE': '0'})
+    deadline = time.monotonic() + 30
+    while not python.with_name('python.up').exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    script.terminate()
+    assert script.wait(30) == STOPPED
+    assert len(calls(python)) == 1
+
+
+@pytest.mark.parametrize('status, restarts, again', [
+    (0, 0, False), (2, 0, False), (75, 0, True), (75, 19, True), (75, 20, False), (137, 1, True), (1, 0, False)])
+def test_slurm_queues_again_what_can_go_on(status, restarts, again, fake, tmp_path):
+    srun = fake(status, name='srun')
+    fake(0, name='scontrol')
+    done = subprocess.run(['bash', 'launch/slurm.sh', '--config=x'], cwd=ROOT, capture_output=True, timeout=60, env={
+        **os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7', 'PYTHON': 'py',
+        'SLURM_RESTART_COUNT': str(restarts)})
+    assert done.returncode == status
+    assert calls(srun) == ['--kill-on-bad-exit=1 py train.py --config=x']
+    assert (tmp_path / 'scontrol.calls').exists() == again
+    assert not again or calls(tmp_path / 'scontrol') == ['requeue 7']
 
 
 @pytest.mark.slow

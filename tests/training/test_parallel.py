@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from model.transformer import Transformer
 from tests.tiny_run import outcome, start, tiny_config
 from training import mesh, processes
 from training.checkpoints import open_checkpoints
-from training.mesh import make_mesh, shardings_of
+from training.mesh import computing_shardings_of, make_mesh, shardings_of
 from training.processes import connect, detected
 from training.step import boxed_state
 
@@ -106,6 +107,54 @@ def test_what_a_mesh_does_not_divide_stays_whole(caplog):
     with caplog.at_level('INFO', 'allyouneed.train'):
         assert shardings_of({'w': boxed}, mesh)['w'].spec == PartitionSpec('fsdp', None)
     assert '9 over tensor=4' in caplog.text
+
+
+# One vocabulary that no mesh divides, and two heads of keys and values for four or eight devices.
+ODD = [Mode(tensor=2), Mode(data=2, tensor=4), Mode(fsdp=2, tensor=2)]
+ALL_ODD = [Mode(tensor=8), Mode(tensor=3), Mode(fsdp=4, tensor=2), Mode(data=5), Mode(data=2, fsdp=2, tensor=2),
+           Mode(fsdp=2, tensor=4, accumulate=3)]
+
+
+@pytest.mark.parametrize('found', [ODD[:2], pytest.param(ODD + ALL_ODD, marks=pytest.mark.slow)], ids=['two', 'all'])
+@pytest.mark.parametrize('size', [37, 41])
+def test_a_vocabulary_that_no_mesh_divides(found, size, monkeypatch):
+    monkeypatch.setattr('benchmarks.modes.VOCABULARY', size)
+    make = functools.partial(compiled, optimizer=optax.sgd(0.1), num_key_value_heads=2)
+    expected, expected_losses = train(make(Mode()))
+    for mode in found:
+        steps = make(mode)
+        state, losses = train(steps)
+        np.testing.assert_allclose(losses, expected_losses, atol=1e-5, err_msg=str(mode))
+        jax.tree.map(lambda leaf, wanted, mode=mode: np.testing.assert_allclose(
+            leaf, wanted, atol=1e-5, err_msg=str(mode)), state.params, expected.params)
+        params = steps.gather(state.params)
+        batch = ragged_batch(9, steps.part)
+        np.testing.assert_allclose(steps.eval(params, batch).loss, make(Mode()).eval(
+            expected.params, ragged_batch(9)).loss, rtol=1e-5)
+        if 16 % (mode.fsdp * mode.tensor) == 0:
+            table = state.params['target_embedding']['embedding']
+            shares = {shard.data.shape for shard in table.addressable_shards}
+            assert shares == {(size, 16 // (mode.fsdp * mode.tensor))}, 'whole on no device'
+            assert table.shape == (size, 16)  # as any other mesh opens it
+
+
+def test_heads_of_keys_fewer_than_devices_are_stored_in_shares():
+    state = compiled(Mode(data=2, tensor=4), num_key_value_heads=2).init(seed=0)
+    for name in ('key', 'value'):
+        kernel = state.params['encoder']['layers_0']['self_attention'][name]['kernel']
+        assert {math.prod(shard.data.shape) for shard in kernel.addressable_shards} == {kernel.size // 4}
+
+
+def test_the_padding_of_a_vocabulary_is_in_the_program_only():
+    boxed = {'table': nn.LogicallyPartitioned(jax.ShapeDtypeStruct((37, 16), jnp.float32), ('vocab', 'embed')),
+             'keys': nn.LogicallyPartitioned(jax.ShapeDtypeStruct((16, 2, 8), jnp.float32), ('embed', 'heads', 'kv'))}
+    mesh = make_mesh({'data': 1, 'fsdp': 2, 'tensor': 4})
+    stored = shardings_of(boxed, mesh)
+    assert stored['table'].spec == PartitionSpec(None, ('fsdp', 'tensor'))
+    assert stored['keys'].spec == PartitionSpec(('fsdp', 'tensor'), None, None)
+    computing = computing_shardings_of(boxed, stored, mesh)
+    assert computing['table'].spec == PartitionSpec('tensor', None)
+    assert computing['keys'].spec == PartitionSpec(None, None, None)
 
 
 def test_a_fresh_state_is_the_same_on_every_mesh_and_no_device_has_it_all():

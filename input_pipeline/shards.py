@@ -1,0 +1,228 @@
+"""A large text is tokenised in shards, by all cores of this machine and by all processes of a job at once.
+
+The rows of a text are cut into shards of about SHARD characters, in order. Each core has a worker, a process of its own
+that reads the text and tokenises the next shard that nobody else has. A shard is a token store beside the one to be
+built. A worker locks the shard that it works on; so one that is killed loses this shard only, which another builds
+again, and a build that is started again goes on with the shards that are there. The joined store is the same, to the
+bit, as one built at once, whoever built which shard.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import operator
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from errors import UserError
+from input_pipeline.builds import build_once, cache_errors, locked
+from input_pipeline.stores import join
+
+LARGE = 2 ** 22  # characters; a text of fewer takes a second or two, and is tokenised here
+SHARD = 2 ** 24  # characters
+PAUSE = 0.2  # seconds between two looks at what others do
+
+log = logging.getLogger('allyouneed.data')
+
+Rows = Callable[[], Iterable[Any]]  # the rows of a text, from the first on: texts, or tuples of texts
+Write = Callable[[Iterable[Any], Path], None]  # writes the store of rows into a folder
+
+
+def build_together(folder: Path, rows: Rows, write: Write) -> Path:
+    """Returns `folder`, the store of `rows()`. If it does not exist yet, it is built, in shards if the text is large.
+
+    Every process of a job may call this at the same time: each has a worker for each of its cores. `rows` and `write`
+    are pickled for them.
+
+    Raises:
+      UserError: if the text has an error, or the folder cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        return build_once(folder, lambda temporary: write(_small(rows()), temporary))
+    except _Large:
+        pass
+    shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
+    with cache_errors(folder):
+        shards.mkdir(exist_ok=True)
+    count = _tokenise(shards, rows, write)
+    parts = [_place(shards, number) for number in range(count)]
+    with _alone(shards / 'join'):
+        if not folder.is_dir():
+            build_once(folder, lambda temporary: join(parts, temporary))
+        shutil.rmtree(shards, ignore_errors=True)
+    return folder
+
+
+class _Large(Exception):
+    """Raised where a text turns out to be large."""
+
+
+def _small(rows: Iterable[Any]) -> Iterator[Any]:
+    """Yields the rows of a text of fewer than LARGE characters; raises _Large in any other."""
+    size = 0
+    for row in rows:
+        if (size := size + _characters(row)) >= LARGE:
+            raise _Large
+        yield row
+
+
+def _characters(row: Any) -> int:
+    return len(row) if isinstance(row, str) else sum(map(len, row))
+
+
+def _shards(rows: Rows, size: int) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yields (number of the shard, its rows); `size` is that of a shard, in characters."""
+    def numbered():
+        number = filled = 0
+        for row in rows():
+            yield number, row
+            if (filled := filled + _characters(row)) >= size:
+                number, filled = number + 1, 0
+
+    for number, group in itertools.groupby(numbered(), key=operator.itemgetter(0)):
+        yield number, map(operator.itemgetter(1), group)
+
+
+def _place(folder: Path, number: int) -> Path:
+    return folder / f'{number:06d}'
+
+
+def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
+    """Has all shards built by workers, and by those of other processes; returns their number.
+
+    Raises:
+      UserError: if a worker meets an error, or none is left.
+    """
+    task = cloudpickle.dumps((shards, functools.partial(_shards, rows, SHARD), write))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
+    log.info('%s: a large text, tokenised by %d processes here', shards.name, cores)
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_worker(task)) for _ in range(cores)]
+        answers = [json.loads(said) for worker in workers if worker.stdout and (said := worker.stdout.read())]
+    if errors := [answer['error'] for answer in answers if 'error' in answer]:
+        shutil.rmtree(shards, ignore_errors=True)  # the text will be another one
+        raise UserError(errors[0])
+    if not answers:
+        raise UserError(f'all {cores} processes that tokenise were killed: is there too little memory? What they have '
+                        'done is kept: run the same command again')
+    return answers[0]['shards']
+
+
+@contextlib.contextmanager
+def _worker(task: bytes) -> Iterator[subprocess.Popen]:
+    """Starts a worker. It ends when it is done, at the end of the context, or when this process ends in any way."""
+    code = 'from input_pipeline.shards import work; work()'
+    path = os.pathsep.join(filter(None, sys.path)) or os.curdir
+    with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env=os.environ | {'PYTHONPATH': path}) as process:
+        assert process.stdin is not None, 'it is a pipe'
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has been killed
+                process.stdin.write(task)
+                process.stdin.flush()
+            yield process
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def work() -> None:
+    """What a worker does: reads its task from stdin, builds shards until all are there, and writes their number, or the
+    user's error, to stdout as JSON.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process that started this one ends it
+    folder, shards, write = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_the_other, daemon=True).start()
+    try:
+        answer = {'shards': _build_all(folder, shards, write)}
+    except UserError as error:
+        answer = {'error': str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+def _end_with_the_other() -> None:
+    os.read(sys.stdin.fileno(), 1)  # comes back when the process that started this one has closed the pipe, or ended
+    os._exit(1)
+
+
+def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[Any]]]], write: Write) -> int:
+    """Builds every shard that nobody else builds, waits for the others, and returns the number of all."""
+    count, missing = _build_free(folder, shards(), write)
+    while missing := [number for number in missing if not _place(folder, number).is_dir()]:
+        if not folder.is_dir():
+            break  # another process of the job has joined them
+        if any(_is_free(folder, number) for number in missing):  # who had it was killed
+            count, missing = _build_free(folder, shards(), write)
+        time.sleep(PAUSE)
+    return count
+
+
+def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
+    """Builds what is not there and not being built; returns the number of all shards, and those that others build."""
+    count, others = 0, []
+    for number, rows in shards:
+        count, place = number + 1, _place(folder, number)
+        if place.is_dir():
+            continue
+        with _claimed(folder, number) as mine:
+            if mine and not place.is_dir():
+                build_once(place, functools.partial(write, rows))
+            elif not mine:
+                others.append(number)
+    return count, others
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, number: int) -> Iterator[bool]:
+    """Holds the lock of a shard; False if another has it. On a file system without locks everybody has it."""
+    try:
+        lock = locked(folder / f'{number:06d}.lock')
+    except (BlockingIOError, FileNotFoundError):  # the latter: another process of the job has joined the shards
+        yield False
+        return
+    except OSError:
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        os.close(lock)
+
+
+def _is_free(folder: Path, number: int) -> bool:
+    with _claimed(folder, number) as mine:
+        return mine
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Waits until no other process is in here."""
+    while True:
+        try:
+            lock = locked(path)
+            break
+        except BlockingIOError:
+            time.sleep(PAUSE)
+        except OSError:  # no locks here, or another process has joined the shards and removed them
+            lock = None
+            break
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)

@@ -1,0 +1,194 @@
+"""A large text becomes the same store, to the bit, whoever builds which of its shards."""
+
+import functools
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from errors import UserError
+from input_pipeline import shards
+from input_pipeline.builds import build_once
+from input_pipeline.shards import build_together
+from input_pipeline.sources import TextCorpus
+from input_pipeline.stores import SIDES, write_documents, write_pairs
+from input_pipeline.token_store import TokenStore
+from input_pipeline.tokenizer import ByteTokenizer, train_tokenizer
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAIRS = 4000
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Text files; some lines are empty, some too long, and a run of lines gives no token to a whole shard."""
+    folder, rng = tmp_path_factory.mktemp('text'), random.Random(3)
+    lines = [' '.join(rng.choices(['one', 'zwei', 'trois', 'четыре', '五'], k=rng.choice([0, 1, 5, 9, 40])))
+             for _ in range(2 * PAIRS)]
+    lines[1000:1400] = ['long ' * 99] * 400
+    for name, part in (('en', lines[:PAIRS]), ('xx', lines[PAIRS:])):
+        (folder / f'train.{name}').write_text('\n'.join(part) + '\n')
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A text of 20 kB is a large one."""
+    monkeypatch.setattr(shards, 'LARGE', 2_000)
+    monkeypatch.setattr(shards, 'SHARD', 10_000)
+
+
+def parts(folder, max_length=60):
+    corpus = TextCorpus(folder, 'en', 'xx', {'train': 'train'})
+    return functools.partial(corpus.pairs, 'train'), functools.partial(
+        write_pairs, tokenizers=dict.fromkeys(SIDES, ByteTokenizer()), max_length=max_length)
+
+
+def contents(store):
+    return {path.name: path.read_bytes() for path in store.iterdir()}
+
+
+def at_once(folder, where, *args):
+    rows, write = parts(folder, *args)
+    return contents(build_once(where, lambda temporary: write(rows(), temporary)))
+
+
+# A process of a job.
+BUILD = '''
+import functools, os, pathlib, sys
+from input_pipeline import shards
+from tests.input_pipeline.test_shards import parts
+shards.LARGE, shards.SHARD = 2_000, 10_000
+shards.build_together(pathlib.Path(sys.argv[1]), *parts(pathlib.Path(sys.argv[2])))
+'''
+
+
+def process(store, folder):
+    return subprocess.Popen([sys.executable, '-c', BUILD, store, folder], cwd=ROOT, stderr=subprocess.PIPE)
+
+
+def test_all_cores_build_what_one_does(folder, tmp_path, monkeypatch):
+    joined, join = [], shards.join
+    monkeypatch.setattr(shards, 'join', lambda parts, where: joined.extend(parts) or join(parts, where))
+    found = contents(build_together(tmp_path / 'store', *parts(folder)))
+    assert found == at_once(folder, tmp_path / 'once') and len(joined) > 20
+    assert set(found) == {'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy', 'target.tokens'}
+    assert json.loads(found['stats.json'])['dropped_long'] >= 400
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith('store')] == ['store']
+    assert len(TokenStore(tmp_path / 'store')) > 500
+
+
+def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):
+    assert contents(build_together(tmp_path / 'store', *parts(folder, 2))) == at_once(folder, tmp_path / 'once', 2)
+
+
+def test_documents_too_and_subwords(folder, tmp_path):
+    texts = (folder / 'train.en').read_text().splitlines()
+    tokenizer = train_tokenizer(texts, kind='bpe', vocab_size=300, split_digits=False, normalization='identity')
+    write = functools.partial(write_documents, tokenizer=tokenizer)
+    rows = functools.partial(list, texts)
+    found = contents(build_together(tmp_path / 'store', rows, write))
+    assert found == contents(build_once(tmp_path / 'once', lambda temporary: write(texts, temporary)))
+
+
+def test_processes_of_a_job_build_together(folder, tmp_path):
+    job = [process(tmp_path / 'store', folder) for _ in range(2)]
+    for each in job:
+        assert each.wait(120) == 0, each.stderr.read().decode()
+    assert contents(tmp_path / 'store') == at_once(folder, tmp_path / 'once')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['once', 'store']
+
+
+def workers_of(pid):
+    return [int(each) for each in pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='looks for processes in /proc')
+@pytest.mark.parametrize('victim', ['a worker', 'the process'])
+def test_who_is_killed_loses_a_shard_only(victim, folder, tmp_path):
+    """Wherever the kill falls: the next build, or the workers that are left, make up for it."""
+    rng = random.Random(victim)
+    for attempt in range(2):
+        store = tmp_path / str(attempt)
+        building = process(store, folder)
+        deadline = time.monotonic() + 60
+        made = store.with_name(f'{attempt}.shards-10000')
+        wanted = rng.randrange(1, 5)
+        while building.poll() is None and len([*made.glob('0*[0-9]')]) < wanted and time.monotonic() < deadline:
+            time.sleep(0.002)
+        workers = workers_of(building.pid) if building.poll() is None else []
+        kept = {path: path.stat().st_mtime_ns for path in made.glob('0*[0-9]')} if made.is_dir() else {}
+        if victim == 'the process':
+            building.kill()
+            building.wait()
+            until = time.monotonic() + 20
+            while any(os.path.exists(f'/proc/{each}') for each in workers):  # they do not outlive it
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            again = process(store, folder)
+            assert again.wait(120) == 0, again.stderr.read().decode()
+        else:
+            for each in workers[:1]:
+                os.kill(each, signal.SIGKILL)
+            ended = building.wait(120)
+            assert ended == 0 or len(workers) == 1, building.stderr.read().decode()
+            if ended:
+                assert process(store, folder).wait(120) == 0
+        for path, when in kept.items():
+            assert not path.exists() or path.stat().st_mtime_ns == when
+        assert contents(store) == at_once(folder, tmp_path / f'once-{attempt}')
+
+
+def test_an_error_in_the_text_is_the_users_and_leaves_nothing(folder, tmp_path):
+    lines = (folder / 'train.xx').read_bytes().split(b'\n')
+    lines[3500] = b'caf\xe9'
+    (tmp_path / 'text').mkdir()
+    (tmp_path / 'text' / 'train.xx').write_bytes(b'\n'.join(lines))
+    (tmp_path / 'text' / 'train.en').write_bytes((folder / 'train.en').read_bytes())
+    with pytest.raises(UserError, match=r'train\.xx:3501: not UTF-8'):
+        build_together(tmp_path / 'store', *parts(tmp_path / 'text'))
+    assert [path.name for path in tmp_path.iterdir()] == ['text']
+
+
+def test_if_all_workers_are_killed_it_says_so(folder, tmp_path, monkeypatch):
+    class Killed(subprocess.Popen):
+        def __init__(self, command, **options):
+            super().__init__([command[0], '-c', 'import os; os.kill(os.getpid(), 9)'], **options)
+
+    monkeypatch.setattr(shards.subprocess, 'Popen', Killed)
+    with pytest.raises(UserError, match='were killed: is there too little memory'):
+        build_together(tmp_path / 'store', *parts(folder))
+
+
+def test_a_file_of_many(tmp_path):
+    """Patterns and lists: one behind the other."""
+    for name, text in (('b-1', 'eins'), ('b-2', 'zwei'), ('a', 'null'), ('b-10', 'zehn')):
+        (tmp_path / f'{name}.de').write_text(f'{text}\n')
+        (tmp_path / f'{name}.en').write_text(f'{text} in English\n')
+    (tmp_path / 'c.tsv').write_text('table\tTabelle\n')
+
+    def read(names):
+        corpus = TextCorpus(tmp_path, 'en', 'de', {'train': names, 'validation': 'a', 'test': 'a'})
+        assert len(corpus.fingerprint('train')['files']) == len(corpus.files('train'))
+        return [target for _, target in corpus.pairs('train')]
+
+    assert read('b-*') == ['eins', 'zehn', 'zwei']
+    assert read('a,b-?,c') == ['null', 'eins', 'zwei', 'Tabelle']
+    assert read('b-2') == ['zwei']
+    (tmp_path / 'b-2.de').unlink()
+    for names in ('b-*', 'a,b-2'):
+        with pytest.raises(UserError, match='b-2.de .* does not exist'):
+            read(names)
+    with pytest.raises(UserError, match=r'holds no files d-\*'):
+        read('d-*')
+    (tmp_path / 'a.de').write_text('null\nmore\n')
+    with pytest.raises(UserError, match=r'a\.en has 1 lines but .*a\.de has 2'):
+        read('a')
+    assert np.all([path.exists() for path in TextCorpus(tmp_path, 'en', 'de', {'train': 'b-1*'}).files('train')])

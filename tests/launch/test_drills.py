@@ -1,0 +1,270 @@
+"""What happens to a job of many processes when one of them is lost, and that the next start makes up for it.
+
+Each drill prints its line (DRILL ...) of the table in docs/distributed.md:
+
+    python -m pytest -n 0 -m slow -s tests/launch/test_drills.py
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.scripts import ROOT, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from training.preemption import STOPPED
+from training.processes import HEARTBEAT
+
+STEPS, EVERY = 150, 25  # of the run, and between checkpoints
+SOON = 20  # seconds in which a broken connection is noticed
+LATE = HEARTBEAT + 30  # in which silence is
+
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """A training on several processes of this machine, each a leader of its own group; `inside` are their commands'
+    beginnings."""
+
+    def __init__(self, count, arguments, folder, inside=None, host='localhost'):
+        folder.mkdir(exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(('localhost', 0))
+            port = probe.getsockname()[1]
+        job = [f'--coordinator_address={host}:{port}', f'--num_processes={count}']
+        self.logs, self.processes = [folder / f'{number}.log' for number in range(count)], []
+        for number, log in enumerate(self.logs):
+            with log.open('w') as file:
+                self.processes.append(subprocess.Popen(
+                    [*(inside[number] if inside else ()), sys.executable, *arguments, *job, f'--process_id={number}'],
+                    cwd=ROOT, stderr=file, env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'}, start_new_session=True))
+
+    def send(self, number, what):
+        os.killpg(self.processes[number].pid, what)
+
+    def wait(self, numbers, seconds):
+        """Seconds until all these have ended."""
+        began = time.monotonic()
+        for number in numbers:
+            self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))
+        return time.monotonic() - began
+
+    def said(self, number):
+        return self.logs[number].read_text(errors='replace')
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for number, process in enumerate(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                self.send(number, signal.SIGKILL)
+            process.wait()
+
+
+def arguments(workdir, data, cache):
+    return train_arguments(workdir, data, cache, parallel__data=1, parallel__fsdp=-1, train__steps=STEPS,
+                           train__log_every=25, eval__every=75, checkpoint__every=EVERY)
+
+
+def outcome(workdir):
+    lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+    return [leaf.tobytes() for leaf in parameters(workdir)], [
+        {name: value for name, value in line.items() if not re.search('second|_gb$', name)} for line in lines]
+
+
+@pytest.fixture(scope='module')
+def whole(data, cache, tmp_path_factory):  # noqa: F811
+    """What a run without a fault comes to, by the number of its processes."""
+    known = {}
+
+    def find(count):
+        if count not in known:
+            folder = tmp_path_factory.mktemp('whole')
+            with Job(count, arguments(folder / 'run', data, cache), folder / 'logs') as job:
+                job.wait(range(count), 900)
+                assert all(process.returncode == 0 for process in job.processes), job.said(0)
+            known[count] = outcome(folder / 'run')
+        return known[count]
+
+    return find
+
+
+def until_saved(job, workdir, step=EVERY):
+    deadline = time.monotonic() + 600
+    while not (workdir / 'checkpoints' / str(step)).exists():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in job.processes), job.said(0)
+        time.sleep(0.01)
+
+
+def reason(said):
+    """The message with which a process ended: its last line. Orbax's and JAX's threads may have logged before."""
+    found = re.fullmatch(r'process \d+ on \S+: (.*)', said.strip().splitlines()[-1])
+    assert found, said
+    return found[1]
+
+
+def goes_on(count, workdir, data, cache, folder, expected):  # noqa: F811
+    """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
+    with Job(count, arguments(workdir, data, cache), folder) as again:
+        again.wait(range(count), 900)
+        assert [process.returncode for process in again.processes] == [0] * count, again.said(0)
+        said = re.search('resuming from step [0-9]+', again.said(0))[0]
+    assert outcome(workdir) == expected
+    return said
+
+
+@pytest.mark.parametrize('count, victim, fault, within', [
+    (2, 1, signal.SIGKILL, SOON), (2, 0, signal.SIGKILL, SOON), (2, 1, signal.SIGSTOP, LATE),
+    (2, 0, signal.SIGSTOP, LATE), (4, 2, signal.SIGKILL, SOON), (4, 0, signal.SIGKILL, SOON),
+    (4, 3, signal.SIGSTOP, LATE)])
+def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data, cache, whole, tmp_path):  # noqa: F811
+    workdir, others = tmp_path / 'run', [number for number in range(count) if number != victim]
+    with Job(count, arguments(workdir, data, cache), tmp_path / 'logs') as job:
+        until_saved(job, workdir)
+        job.send(victim, fault)
+        seconds = job.wait(others, within)
+        for number in others:
+            assert job.processes[number].returncode == STOPPED
+            assert 'run the same command again' in reason(job.said(number))
+        told = reason(job.said(others[0]))
+    resumed = goes_on(count, workdir, data, cache, tmp_path / 'again', whole(count))
+    print(f'DRILL {count} processes, {fault.name} to process {victim} -> '
+          f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
+
+
+def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):  # noqa: F811
+    workdir = tmp_path / 'run'
+    with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
+        until_saved(job, workdir)
+        job.send(0, signal.SIGSTOP)
+        job.wait([1], LATE)
+        job.send(0, signal.SIGCONT)
+        seconds = job.wait([0], LATE)
+        assert job.processes[0].returncode == STOPPED, job.said(0)
+        print(f'DRILL 2 processes, SIGCONT to process 0 after that -> '
+          f'{reason(job.said(0))} -> {seconds:.1f} s', flush=True)
+
+
+def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):  # noqa: F811
+    workdir, done = tmp_path / 'run', threading.Event()
+    with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
+        until_saved(job, workdir)
+
+        def hinder():  # four fifths of its time
+            while not done.is_set():
+                job.send(1, signal.SIGSTOP)
+                time.sleep(0.4)
+                job.send(1, signal.SIGCONT)
+                time.sleep(0.1)
+
+        thread = threading.Thread(target=hinder)
+        thread.start()
+        try:
+            until_saved(job, workdir, 3 * EVERY)
+        finally:
+            done.set()
+            thread.join()
+        job.wait([0, 1], 900)
+        assert [process.returncode for process in job.processes] == [0, 0]
+    assert outcome(workdir) == whole(2)
+
+
+class Network:
+    """Two network namespaces, 10.77.0.1 and 10.77.0.2, and a cable between them."""
+
+    def __enter__(self):
+        holder = ['sleep', '3600']
+        first = self._start('unshare', '--user', '--map-root-user', '--net', '--uts', *holder)
+        second = self._start('nsenter', '-t', str(first), '-U', '--preserve-credentials', 'unshare', '--net', '--uts',
+                             *holder)
+        self.inside = [['nsenter', '-t', str(holder), '-U', '-n', '-u', '--preserve-credentials']
+                       for holder in (first, second)]
+        # Gloo listens where the host's name says.
+        self.run(0, 'hostname 10.77.0.1 && ip link set lo up && ip link add cable0 type veth peer name cable1 && '
+                    f'ip link set cable1 netns {second} && ip addr add 10.77.0.1/24 dev cable0 && '
+                    'ip link set cable0 up')
+        self.run(1, 'hostname 10.77.0.2 && ip link set lo up && ip addr add 10.77.0.2/24 dev cable1 && '
+                    'ip link set cable1 up')
+        return self
+
+    def __init__(self):
+        self._holders = []
+
+    def _start(self, *command):
+        self._holders.append(subprocess.Popen(command))
+        own, deadline = os.readlink('/proc/self/ns/net'), time.monotonic() + 10
+        known = {own, *(os.readlink(f'/proc/{each.pid}/ns/net') for each in self._holders[:-1])}
+        while os.readlink(f'/proc/{self._holders[-1].pid}/ns/net') in known:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self._holders[-1].pid
+
+    def run(self, side, command):
+        subprocess.run([*self.inside[side], 'sh', '-c', command], check=True)
+
+    def __exit__(self, *exception):
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+
+
+def namespaces():
+    try:
+        return sys.platform == 'linux' and bool(shutil.which('ip')) and subprocess.run(
+            ['unshare', '--user', '--map-root-user', '--net', '--uts', 'true'], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not namespaces(), reason='no network namespaces here')
+def test_a_network_that_is_cut(data, cache, whole, tmp_path):  # noqa: F811
+    """No packet arrives any more, and nobody says so: no connection is closed."""
+    workdir = tmp_path / 'run'
+    with Network() as network, Job(2, arguments(workdir, data, cache), tmp_path / 'logs', network.inside,
+                                   '10.77.0.1') as job:
+        until_saved(job, workdir)
+        network.run(0, 'ip link set cable0 down')
+        seconds = job.wait([0, 1], LATE)
+        told = [reason(job.said(number)) for number in (0, 1)]
+        assert [process.returncode for process in job.processes] == [STOPPED] * 2
+    resumed = goes_on(2, workdir, data, cache, tmp_path / 'again', whole(2))
+    print(f'DRILL 2 processes, the network between them cut -> '
+          f'{told[0]} / {told[1]} -> {seconds:.1f} s -> {resumed}', flush=True)
+
+
+# One process of two fails where the other goes on, before the first step.
+ALONE = '''
+import sys, runpy
+import training.checkpoints as checkpoints
+from errors import UserError
+restore = checkpoints.Checkpoints.restore
+def fails(*_):
+    raise UserError('this disk is on fire')
+if sys.argv[-1] == '--process_id=1':
+    checkpoints.Checkpoints.restore = fails
+sys.argv = sys.argv[0:1] + sys.argv[2:]
+sys.argv[0] = 'train.py'
+runpy.run_path('train.py', run_name='__main__')
+'''
+
+
+def test_an_error_in_one_process_ends_both(data, cache, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv('GLIBC_TUNABLES', os.environ.get('GLIBC_TUNABLES', ''))  # no start anew without the lines above
+    began = time.monotonic()
+    with Job(2, ['-c', ALONE, *arguments(tmp_path / 'run', data, cache)], tmp_path / 'logs') as job:
+        job.wait([1], 300)
+        assert job.processes[1].returncode == 2 and 'this disk is on fire' in job.said(1), job.said(1)
+        job.wait([0], LATE)
+        assert job.processes[0].returncode == STOPPED
+        print(f'DRILL an error in process 1 -> '
+          f'{reason(job.said(0))} -> '
+              f'{time.monotonic() - began:.1f} s from the start', flush=True)
