@@ -22,10 +22,13 @@ def test_the_python_of_the_pages_calls_what_there_is(monkeypatch, capsys):
     output = mock.create_autospec(Output, instance=True, text='vendredi 25 août 1922')
     run.translate.return_value, run.workdir = [output], pathlib.Path('RUN')
     monkeypatch.setattr(inference, 'load', mock.create_autospec(inference.load, return_value=run))
+    monkeypatch.setattr(inference, 'train', mock.create_autospec(inference.train, return_value=run), raising=False)
     for name in 'answer_figure', 'save_figure':
         monkeypatch.setattr(analysis.pictures, name, mock.create_autospec(getattr(analysis.pictures, name)))
     for page in PAGES:
-        [snippet] = re.findall('```python\n(.*?)```', (ROOT / page).read_text(encoding='utf-8'), re.DOTALL)
-        exec(compile(snippet, page, 'exec'), {})
+        for snippet in re.findall('```python\n(.*?)```', (ROOT / page).read_text(encoding='utf-8'), re.DOTALL):
+            exec(compile(snippet, page, 'exec'), {})
+    [trained] = inference.train.call_args_list
+    assert trained.args[0].model.num_layers == 3
     assert analysis.pictures.save_figure.called
     assert capsys.readouterr().out == 'vendredi 25 août 1922\n'

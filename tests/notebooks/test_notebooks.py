@@ -61,7 +61,8 @@ PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'fine_tune': 5,
             'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
-@pytest.mark.parametrize('name', build.NAMES)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] if name == 'fine_tune' else [])
+                                  for name in build.NAMES])
 def test_a_notebook_runs_from_its_source(name, environment):
     notebook = build.execute(name, environment)  # raises if a cell does
     pictures = [output for output in outputs(notebook) if 'image/png' in output.get('data', {})]
