@@ -97,6 +97,8 @@ def test_flops_are_six_for_each_parameter_and_token():
     embedded = 37_000 * 512  # as the output projection it is a matrix too
     expected = 6 * parameter_count(nn.unbox(recipe.boxed.params)) * recipe.tokens
     assert embedded < expected < recipe.flops < 1.15 * expected  # attention's products besides
+
+
 @pytest.mark.slow
 def test_remat_repeats_the_forward_pass_and_keeps_less():
     plain, again = (estimate(Recipe(small(model__remat=remat)), ONE) for remat in (False, True))
@@ -112,6 +114,8 @@ def test_meshes_multiply_to_the_devices():
         assert len(found) == len(set(found)) > 3
         assert all(math.prod(each) == topology.devices for each in found)
         assert all(fsdp * tensor <= math.prod(topology.shape) for _, fsdp, tensor in found)
+
+
 @pytest.mark.slow
 def test_the_search_prefers_what_fits_and_is_fastest():
     topology, config = parse_topology('v5e:2x2'), small()
@@ -138,6 +142,8 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
     huge = Plan(config, topology, sizes_of_mesh(config, topology), 1, {}, whole.train)
     assert 'no mesh, remat or parts of a batch would fit' in str(too_large(huge, TooLarge('x')))
+
+
 @pytest.mark.slow
 def test_a_program_that_is_kept_computes_the_same(tmp_path):
     devices = jax.devices()[:4]
@@ -151,6 +157,8 @@ def test_a_program_that_is_kept_computes_the_same(tmp_path):
         ahead.steps.mesh, jax.sharding.PartitionSpec(('data', 'fsdp'))))
     found, found_sums = loaded(ahead.steps.init(0), placed, ahead.steps.objective)
     jax.tree.map(np.testing.assert_array_equal, (found, found_sums), (expected, sums))
+
+
 @pytest.mark.slow
 def test_figures_of_a_compiled_step_are_near_the_formula():
     devices = jax.devices()[:4]
