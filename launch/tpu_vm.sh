@@ -9,14 +9,14 @@
 cd "$(dirname "$0")/.." || exit 2
 
 child= stopped=
-trap 'stopped=yes; [[ $child ]] && kill -TERM "$child"' TERM INT
+trap 'stopped+=yes; [[ $child ]] && kill -TERM "$child"' TERM INT
 
 for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
   "${PYTHON:-python}" train.py "$@" &
   child=$!
-  wait "$child"
-  status=$?
-  while [[ $stopped ]] && kill -0 "$child" 2> /dev/null; do  # the signal ended the wait, not the training
+  before=none
+  while [[ $before != "$stopped" ]]; do  # a signal has ended the wait before: it says nothing of how the training ended
+    before=$stopped
     wait "$child"
     status=$?
   done

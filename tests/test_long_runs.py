@@ -57,6 +57,7 @@ def test_a_resume_draws_the_segmentations_that_it_would_have_drawn(tmp_path, cac
     assert outcome(tmp_path / 'copy') == outcome(tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     start(tmp_path / 'run', tiny_config(cache, train__steps=5), '3:4')

@@ -54,6 +54,7 @@ def test_the_changes_fit_and_name_the_score(tree):
     assert 'score=gaussian' in planned and planned.rstrip().endswith('# 5 runs')
 
 
+@pytest.mark.slow
 def test_the_new_tests_pass(tree):
     said = run(tree, *[f'{command} --numprocesses=0' for command in commands('pytest')])
     assert re.search(r'\b1[0-9] passed', said) and 'failed' not in said

@@ -174,6 +174,7 @@ def test_another_vocabulary_is_refused(runs, tmp_path):
         inference.load([runs / 'run', tmp_path / 'nowhere'])
 
 
+@pytest.mark.slow
 def test_the_command_line_makes_an_ensemble(runs):
     both = f'--workdir={runs}/run,{runs}/norm=pre,seed=1'
     alone, done = (script('decode.py', each, '--input=-', stdin=b'a b\n\nsome words more\n')

@@ -144,7 +144,8 @@ def alone(model, source, limit, options, allowed, number):
                    for log_prob, each in zip(log_probs, tokens, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam', 'samples'])
+@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam',
+                                    pytest.param('samples', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('kind', ['transformer', pytest.param('ensemble', marks=pytest.mark.slow),
                                   pytest.param('rnnsearch', marks=pytest.mark.slow)])
 def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):

@@ -58,6 +58,7 @@ def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch
         inference.train(tiny_config(cache), tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_it_trains_in_another_thread(whole, tmp_path, cache):
     thread = threading.Thread(target=inference.train, args=(tiny_config(cache), tmp_path / 'run'))
     thread.start()

@@ -116,7 +116,7 @@ ALL_ODD = [Mode(tensor=8), Mode(tensor=3), Mode(fsdp=4, tensor=2), Mode(data=5),
 
 
 @pytest.mark.parametrize('found', [ODD[:2], pytest.param(ODD + ALL_ODD, marks=pytest.mark.slow)], ids=['two', 'all'])
-@pytest.mark.parametrize('size', [37, 41])
+@pytest.mark.parametrize('size', [37, pytest.param(41, marks=pytest.mark.slow)])
 def test_a_vocabulary_that_no_mesh_divides(found, size, monkeypatch):
     monkeypatch.setattr('benchmarks.modes.VOCABULARY', size)
     make = functools.partial(compiled, optimizer=optax.sgd(0.1), num_key_value_heads=2)
@@ -237,6 +237,7 @@ def test_more_devices_than_rows_of_a_batch(devices):
     assert done.stdout.count('\n') == 2
 
 
+@pytest.mark.slow
 def test_train_py_takes_any_rows_on_any_devices(tmp_path):
     """21 rows in 3 parts over 8 devices; with dropout, crops and an evaluation."""
     found = []

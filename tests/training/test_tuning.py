@@ -170,6 +170,7 @@ def checkpoint(workdir, choice='best'):
     return flatten_dict(jax.device_get(inference.load(workdir, choice).model.params), sep='/')
 
 
+@pytest.mark.slow
 def test_an_adapted_run_resumes_bit_for_bit_and_is_read_without_its_parent(run, data, cache, tmp_path):
     arguments = tuned(tmp_path / 'lora', run, data, cache, train__lora_rank=2, train__steps=12, eval__every=6)
     done = script(*arguments)
