@@ -66,7 +66,8 @@ PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'fine_tune': 5,
 def test_a_notebook_runs_from_its_source(name, environment, request):
     if name != BY_HAND:
         runs = request.getfixturevalue('runs')
-        environment = environment | {'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs)}
+        environment = environment | {
+            'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs)}
     notebook = build.execute(name, environment)  # raises if a cell does
     pictures = [output for output in outputs(notebook) if 'image/png' in output.get('data', {})]
     assert len(pictures) >= PICTURES[name]
