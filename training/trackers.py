@@ -103,19 +103,22 @@ class MLflow:
         self._client.set_terminated(self.where['run'])
 
 
-class _Forgiving:
+class Forgiving:
     """A tracker, until it fails: then training goes on without it, for the run's own files have all metrics."""
 
     def __init__(self, tracker: WeightsAndBiases | MLflow, name: str):
         self._tracker, self._name = tracker, name
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells it the metrics of a step."""
         self._tell(lambda tracker: tracker.write(step, metrics))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
+        """Tells it an evaluation's samples and figure."""
         self._tell(lambda tracker: tracker.show(step, samples, figure))
 
     def close(self) -> None:
+        """Tells it that this is the end."""
         self._tell(lambda tracker: tracker.close())
 
     def _tell(self, what: Callable[[Any], None]) -> None:
@@ -136,7 +139,7 @@ TRACKERS: Mapping[str, tuple[str, type, str]] = {
 }
 
 
-def open_trackers(config: ConfigDict, workdir: Path) -> list[_Forgiving]:
+def open_trackers(config: ConfigDict, workdir: Path) -> list[Forgiving]:
     """Opens the trackers that config.track names.
 
     Raises:
@@ -159,7 +162,7 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[_Forgiving]:
                             f'({setup}), or leave the option out: metrics.jsonl and TensorBoard have everything'
                             ) from None
         kept[package] = tracker.where
-        trackers.append(_Forgiving(tracker, name))
+        trackers.append(Forgiving(tracker, name))
     if trackers:
         write_text(path, json.dumps(kept, indent=2) + '\n')
     return trackers

@@ -99,6 +99,7 @@ def test_a_source_is_in_percent_format_and_begins_with_its_title():
         assert first.cell_type == 'markdown' and first.source.startswith('# ')
 
 
+@pytest.mark.slow
 def test_a_translation_that_is_given(runs):
     model = inference.load(runs / 'demo').model
     given = model.forced('3 hours ago', 'il y a 3 heures')

@@ -102,6 +102,7 @@ def test_a_checkpoint_gives_the_average(tmp_path):
                      'raw:best': 1}
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_and_answers_with_it_and_resumes_bit_for_bit(tmp_path):
     config = tiny_config(tmp_path / 'cache', optimizer__ema=0.8, optimizer__peak=0.01, train__label_smoothing=0.0)
     start(tmp_path / 'whole', config)

@@ -253,6 +253,7 @@ def test_train_py_takes_any_rows_on_any_devices(tmp_path):
         assert line == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_search_fills_its_rows_up_too():
     """5 sentences over 3 devices find what they find on one."""
     vocabulary = len(ByteTokenizer())
