@@ -139,9 +139,14 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     """Returns DIR/NAME for each of `names`, which have commas between them.
 
     A pattern (with *, ? or [) stands for all names, in their order, that with one of `suffixes` are files there.
+
+    Raises:
+      UserError: if a name is empty, which would be the folder itself.
     """
     found = []
     for name in names.split(','):
+        if not name.strip():
+            raise UserError(f'config.data.splits: {names!r} has an empty name beside a comma')
         if glob.has_magic(name):
             found += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
                              for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import shlex
 import sys
 import time
@@ -82,6 +83,8 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
         directory that is in use.
       KeyboardInterrupt: if a signal stopped the training; all that was trained is saved.
     """
+    if not isinstance(config, ConfigDict):
+        raise UserError(f'config={config!r} must be a ConfigDict, such as configs.demo.get_config() returns')
     config = config.copy_and_resolve_references()
     problems = config_problems(config)
     problems += data_problems(config, problems)
@@ -89,7 +92,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
         raise UserError('\n'.join(problems))
     notebook = in_notebook()
     with (_log_shown() if notebook else contextlib.nullcontext(),
-          StopSignals(exits=False) as stop, RunDirectory(str(workdir), config) as directory):
+          StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory):
         try:
             run(config, directory, stop, ProfilerWindow(None, directory.path, config.train.steps), draw,
                 [LiveCurve(directory.path, config.eval.metric)] if notebook else [])

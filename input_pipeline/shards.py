@@ -52,10 +52,8 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     """
     if folder.is_dir():
         return folder
-    try:
+    with contextlib.suppress(_Large):
         return build_once(folder, lambda temporary: write(_small(rows()), temporary))
-    except _Large:
-        pass
     shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
     with cache_errors(folder):
         shards.mkdir(exist_ok=True)

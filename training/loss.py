@@ -92,11 +92,10 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
     states, table, bias = projection.states, projection.table, projection.bias
     dtype, (classes, width) = states.dtype, table.shape
     matrix, mean_row = table.astype(dtype), table.mean(axis=0)
+
     def step(carry, part):
         states, targets, weights = part
-        logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits += bias
+        logits = _logits(states, matrix, bias)
         greatest = logits.max(axis=-1)
         unnormalised = jnp.exp(logits - greatest[..., None])
         total = unnormalised.sum(axis=-1)
@@ -116,8 +115,9 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
         scale, unnormalised = (weights / total)[..., None], unnormalised.astype(dtype)
         of_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
-        of_table = jnp.einsum('btd,btv->dv', (scale * states).astype(dtype), unnormalised,
-                              preferred_element_type=jnp.float32)
+        # As matrices: of one tile in bfloat16, XLA for CPUs cannot compute a transposed sum over two axes.
+        rows = [each.reshape(-1, each.shape[-1]) for each in ((scale * states).astype(dtype), unnormalised)]
+        of_table = jnp.einsum('nd,nv->dv', *rows, preferred_element_type=jnp.float32)
         return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 
     nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,
@@ -148,9 +148,7 @@ def _one_product(projection, targets, weights, *, label_smoothing):
 
     def step(carry, part):
         states, targets, weights = part
-        logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits += bias
+        logits = _logits(states, matrix, bias)
         greatest = logits.max(axis=-1)
         normaliser = greatest + jnp.log(jnp.exp(logits - greatest[..., None]).sum(axis=-1))
         at_target = targets[..., None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
@@ -171,6 +169,12 @@ def _one_product(projection, targets, weights, *, label_smoothing):
     of_table = jnp.einsum('nbtv,nbtd->vd', of_logits, parts[0], preferred_element_type=jnp.float32)
     gradients = projection.replace(states=_joined(of_states, states.shape), table=of_table, bias=of_bias)
     return (loss, {'nll': nll, 'accuracy': accuracy}), gradients
+
+
+def _logits(states, matrix, bias):
+    """Float32 logits [batch, tile, classes] of states in any dtype."""
+    logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias
 
 
 def _cut(projection, targets, weights):

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ class WeightsAndBiases:
 
     def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, known: Mapping[str, Any]):
         self._wandb = wandb
-        self.where = {'project': project, 'run': known['run'] if known.get('project') == project
+        self.where = {'project': project, 'run': known.get('run') if known.get('project') == project
                       else secrets.token_hex(4)}
         self._run = wandb.init(project=project, id=self.where['run'], resume='allow', name=workdir.name, dir=workdir,
                                config=flatten(config), settings=wandb.Settings(console='off', silent=True))
@@ -56,8 +57,8 @@ class WeightsAndBiases:
             self._run.log(media, step=step)
 
     def close(self) -> None:
-        """Waits until all is sent."""
-        self._run.finish()
+        """Waits until all is sent. A training that an exception ends is marked as such."""
+        self._run.finish(exit_code=int(_is_failing()))
 
 
 class MLflow:
@@ -73,7 +74,7 @@ class MLflow:
         self._sent: dict[str, int] = {}  # metric -> the last step that the server has
         server = mlflow.get_tracking_uri()
         if known.get('experiment') == experiment and known.get('server') == server:
-            run = known['run']
+            run = known.get('run')
             for name in self._client.get_run(run).data.metrics:
                 self._sent[name] = max(metric.step for metric in self._client.get_metric_history(run, name))
             self._client.update_run(run, status='RUNNING')
@@ -99,8 +100,8 @@ class MLflow:
             self._client.log_figure(self.where['run'], figure, f'attention/{step}.png')
 
     def close(self) -> None:
-        """Marks the run as ended."""
-        self._client.set_terminated(self.where['run'])
+        """Marks the run as finished, or as killed if an exception ends it: an error, or a signal."""
+        self._client.set_terminated(self.where['run'], 'KILLED' if _is_failing() else 'FINISHED')
 
 
 class Forgiving:
@@ -159,8 +160,8 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Forgiving]:
                             f"({_first_line(error)}): pip install -e '.[{package}]'") from None
         except Exception as error:  # noqa: BLE001 (the tracker's own, of any class)
             raise UserError(f'config.track.{package}={place!r}: {name} cannot be used: {_first_line(error)}\nSet it up '
-                            f'({setup}), or leave the option out: metrics.jsonl and TensorBoard have everything'
-                            ) from None
+                            f'({setup}), or leave the option out: metrics.jsonl and TensorBoard have everything. '
+                            f'If the run has been deleted there, delete {path}, too: it begins anew') from None
         kept[package] = tracker.where
         trackers.append(Forgiving(tracker, name))
     if trackers:
@@ -170,3 +171,8 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Forgiving]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _is_failing() -> bool:
+    """Whether the training is being closed by an exception."""
+    return sys.exc_info()[0] is not None

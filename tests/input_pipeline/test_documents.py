@@ -62,6 +62,21 @@ def test_several_sets_of_a_test(tmp_path):
     assert [read(split, dir=tmp_path, splits=splits) for split in 'ab'] == [['aaa'], ['bbb']]
 
 
+def test_a_split_of_many_files_and_folders(tmp_path):
+    for name in 'news-1', 'news-2', 'news-10', 'books':
+        (tmp_path / f'{name}.txt').write_text(name)
+    (tmp_path / 'news-3').mkdir()
+    (tmp_path / 'news-3' / 'one.md').write_text('in a folder')
+
+    def train(names):
+        return read(dir=tmp_path, splits={'train': names, 'validation': 'val', 'test': 'test'}, validation_share=0.0)
+
+    assert train('news-*') == ['news-1', 'news-10', 'news-2'], 'of files, not of folders'
+    assert train('books,news-3,news-?') == ['books', 'in a folder', 'news-1', 'news-2']
+    with pytest.raises(UserError, match='has an empty name'):
+        train('books,')
+
+
 @pytest.mark.parametrize('kind', CUT)
 @pytest.mark.parametrize('name', ['all.txt', 'all.txt.gz'])
 def test_one_file_is_cut_by_characters(tmp_path, kind, name):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from errors import UserError
@@ -165,30 +164,3 @@ def test_if_all_workers_are_killed_it_says_so(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shards.subprocess, 'Popen', Killed)
     with pytest.raises(UserError, match='were killed: is there too little memory'):
         build_together(tmp_path / 'store', *parts(folder))
-
-
-def test_a_file_of_many(tmp_path):
-    """Patterns and lists: one behind the other."""
-    for name, text in (('b-1', 'eins'), ('b-2', 'zwei'), ('a', 'null'), ('b-10', 'zehn')):
-        (tmp_path / f'{name}.de').write_text(f'{text}\n')
-        (tmp_path / f'{name}.en').write_text(f'{text} in English\n')
-    (tmp_path / 'c.tsv').write_text('table\tTabelle\n')
-
-    def read(names):
-        corpus = TextCorpus(tmp_path, 'en', 'de', {'train': names, 'validation': 'a', 'test': 'a'})
-        assert len(corpus.fingerprint('train')['files']) == len(corpus.files('train'))
-        return [target for _, target in corpus.pairs('train')]
-
-    assert read('b-*') == ['eins', 'zehn', 'zwei']
-    assert read('a,b-?,c') == ['null', 'eins', 'zwei', 'Tabelle']
-    assert read('b-2') == ['zwei']
-    (tmp_path / 'b-2.de').unlink()
-    for names in ('b-*', 'a,b-2'):
-        with pytest.raises(UserError, match='b-2.de .* does not exist'):
-            read(names)
-    with pytest.raises(UserError, match=r'holds no files d-\*'):
-        read('d-*')
-    (tmp_path / 'a.de').write_text('null\nmore\n')
-    with pytest.raises(UserError, match=r'a\.en has 1 lines but .*a\.de has 2'):
-        read('a')
-    assert np.all([path.exists() for path in TextCorpus(tmp_path, 'en', 'de', {'train': 'b-1*'}).files('train')])

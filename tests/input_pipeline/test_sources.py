@@ -13,7 +13,7 @@ import pytest
 
 from configs import base
 from errors import UserError
-from input_pipeline.sources import BuiltinCorpus, asked_splits, open_corpus, read_lines, sets_to_test
+from input_pipeline.sources import BuiltinCorpus, TextCorpus, asked_splits, open_corpus, read_lines, sets_to_test
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAIRS = [('one', 'un'), ('', 'vide'), (' two  spaces ', 'déjà\u00a0vu'), ('\u2028 is no line end', 'fin')]
@@ -85,6 +85,35 @@ def test_a_set_that_is_missing_is_told_by_its_option(tmp_path):
     corpus = open_corpus(text_data(tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'a,b'}))
     with pytest.raises(UserError, match=r'b\.en .* does not exist.*splits\.test'):
         corpus.fingerprint('b')
+
+
+def test_a_split_of_many_files(tmp_path):
+    """Patterns and lists: one behind the other."""
+    for name, text in (('b-1', 'eins'), ('b-2', 'zwei'), ('a', 'null'), ('b-10', 'zehn')):
+        (tmp_path / f'{name}.de').write_text(f'{text}\n')
+        (tmp_path / f'{name}.en').write_text(f'{text} in English\n')
+    (tmp_path / 'c.tsv').write_text('table\tTabelle\n')
+
+    def read(names):
+        corpus = TextCorpus(tmp_path, 'en', 'de', {'train': names, 'validation': 'a', 'test': 'a'})
+        assert len(corpus.fingerprint('train')['files']) == len(corpus.files('train'))
+        return [target for _, target in corpus.pairs('train')]
+
+    assert read('b-*') == ['eins', 'zehn', 'zwei']
+    assert read('a,b-?,c') == ['null', 'eins', 'zwei', 'Tabelle']
+    assert read('b-2') == ['zwei']
+    (tmp_path / 'b-2.de').unlink()
+    for names in ('b-*', 'a,b-2'):
+        with pytest.raises(UserError, match='b-2.de .* does not exist'):
+            read(names)
+    with pytest.raises(UserError, match=r'holds no files d-\*'):
+        read('d-*')
+    (tmp_path / 'a.de').write_text('null\nmore\n')
+    with pytest.raises(UserError, match=r'a\.en has 1 lines but .*a\.de has 2'):
+        read('a')
+    for names in ('a,', ',a', 'a,,b-1', ' '):
+        with pytest.raises(UserError, match='has an empty name'):
+            read(names)
 
 
 def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):

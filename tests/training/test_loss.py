@@ -96,14 +96,17 @@ def test_a_bias_is_in_sums_and_gradients(monkeypatch, smoothing):
     np.testing.assert_allclose(Projection(*arrays).logits(), close, rtol=1e-5, atol=1e-5)
 
 
-def test_in_bfloat16_the_sums_are_of_float32():
+@pytest.mark.parametrize('tile', [1 << 20, 1000])
+def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
+    monkeypatch.setattr(loss, 'TILE', tile)
     rng = np.random.default_rng(5)
     states, table = jnp.bfloat16(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))
     targets, weights = jnp.int32(rng.integers(0, 50, (8, 64))), jnp.ones((8, 64))
     found = cross_entropy(Projection(states, table), targets, weights, 0.1)
     expected = cross_entropy(Projection(states, table).logits(), targets, weights, 0.1)
     np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-3)
-    gradient = jax.grad(lambda table: cross_entropy(Projection(states, table), targets, weights, 0.1).loss)(table)
+    gradient = jax.jit(jax.grad(
+        lambda table: cross_entropy(Projection(states, table), targets, weights, 0.1).loss))(table)
     assert gradient.dtype == jnp.float32
     expected = jax.grad(lambda table: cross_entropy(
         Projection(states.astype(jnp.float32), table).logits(), targets, weights, 0.1).loss)(table)

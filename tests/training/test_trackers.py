@@ -9,7 +9,9 @@ import matplotlib.figure
 import pytest
 
 from errors import UserError
+from inference import loop
 from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from training.progress import Due
 from training.records import read_metrics
 from training.trackers import open_trackers
 
@@ -86,6 +88,21 @@ def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeyp
                 == [(line['step'], line[name]) for line in lines if name in line])
     assert run.info.status == 'FINISHED' and run.info.run_name == 'run'
     assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
+
+
+def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
+    mlflow = pytest.importorskip('mlflow', reason=MISSING)
+    pytest.importorskip('sqlalchemy', reason=MISSING)
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
+    mlflow.set_tracking_uri(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, 'due_at', lambda step, config, **_: Due(True, True, step == 5, False))
+        with pytest.raises(SystemExit):
+            start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+    client, run = mlflow.MlflowClient(), json.loads((tmp_path / 'run' / 'trackers.json').read_text())['mlflow']['run']
+    assert client.get_run(run).info.status == 'KILLED'
+    start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
+    assert client.get_run(run).info.status == 'FINISHED'
 
 
 def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
