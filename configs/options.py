@@ -20,7 +20,7 @@ from configs.allowed import Allowed, Between, Fraction, OneOf, Switch, Text
 from configs.tasks import IMPORTED, SUBWORDS, TASKS, TOKENIZERS
 
 Value = bool | int | float | str
-Users = Mapping[str, tuple[str, ...]]  # {deciding option: the values of it for which an option is used}
+Users = Mapping[str, tuple[Value, ...]]  # {deciding option: the values of it for which an option is used}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +142,12 @@ OPTIONS = (
            OneOf(('auto', 'plain', 'chunked', 'fused')), STACKS),
     Option('model.dtype', 'float32', 'dtype of the computation; parameters are float32',
            OneOf(('float32', 'bfloat16'))),
-    Option('model.remat', False, 'recompute blocks in the backward pass: less memory, a third more time', SWITCH,
+    Option('model.remat', False, 'recompute blocks in the backward pass: less memory, up to a third more time', SWITCH,
            STACKS),
+    Option('model.remat_keep', 'nothing',
+           "what such blocks keep; 'products': those of activations and weights, so that attention's own and what "
+           'is no product are recomputed, for a few percent more time', OneOf(('nothing', 'products')),
+           STACKS | {'model.remat': (True,)}),
     Option('model.recurrent.d_hidden', 1000,
            "width of the states, in each direction; the paper's (Bahdanau et al. 2015)", Between(1, 100_000),
            RECURRENT),

@@ -15,7 +15,7 @@ from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout, keep_mask
 from model.positional import RelativeBias, Rotary
-from model.product import dot_general
+from model.product import PRODUCT, dot_general
 from model.relation import UNRESTRICTED, Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'gelu_exact': functools.partial(nn.gelu, approximate=False),
@@ -54,6 +54,9 @@ class BlockConfig(flax.struct.PyTreeNode):
       attention_dropout: on the attention weights.
       feed_forward_dropout: inside the feed-forward sublayer, after the activation.
       layer_dropout: rate at which a whole sublayer is left out of a batch; see Residual.
+      remat: recompute the blocks in the backward pass instead of keeping their activations.
+      remat_keep: with it, 'products' are kept, of activations and weights: the rest, with attention's own products, is
+        recomputed; 'nothing': all is.
       dtype: of the computation; parameters are float32.
     """
     d_model: int = 512
@@ -81,6 +84,8 @@ class BlockConfig(flax.struct.PyTreeNode):
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
     layer_dropout: float = 0.0
+    remat: bool = False
+    remat_keep: str = 'nothing'
     dtype: DTypeLike = jnp.float32
 
     def head_widths(self) -> tuple[int, int]:
@@ -283,6 +288,21 @@ class DecoderBlock(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward), past
 
 
+def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
+    """`block` as it is, or such that its backward pass computes again what it needs: time for memory.
+
+    What is kept is the block's input and what `config.remat_keep` names (Chen et al. 2016, arXiv:1604.06174;
+    Korthikanti et al. 2022, arXiv:2205.05198, section 5). `deterministic` is the place of that argument of the block.
+    """
+    if not config.remat:
+        return block
+    products = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(PRODUCT))
+    policy = {'nothing': None, 'products': products}[config.remat_keep]
+    return nn.remat(block, policy=policy, static_argnums=(deterministic,))
+
+
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over vectors that are already embedded (section 3.1).
 
@@ -290,12 +310,10 @@ class SelfAttentionStack(nn.Module):
     """
     config: BlockConfig
     num_layers: int
-    remat: bool = False
 
     @override
     def setup(self):
-        # Rematerialisation trades a second forward pass for the memory of the activations inside a block.
-        block = nn.remat(EncoderBlock, static_argnums=(3,)) if self.remat else EncoderBlock
+        block = rematerialised(EncoderBlock, self.config, deterministic=3)
         self.layers = [block(self.config) for _ in range(self.num_layers)]
         self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':

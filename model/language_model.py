@@ -43,7 +43,6 @@ class LanguageModel(nn.Module):
       absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens are dropped, their positions kept.
-      remat: recompute the blocks in the backward pass instead of keeping their activations.
       pad: the token that fills up a batch; no query looks at it.
     """
     config: BlockConfig
@@ -55,7 +54,6 @@ class LanguageModel(nn.Module):
     absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
-    remat: bool = False
     pad: int = 0
 
     @override
@@ -67,7 +65,7 @@ class LanguageModel(nn.Module):
         self.logits_bias = logits_bias(self, self.vocab_size) if self.output_bias else None
         self.position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
-        self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
+        self.encoder = SelfAttentionStack(config, self.num_layers)
 
     @property
     def length_limit(self) -> int | None:

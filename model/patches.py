@@ -87,14 +87,12 @@ class PatchTransformer(nn.Module):
       patch: the patch's size along each axis of the inputs; an int stands for all axes.
       outputs: classes, or values to predict.
       pooling: 'class_token', what the encoder makes of a learned extra token; or 'mean' over the patches.
-      remat: recompute the blocks in the backward pass instead of keeping their activations.
     """
     config: BlockConfig
     num_layers: int
     patch: int | tuple[int, ...]
     outputs: int
     pooling: str = 'class_token'
-    remat: bool = False
 
     @nn.compact
     def __call__(self, inputs: Float[Array, 'batch *space channels'],
@@ -115,7 +113,7 @@ class PatchTransformer(nn.Module):
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = Dropout(config.dropout)(x, deterministic)
-        encoder = SelfAttentionStack(config, self.num_layers, self.remat, name='encoder')
+        encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
         x = encoder(x, deterministic=deterministic)
         pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))

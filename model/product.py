@@ -4,10 +4,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+PRODUCT = 'product'  # the name of these products to a policy of rematerialisation, which sees no custom gradient's
 
 
 # The arguments of jax.lax.dot_general, which Flax's layers call it with.
@@ -19,7 +22,7 @@ def dot_general(inputs: Float[Array, '*batch d'], matrix: Float[Array, 'd f'], d
     of (gradient' inputs), which XLA for CPUs computes at a third of the speed.
     """
     assert dimension_numbers == (((inputs.ndim - 1,), (0,)), ((), ())), dimension_numbers
-    return _product(inputs, matrix, preferred_element_type)
+    return checkpoint_name(_product(inputs, matrix, preferred_element_type), PRODUCT)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
-from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm
+from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm, rematerialised
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied, with_absent
@@ -17,11 +17,10 @@ class Decoder(nn.Module):
     """N decoder blocks over vectors that are already embedded (section 3.1)."""
     config: BlockConfig
     num_layers: int
-    remat: bool = False
 
     @override
     def setup(self):
-        block = nn.remat(DecoderBlock, static_argnums=(5,)) if self.remat else DecoderBlock
+        block = rematerialised(DecoderBlock, self.config, deterministic=5)
         self.layers = [block(self.config) for _ in range(self.num_layers)]
         self.relative = RelativeBias(self.config.position, self.config.num_heads)
         if self.config.norm == 'pre':
@@ -87,7 +86,6 @@ class Transformer(nn.Module):
       absent: tokens that an imported vocabulary lacks: they have no probability.
       max_length: longest sequence of a learned position table; the others have no limit.
       word_dropout: rate at which whole tokens of source and target are dropped, their positions kept.
-      remat: recompute the blocks in the backward pass instead of keeping their activations.
       pad: the token that fills up a batch; no query looks at it.
     """
     config: BlockConfig
@@ -101,7 +99,6 @@ class Transformer(nn.Module):
     absent: tuple[int, ...] = ()
     max_length: int = 256
     word_dropout: float = 0.0
-    remat: bool = False
     pad: int = 0
 
     @override
@@ -117,8 +114,8 @@ class Transformer(nn.Module):
         self.source_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.target_position = PositionalEncoding(config.position, config.d_model, self.max_length)
         self.drop_words, self.embedding_dropout = WordDropout(self.word_dropout), Dropout(config.dropout)
-        self.encoder = SelfAttentionStack(config, self.num_layers, self.remat)
-        self.decoder = Decoder(config, self.num_decoder_layers or self.num_layers, self.remat)
+        self.encoder = SelfAttentionStack(config, self.num_layers)
+        self.decoder = Decoder(config, self.num_decoder_layers or self.num_layers)
 
     @property
     def length_limit(self) -> int | None:

@@ -23,6 +23,8 @@ WEIGHTS = 10   # a parameter used: cast, read forward and backward, gradient wri
 STREAM = 24    # numbers of d_model that a layer writes and reads, a token, forward and backward
 INNER = 6      # numbers of d_ff, likewise
 KEPT_STREAM, KEPT_INNER = 20, 3  # of which stay in memory until the backward pass, without remat
+KEPT_PRODUCTS = 7  # with remat of all but products: numbers of d_model, besides one of d_ff
+REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # model.remat, model.remat_keep
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
@@ -49,10 +51,13 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)
     traffic = (MOMENTS * held + config.train.accumulate * (
         WEIGHTS * used + 4 * tokens * vocabulary / tensor + layers * per_layer))
-    if model.remat:
-        kept = 2 * tokens * width * layers + 2 * tokens * (KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores)
+    of_a_block = KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores
+    if not model.remat:
+        kept = 2 * tokens * layers * of_a_block
+    elif model.remat_keep == 'products':
+        kept = 2 * tokens * (layers * (KEPT_PRODUCTS * width + inner) + of_a_block)
     else:
-        kept = 2 * tokens * layers * (KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores)
+        kept = 2 * tokens * (layers * width + of_a_block)
     logits = 2 * tokens * vocabulary / tensor  # their gradient
     temporaries = kept + 2 * used + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
@@ -70,13 +75,14 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
-    """The meshes, with and without remat, in one to four parts, at the recipe's batch and larger ones."""
+    """The meshes, with each kind of remat and without, in one to four parts, at the recipe's batch and larger ones."""
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     for data, fsdp, tensor in meshes(topology, config):
-        for remat, accumulate, times in itertools.product((False, True), (1, 2, 4), (1, 2, 4)):
+        for (remat, keep), accumulate, times in itertools.product(REMAT, (1, 2, 4), (1, 2, 4)):
             other = config.copy_and_resolve_references()
             other.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
-            other.model.remat, other.train.accumulate = remat, accumulate
+            other.model.update(remat=remat, remat_keep=keep)
+            other.train.accumulate = accumulate
             other.batch[batch] = config.batch[batch] * times
             yield other
 

@@ -53,7 +53,7 @@ def used_by(option: Option) -> str:
         part = decider.removeprefix('task.')
         if part != decider:
             decider, values = 'task', tuple(name for name, task in TASKS.items() if getattr(task, part) in values)
-        found.append(f'{decider}: {", ".join(values)}')
+        found.append(f'{decider}: {", ".join(map(str, values))}')
     return '; '.join(found)
 
 

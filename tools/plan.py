@@ -86,7 +86,8 @@ class Plan:
         total = config.train.steps * best.seconds
         found = {
             'topology': str(self.topology), 'devices': self.topology.devices, 'mesh': self.mesh, 'by': self.by,
-            'remat': config.model.remat, 'accumulate': config.train.accumulate, 'tokens_per_step': self.tokens,
+            'remat': config.model.remat, 'remat_keep': config.model.remat_keep,
+            'accumulate': config.train.accumulate, 'tokens_per_step': self.tokens,
             'memory': {**self.held, 'arguments': self.train.arguments, 'temporaries': self.train.temporaries,
                        'peak': self.train.peak, 'there': self.topology.chip.memory},
             'train': dataclasses.asdict(self.train),
@@ -194,7 +195,7 @@ def ranked(config: ConfigDict, topology: Topology) -> list[Plan]:
     """All candidates by formula: those that fit first, then by tokens a second."""
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
-        recipe_of = (candidate.model.remat, candidate.batch.tokens, candidate.batch.rows)
+        recipe_of = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
         if recipe_of not in recipes:
             recipes[recipe_of] = Recipe(candidate, LENGTH.value)
         recipe = recipes[recipe_of]
@@ -252,6 +253,7 @@ def as_flags(plan: Plan) -> str:
     config = plan.config
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     flags_ = {**{f'parallel.{axis}': size for axis, size in plan.mesh.items()}, 'model.remat': config.model.remat,
+              **({'model.remat_keep': config.model.remat_keep} if config.model.remat else {}),
               'train.accumulate': config.train.accumulate, f'batch.{batch}': config.batch[batch]}
     return ' '.join(f'--config.{name}={value}' for name, value in flags_.items())
 

@@ -17,10 +17,10 @@ def tiny(**options):
     return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=10, d_v=5, dropout=0.0) | options)
 
 
-def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', remat=False,
-                max_length=10, scale_embeddings=True, output_bias=False, decoder_layers=0, seed=0, **options):
+def transformer(sizes=(VOCAB, VOCAB), layers=2, share_embeddings='none', position='sinusoidal', max_length=10,
+                scale_embeddings=True, output_bias=False, decoder_layers=0, seed=0, **options):
     """A small one and random variables for it. `options` are the blocks'."""
     model = Transformer(tiny(position=position, **options), layers, *sizes, share_embeddings=share_embeddings,
-                        scale_embeddings=scale_embeddings, output_bias=output_bias, remat=remat, max_length=max_length,
+                        scale_embeddings=scale_embeddings, output_bias=output_bias, max_length=max_length,
                         num_decoder_layers=decoder_layers)
     return model, {'params': random_params(model, SOURCE, TARGET, seed=seed)}

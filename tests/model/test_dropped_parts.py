@@ -130,12 +130,12 @@ def test_sublayers_are_left_out_each_for_itself():
 
 @pytest.mark.parametrize('remat', [False, True])
 @pytest.mark.parametrize('make, inputs', [
-    (lambda config, **options: Transformer(config, 2, 12, 12, **options), {'source': TOKENS, 'target': TOKENS}),
-    (lambda config, **options: LanguageModel(config, 2, 12, **options), {'tokens': TOKENS}),
-    (lambda config, **options: PatchTransformer(config, 2, 4, 5, **options), {'inputs': normal(0, 2, 8, 8, 1)})],
+    (lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS}),
+    (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
+    (lambda config: PatchTransformer(config, 2, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)})],
     ids=['transformer', 'language_model', 'patches'])
 def test_every_stack_trains_with_it_and_evaluates_without(make, inputs, remat):
-    module, without = make(CONFIG.replace(layer_dropout=0.5), remat=remat), make(CONFIG)
+    module, without = make(CONFIG.replace(layer_dropout=0.5, remat=remat)), make(CONFIG)
     params = random_params(without, **inputs)
     evaluated = jax.jit(module.apply)({'params': params}, **inputs)
     close(evaluated, without.apply({'params': params}, **inputs))
@@ -148,8 +148,9 @@ def test_every_stack_trains_with_it_and_evaluates_without(make, inputs, remat):
 # Both, in a training
 
 def compiled(mode, **options):
-    config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout, layer_dropout=0.3)
-    return Compiled(Transformer(config, 1, 32, 32, word_dropout=0.3, **options), optax.adam(1e-3, b2=0.98),
+    config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout, layer_dropout=0.3,
+                         **options)
+    return Compiled(Transformer(config, 1, 32, 32, word_dropout=0.3), optax.adam(1e-3, b2=0.98),
                     ragged_batch(0), parallel=dataclasses.asdict(mode), objective=CROSS_ENTROPY,
                     dropout_key=jax.random.key(1), accumulate=mode.accumulate, devices=jax.devices()[:mode.devices])
 

@@ -136,7 +136,7 @@ def test_attention_can_be_watched():
 
 def test_rematerialisation_changes_no_gradient():
     def gradient(remat):
-        model, variables = build(IMAGES, 2, remat=remat)
+        model, variables = build(IMAGES, 2, tiny(remat=remat))
         return jax.grad(lambda params: jnp.sum(model.apply({'params': params}, IMAGES) ** 2))(variables['params'])
 
     jax.tree.map(close, gradient(True), gradient(False))

@@ -1,6 +1,7 @@
 """The encoder-decoder: against the reference, what sees what, precision, errors."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -260,8 +261,8 @@ def test_bfloat16_is_close_to_float32(norm, share_embeddings):
 
 def test_rematerialisation_changes_neither_outputs_nor_gradients():
     results = []
-    for remat in False, True:
-        model, variables = transformer(layers=1, remat=remat, dropout=0.2)
+    for options in {}, {'remat': True}, {'remat': True, 'remat_keep': 'products'}:
+        model, variables = transformer(layers=1, dropout=0.2, **options)
 
         @jax.jit
         @jax.value_and_grad
@@ -270,9 +271,27 @@ def test_rematerialisation_changes_neither_outputs_nor_gradients():
             logits = model.apply(variables, SOURCE, TARGET, deterministic=False, rngs={'dropout': key})
             return (logits ** 2).sum()
 
-        assert ('remat' in str(jax.make_jaxpr(loss)(variables))) == remat
+        assert ('remat' in str(jax.make_jaxpr(loss)(variables))) == bool(options)
         results.append(loss(variables))
-    jax.tree.map(close, *results)
+    for result in results[1:]:
+        jax.tree.map(close, results[0], result)
+
+
+def test_what_is_recomputed():
+    """Products with weights only where nothing is kept; attention's own with either."""
+    def products(**options):
+        model, variables = transformer(layers=1, **options)
+
+        def loss(variables):
+            return (model.apply(variables, SOURCE, TARGET) ** 2).sum()
+
+        batched = re.findall(r'dot_general\[\s*dimension_numbers=\(\(.*?\), \(\[(.*?)\]',
+                             str(jax.make_jaxpr(jax.grad(loss))(variables)))
+        return batched.count(''), len(batched) - batched.count('')
+
+    (weights, scores), nothing, kept = products(), products(remat=True), products(remat=True, remat_keep='products')
+    assert nothing[0] > weights == kept[0]
+    assert nothing[1] == kept[1] > scores
 
 
 # Errors and dropout

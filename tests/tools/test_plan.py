@@ -15,7 +15,7 @@ from errors import UserError
 from tests.scripts import ROOT
 from tools.ahead import Ahead, Recipe, keep, load
 from tools.chips import parse_topology
-from tools.formula import bounds, candidates, estimate, meshes
+from tools.formula import REMAT, bounds, candidates, estimate, meshes
 from tools.plan import Plan, TooLarge, by_formula, ranked, sizes_of_mesh, too_large
 from training.step import parameter_count
 
@@ -101,10 +101,12 @@ def test_flops_are_six_for_each_parameter_and_token():
 
 @pytest.mark.slow
 def test_remat_repeats_the_forward_pass_and_keeps_less():
-    plain, again = (estimate(Recipe(small(model__remat=remat)), ONE) for remat in (False, True))
+    plain, products, again = (
+        estimate(Recipe(small(model__remat=remat, model__remat_keep=keep, model__num_layers=6)), ONE)
+        for remat, keep in REMAT)
     assert 1.1 < again.flops / plain.flops < 4 / 3 + 0.01
-    deep = [estimate(Recipe(small(model__remat=remat, model__num_layers=6)), ONE) for remat in (False, True)]
-    assert deep[1].temporaries < deep[0].temporaries
+    assert plain.flops < products.flops < again.flops
+    assert again.temporaries < products.temporaries < plain.temporaries
 
 
 def test_meshes_multiply_to_the_devices():
@@ -137,7 +139,8 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)
     config.parallel.update(data=int(flags['parallel.data']), fsdp=int(flags['parallel.fsdp']),
                            tensor=int(flags['parallel.tensor']))
-    config.model.remat, config.train.accumulate = flags['model.remat'] == 'True', int(flags['train.accumulate'])
+    config.model.update(remat=flags['model.remat'] == 'True', remat_keep=flags.get('model.remat_keep', 'nothing'))
+    config.train.accumulate = int(flags['train.accumulate'])
     assert by_formula(config, topology, Recipe(config)).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
     huge = Plan(config, topology, sizes_of_mesh(config, topology), 1, {}, whole.train)
