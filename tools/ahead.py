@@ -74,9 +74,11 @@ def devices_of(topology: Topology) -> Devices:
       UserError: if libtpu is missing, or knows no such topology.
     """
     name = f'{topology.chip.libtpu}:{"x".join(map(str, topology.shape))}'
+    options: dict[str, Any] = {'num_slices': topology.slices} if topology.slices > 1 else {}
+    if topology.chip.libtpu == 'v4':
+        options['chip_config_name'] = 'megacore'  # its two cores are one device, as on the machines that there are
     try:
-        described = topologies.get_topology_desc(
-            platform='tpu', topology_name=name, **({'num_slices': topology.slices} if topology.slices > 1 else {}))
+        described = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
     except ImportError as error:
         raise UserError(f'compiling for a TPU needs libtpu: pip install "allyouneed[plan]" ({error})') from None
     except Exception as error:  # jaxlib's own, of no class that is documented

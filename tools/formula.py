@@ -25,6 +25,7 @@ INNER = 6      # numbers of d_ff, likewise
 KEPT_STREAM, KEPT_INNER = 20, 3  # of which stay in memory until the backward pass, without remat
 KEPT_PRODUCTS = 7  # with remat of all but products: numbers of d_model, besides one of d_ff
 REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # model.remat, model.remat_keep
+PARTS = 1, 2, 4, 8, 16, 32  # train.accumulate
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
@@ -75,10 +76,10 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
-    """The meshes, with each kind of remat and without, in one to four parts, at the recipe's batch and larger ones."""
+    """The meshes, with each kind of remat and without, in parts, at the recipe's batch and larger ones."""
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     for data, fsdp, tensor in meshes(topology, config):
-        for (remat, keep), accumulate, times in itertools.product(REMAT, (1, 2, 4), (1, 2, 4)):
+        for (remat, keep), accumulate, times in itertools.product(REMAT, PARTS, (1, 2, 4)):
             other = config.copy_and_resolve_references()
             other.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
             other.model.update(remat=remat, remat_keep=keep)

