@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.model.update(kind='language_model', num_layers=22, d_model=2048, d_ff=5632, num_heads=16,
                         num_key_value_heads=8, norm='pre', norm_function='rms_norm', feed_forward='gated',
                         feed_forward_bias=False, activation='silu', position='rotary', dropout=0.0, dtype='bfloat16',
-                        remat=True)
+                        remat=True, remat_keep='products')
     config.data.update(source='tfds', name='c4/en', context=2048, packing='packed')
     config.data.tokenizer.update(kind='bpe', vocab_size=32_000)
     config.batch.rows = 256
