@@ -145,8 +145,8 @@ OPTIONS = (
     Option('model.remat', False, 'recompute blocks in the backward pass: less memory, up to a third more time', SWITCH,
            STACKS),
     Option('model.remat_keep', 'nothing',
-           "what such blocks keep; 'products': those of activations and weights, so that attention's own and what "
-           'is no product are recomputed, for a few percent more time', OneOf(('nothing', 'products')),
+           "what such blocks keep; 'products': those of activations with weights, which are most of the arithmetic; "
+           "the rest, attention's own products among it, is recomputed", OneOf(('nothing', 'products')),
            STACKS | {'model.remat': (True,)}),
     Option('model.recurrent.d_hidden', 1000,
            "width of the states, in each direction; the paper's (Bahdanau et al. 2015)", Between(1, 100_000),

@@ -148,8 +148,8 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
             log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', directory.path)
         if state.step:
             log.info('resuming from step %d', state.step)
-        metrics = open_metrics(config, directory.path, int(state.step), watching)
-        with stop.at_a_step(), contextlib.closing(metrics), contextlib.closing(profiler):
+        with (stop.at_a_step(), contextlib.closing(profiler),
+              open_metrics(config, directory.path, int(state.step), watching) as metrics):
             train_steps(setup, state, Progress(**known), checkpoints, stop, profiler, metrics)
 
 

@@ -55,8 +55,7 @@ class BlockConfig(flax.struct.PyTreeNode):
       feed_forward_dropout: inside the feed-forward sublayer, after the activation.
       layer_dropout: rate at which a whole sublayer is left out of a batch; see Residual.
       remat: recompute the blocks in the backward pass instead of keeping their activations.
-      remat_keep: with it, 'products' are kept, of activations and weights: the rest, with attention's own products, is
-        recomputed; 'nothing': all is.
+      remat_keep: what such blocks keep: 'nothing', or their 'products' of activations with weights.
       dtype: of the computation; parameters are float32.
     """
     d_model: int = 512

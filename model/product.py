@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
-PRODUCT = 'product'  # the name of these products to a policy of rematerialisation, which sees no custom gradient's
+PRODUCT = 'product'  # names these products for a policy of rematerialisation, which does not see into custom gradients
 
 
 # The arguments of jax.lax.dot_general, which Flax's layers call it with.

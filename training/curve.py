@@ -39,8 +39,8 @@ class LiveCurve:
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
         """Does nothing: the log has the samples."""
 
-    def close(self) -> None:
-        """Draws all."""
+    def close(self, failed: bool = False) -> None:
+        """Draws all of it."""
         self._draw()
 
     def figure(self) -> 'Figure':

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -35,8 +35,8 @@ class Metrics(Protocol):
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
         """Takes an evaluation's samples, and the picture of one if there is one."""
 
-    def close(self) -> None:
-        """Finishes what is pending."""
+    def close(self, failed: bool) -> None:
+        """Finishes what is pending. `failed`: an error or a signal ends the training."""
 
 
 class MetricsWriter:
@@ -82,7 +82,7 @@ class MetricsWriter:
             self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
         self._events.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Writes pending events. Raises UserError if the disk is full."""
         with full_disk_explained(self._no_room):
             self._events.close()
@@ -108,20 +108,27 @@ class Several:
         for part in self._parts:
             part.show(step, samples, figure)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Closes all, the first last: the files of the run."""
         with contextlib.ExitStack() as stack:
             for part in self._parts:
-                stack.callback(part.close)
+                stack.callback(part.close, failed)
 
 
-def open_metrics(config: ConfigDict, workdir: Path, step: int, watching: Sequence[Metrics] = ()) -> Metrics:
+@contextlib.contextmanager
+def open_metrics(config: ConfigDict, workdir: Path, step: int, watching: Sequence[Metrics] = ()) -> Iterator[Metrics]:
     """Opens all that is told the metrics of a run that goes on after `step`: its files, the trackers of config.track,
     and `watching`. In all processes but the one that writes, nothing is.
 
     Raises:
       UserError: if a disk is full, or a tracker is not installed or cannot be reached.
     """
-    if not is_leader():
-        return Several()
-    return Several(MetricsWriter(workdir, step), *open_trackers(config, workdir), *watching)
+    metrics = Several()
+    if is_leader():
+        metrics = Several(MetricsWriter(workdir, step), *open_trackers(config, workdir), *watching)
+    try:
+        yield metrics
+    except BaseException:
+        metrics.close(failed=True)
+        raise
+    metrics.close(failed=False)

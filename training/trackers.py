@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,9 +55,9 @@ class WeightsAndBiases:
         if media and step >= self._from:
             self._run.log(media, step=step)
 
-    def close(self) -> None:
-        """Waits until all is sent. A training that an exception ends is marked as such."""
-        self._run.finish(exit_code=int(_is_failing()))
+    def close(self, failed: bool) -> None:
+        """Waits until all is sent. A training that failed is marked as such."""
+        self._run.finish(exit_code=int(failed))
 
 
 class MLflow:
@@ -99,9 +98,9 @@ class MLflow:
         if figure:
             self._client.log_figure(self.where['run'], figure, f'attention/{step}.png')
 
-    def close(self) -> None:
-        """Marks the run as finished, or as killed if an exception ends it: an error, or a signal."""
-        self._client.set_terminated(self.where['run'], 'KILLED' if _is_failing() else 'FINISHED')
+    def close(self, failed: bool) -> None:
+        """Marks the run as finished, or as killed."""
+        self._client.set_terminated(self.where['run'], 'KILLED' if failed else 'FINISHED')
 
 
 class Forgiving:
@@ -118,9 +117,9 @@ class Forgiving:
         """Tells it an evaluation's samples and figure."""
         self._tell(lambda tracker: tracker.show(step, samples, figure))
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Tells it that this is the end."""
-        self._tell(lambda tracker: tracker.close())
+        self._tell(lambda tracker: tracker.close(failed))
 
     def _tell(self, what: Callable[[Any], None]) -> None:
         if self._tracker is None:
@@ -171,8 +170,3 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Forgiving]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _is_failing() -> bool:
-    """Whether the training is being closed by an exception."""
-    return sys.exc_info()[0] is not None

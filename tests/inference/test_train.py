@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -73,6 +75,20 @@ def test_all_that_is_wrong_is_said_before_anything_is_made(tmp_path, cache):
     assert not (tmp_path / 'run').exists()
     with pytest.raises(UserError, match='workdir'):
         inference.train(tiny_config(cache), '')
+
+
+def test_a_config_of_another_class_is_refused(tmp_path):
+    # In a process of its own, for the annotations that tests check would refuse it first.
+    program = f"""
+import inference
+from errors import UserError
+try:
+    inference.train({{'seed': 0}}, {str(tmp_path / 'run')!r})
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert 'ConfigDict' in done.stdout and "'seed'" in done.stdout and not (tmp_path / 'run').exists()
 
 
 def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, capsys):
