@@ -3,7 +3,8 @@
 Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): a student is trained on what the teacher
 makes of the training sources by beam search, instead of on the references. --workdir=A,B,C is an ensemble of teachers.
 DIR gets the files that data.source=files reads, with line n of one for line n of the other: train.SOURCE and
-train.TARGET, the sources and their translations, and validation and test as they are, with their references. Then
+train.TARGET, the sources and their translations, and validation and test as they are, with their references. With
+--pairs the training pairs come first, and their sources with the translations after them: each sentence twice. Then
 
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 
@@ -18,6 +19,7 @@ from command_line import read_command_line, run_script
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint, as decode.py's.")
 OUTPUT = flags.DEFINE_string('output', None, 'The folder of the new files: a new or an empty one.')
+PAIRS = flags.DEFINE_bool('pairs', False, 'Write the training pairs themselves, too, before the translations.')
 SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate the first so many training sentences, to try it; 0: all.')
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
 ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; default as configured.')
@@ -26,6 +28,7 @@ BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; defa
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,19 +76,21 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     assert isinstance(data, PairData)
     for changed in changed_data(run.workdir, data, ['train']):
         log.warning('not the data that the run was trained with: %s', changed)
-    sources = [source for source, _ in data.pairs('train')][:SENTENCES.value or None]
+    pairs = list(data.pairs('train'))
+    sources = [source for source, _ in pairs][:SENTENCES.value or None]
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for split in COPIED:
         try:
-            pairs = data.pairs(split)
+            held_out = data.pairs(split)
         except UserError as error:
             if split != 'test':
                 raise
             log.info('no test split is written: %s', error)
         else:
-            write_pairs(run, folder, split, pairs)
-    write_pairs(run, folder, 'train', translated(model, sources, options))
+            write_pairs(run, folder, split, held_out)
+    first = pairs if PAIRS.value else []
+    write_pairs(run, folder, 'train', itertools.chain(first, translated(model, sources, options)))
 
 
 def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:

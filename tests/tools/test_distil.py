@@ -16,6 +16,10 @@ def distil(*arguments):
                           text=True, timeout=300)
 
 
+def lines_of(folder, name):
+    return (folder / name).read_text().split('\n')
+
+
 @pytest.fixture(scope='module')
 def corpus(run, tmp_path_factory):
     """The folder that it wrote."""
@@ -47,11 +51,21 @@ def test_a_student_can_read_it(corpus):
         (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
 
 
+def test_the_pairs_come_first_if_asked(run, data, tmp_path):
+    done = distil(f'--workdir={run[0]}', f'--output={tmp_path}/both', '--pairs', '--sentences=3', '--beam=1')
+    assert done.returncode == 0, done.stderr
+    for side in 'en', 'xx':
+        lines, found = ((folder / f'train.{side}').read_text() for folder in (data, tmp_path / 'both'))
+        assert found.startswith(lines) and found.count('\n') == lines.count('\n') + 3
+    added = (tmp_path / 'both' / 'train.en').read_text().split('\n')[-4:]
+    assert added == [*lines_of(data, 'train.en')[:3], '']
+
+
 @pytest.mark.slow
 def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
     done = distil(f'--workdir={run[0]},{run[0]}', f'--output={tmp_path}/few', '--sentences=3')
     assert done.returncode == 0, done.stderr
-    lines = (data / 'train.en').read_text().split('\n')
+    lines = lines_of(data, 'train.en')
     assert (tmp_path / 'few' / 'train.en').read_text().split('\n') == [*lines[:3], '']
     assert (tmp_path / 'few' / 'train.xx').read_text().count('\n') == 3
 
