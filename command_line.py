@@ -135,6 +135,17 @@ def _explained() -> Iterator[None]:
         _fail(f'{error.filename}: {error.strerror}')
 
 
+def _in_words(message: str) -> str:
+    """What is wrong with the value of a flag, where Python's own words say it to programmers."""
+    for reason, wanted in ((': invalid literal for int()', 'must be a whole number'),
+                           (': could not convert string to float', 'must be a number'),
+                           (": ('Non-boolean argument", 'must be true or false')):
+        flag, found, _ = message.partition(reason)
+        if found:
+            return f'{flag}: {wanted}'
+    return message
+
+
 def _asked_for_help() -> set[str]:
     """Returns the help flags on the command line."""
     return {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(sys.argv)
@@ -154,7 +165,7 @@ def _parse(argv: list[str]) -> list[str]:
             return flags.FLAGS(argv)
     except flags.Error as error:  # a flag that does not exist, or a value of another type
         raise UserError(_no_flag_file(error) or _without_recipe(error) or _no_config(recipe, error)
-                        or str(error).removeprefix('flag ')) from error
+                        or _in_words(str(error)).removeprefix('flag ')) from error
     except UnicodeDecodeError as error:
         raise UserError(_no_flag_file(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -79,13 +80,13 @@ def devices_of(topology: Topology) -> Devices:
         options['chip_config_name'] = 'megacore'  # its two cores are one device, as on the machines that there are
     try:
         described = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
-    except ImportError as error:
-        raise UserError(f'compiling for a TPU needs libtpu: pip install "allyouneed[plan]" ({error})') from None
     except Exception as error:  # jaxlib's own, of no class that is documented
         reason = str(error).splitlines()[0][:300]
-        missing = 'libtpu' in reason and ('not find' in reason or 'No such' in reason)
-        advice = 'pip install "allyouneed[plan]"' if missing else 'take the shape of a slice that is sold, as v5e:4x4'
-        raise UserError(f'--topology={topology}: libtpu has no such devices ({reason}): {advice}') from None
+        if not importlib.util.find_spec('libtpu'):
+            raise UserError('compiling for a TPU needs libtpu: pip install "allyouneed[plan]", or plan with --formula '
+                            f'({reason})') from None
+        raise UserError(f'--topology={topology}: libtpu has no such devices ({reason}): take the shape of a slice that '
+                        'is sold, as v5e:4x4') from None
     return list(described.devices)
 
 

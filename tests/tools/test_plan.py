@@ -1,5 +1,6 @@
 """python -m tools.plan without libtpu: by formula, its search, its errors; and programs that are kept, on the CPU."""
 
+import importlib.util
 import itertools
 import json
 import math
@@ -67,6 +68,13 @@ def test_mistakes_are_told_in_a_line(arguments, message):
     done = plan(*arguments)
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr.splitlines()[-1] == f'error: {message}'
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec('libtpu')), reason='libtpu is there')
+def test_where_libtpu_is_missing_it_says_how_to_have_it():
+    done = plan('--config=configs/demo.py', '--topology=v5e:4x4')
+    assert (done.returncode, done.stdout) == (2, '')
+    assert 'needs libtpu: pip install "allyouneed[plan]", or plan with --formula' in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize('options, length, message', [
