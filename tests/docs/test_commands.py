@@ -23,8 +23,9 @@ BLOCKS = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.n
 PAIRS = {'data.tokenizer.vocab_size': 600, 'batch.tokens': 1024, 'decode.extra_length': 2}
 RECURRENT = {'model.d_model': 16, 'model.recurrent.d_hidden': 16}
 SHORTER = {
-    'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'rnnsearch_demo': RECURRENT | PAIRS,
-    'rnnsearch_multi30k': RECURRENT | PAIRS, 'shakespeare_char': BLOCKS | {'decode.extra_length': 4},
+    'demo': BLOCKS | PAIRS, 'multi30k': BLOCKS | PAIRS, 'multi30k_best': BLOCKS | PAIRS,
+    'rnnsearch_demo': RECURRENT | PAIRS, 'rnnsearch_multi30k': RECURRENT | PAIRS,
+    'shakespeare_char': BLOCKS | {'decode.extra_length': 4},
     'digits_vit': BLOCKS,
     'llama_tiny': BLOCKS | {'model.num_key_value_heads': 1, 'decode.extra_length': 4},
 }
