@@ -37,6 +37,7 @@ shorter, always = {shorter!r}, {always!r}
 recipe = next((match[1] for match in map(re.compile(r'--config=configs/(\\w+).py').fullmatch, sys.argv) if match), None)
 changes = shorter[recipe] | always if recipe else {{}}
 sys.argv += ['--sentences=1000'] * ('tools.distil' in sys.argv)
+sys.argv = [each.replace('average:10', 'average:2') for each in sys.argv]  # as many as there are
 os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}' for key, value in changes.items())])
 """
 
