@@ -40,7 +40,7 @@ class LiveCurve:
         """Does nothing: the log has the samples."""
 
     def close(self, failed: bool = False) -> None:
-        """Draws all of it."""
+        """Draws the whole curve."""
         self._draw()
 
     def figure(self) -> 'Figure':
