@@ -3,12 +3,14 @@
 Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): a student is trained on what the teacher
 makes of the training sources by beam search, instead of on the references. --workdir=A,B,C is an ensemble of teachers.
 DIR gets the files that data.source=files reads, with line n of one for line n of the other: train.SOURCE and
-train.TARGET, the sources and their translations, and validation and test as they are, with their references. With
---pairs the training pairs come first, and their sources with the translations after them: each sentence twice. Then
+train.TARGET, the sources and their translations, and the splits for validation and test as they are, under the names
+that they have. Then
 
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 
-The splits have their default names there. For a student of the teacher's vocabulary, add --config.train.teacher=RUN.
+With --pairs train.* are the training pairs as they are and distilled.* the sources and their translations: a student of
+both has --config.data.splits.train=train,distilled. At the end the log has all flags of the data. For a student of the
+teacher's vocabulary, add --config.train.teacher=RUN.
 """
 # ruff: noqa: E402 (flags come before the imports that take seconds)
 
@@ -19,7 +21,7 @@ from command_line import read_command_line, run_script
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher; A,B,C: an ensemble of several.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint, as decode.py's.")
 OUTPUT = flags.DEFINE_string('output', None, 'The folder of the new files: a new or an empty one.')
-PAIRS = flags.DEFINE_bool('pairs', False, 'Write the training pairs themselves, too, before the translations.')
+PAIRS = flags.DEFINE_bool('pairs', False, 'Write the training pairs as train.*, and the translations as distilled.*.')
 SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate the first so many training sentences, to try it; 0: all.')
 BEAM = flags.DEFINE_integer('beam', None, 'Hypotheses that live at a time; default as configured.')
 ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; default as configured.')
@@ -28,8 +30,8 @@ BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences at a time; defa
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-import itertools
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,11 +44,9 @@ from inference.run import Run
 from inference.text import SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.data import PairData
-from input_pipeline.sources import Pair
+from input_pipeline.sources import Pair, sets_to_test, split_names
 from training.trained import run_paths
 from training.workdir import changed_data
-
-COPIED = ('validation', 'test')
 
 log = logging.getLogger('allyouneed.distil')
 
@@ -67,30 +67,51 @@ def main() -> None:
                         'learn from')
     options = search_options(run.config, method='beam', beam=BEAM.value, alpha=ALPHA.value,
                              batch_size=BATCH_SIZE.value)
-    write_corpus(run, run.model, folder, options)
+    write_corpus(run, run.model, folder, options, sentences=SENTENCES.value, with_pairs=PAIRS.value)
 
 
-def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions) -> None:
-    """Writes the corpus of a student into `folder`. The training files get their names last, when they are whole."""
+def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions, sentences: int = 0,
+                 with_pairs: bool = False) -> None:
+    """Writes the corpus of a student into `folder`. The translations get their names last, when they are whole.
+
+    Args:
+      run: the teachers, whose data it is.
+      model: their translator.
+      folder: a folder with nothing in it, or none yet.
+      options: of the search.
+      sentences: how many training sentences to translate, from the first on; 0: all.
+      with_pairs: whether to write the training pairs, too, as a split beside the translations.
+    """
     data = run.data()
     assert isinstance(data, PairData)
     for changed in changed_data(run.workdir, data, ['train']):
         log.warning('not the data that the run was trained with: %s', changed)
     pairs = list(data.pairs('train'))
-    sources = [source for source, _ in pairs][:SENTENCES.value or None]
+    sources = [source for source, _ in pairs][:sentences or None]
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for split in COPIED:
+    names, tests = split_names(run.config.data), sets_to_test(run.config.data)
+    held_out = {split: file_name(names[split]) for split in ('validation', *tests)}
+    for split in [*held_out]:
         try:
-            held_out = data.pairs(split)
+            write_pairs(run, folder, held_out[split], data.pairs(split))
         except UserError as error:
-            if split != 'test':
+            if split == 'validation':
                 raise
-            log.info('no test split is written: %s', error)
-        else:
-            write_pairs(run, folder, split, held_out)
-    first = pairs if PAIRS.value else []
-    write_pairs(run, folder, 'train', itertools.chain(first, translated(model, sources, options)))
+            log.info('%s is not written: %s', split, error)
+            del held_out[split]
+    if with_pairs:
+        write_pairs(run, folder, 'train', pairs)
+    write_pairs(run, folder, 'distilled' if with_pairs else 'train', translated(model, sources, options))
+    named = {'train': 'train,distilled' if with_pairs else 'train', 'validation': held_out.pop('validation'),
+             'test': ','.join(held_out.values())}
+    log.info('a student of them: train.py --config.data.source=files --config.data.dir=%s %s', folder,
+             ' '.join(f'--config.data.splits.{split}={name}' for split, name in named.items() if name))
+
+
+def file_name(split: str) -> str:
+    """Returns the name of a split on disk, with '-' for what no name of one file has: 'news/dev-*' has 'news-dev'."""
+    return re.sub(r'[^\w.+-]+', '-', split).strip('-')
 
 
 def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:

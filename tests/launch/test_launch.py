@@ -65,7 +65,7 @@ def test_the_kubernetes_job_counts_its_pods_once():
     assert spec['completionMode'] == 'Indexed'
 
 
-@pytest.mark.parametrize('path', ['launch/slurm.sh', 'launch/tpu_vm.sh'])
+@pytest.mark.parametrize('path', ['launch/slurm.sh', 'launch/tpu_vm.sh', 'launch/multi30k_best.sh'])
 def test_the_scripts_are_well_formed(path):
     assert subprocess.run(['bash', '-n', path], cwd=ROOT).returncode == 0
     assert os.access(ROOT / path, os.X_OK)
@@ -278,3 +278,36 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
         assert pod.returncode == 0, said
         assert (f'resuming from step {STEPS // 2}' in said) == (index == 0)
     assert_same_run(tmp_path / 'alone', moved)
+
+
+def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
+    """A fake python lists what it is told, makes the folder that tools.distil would, and stops where it should."""
+    python, told = tmp_path / 'python', tmp_path / 'told'
+    python.write_text(f"""#!/bin/bash
+        echo "$*" >> {told}
+        for each; do [[ $each == --output=* ]] && mkdir -p "${{each#*=}}"; done
+        [[ "$*" == *"$STOP"* ]] && exit 75
+        exit 0
+    """)
+    python.chmod(0o755)
+    runs = tmp_path / 'my runs'
+
+    def steps(stop):
+        """What the script's commands were, without their common flags, and its status."""
+        told.unlink(missing_ok=True)
+        done = subprocess.run(['launch/multi30k_best.sh', 'my pairs', runs, '--config.seed=3'], cwd=ROOT, timeout=60,
+                              env=os.environ | {'PYTHON': str(python), 'STOP': stop})
+        return told.read_text().replace(f'{runs}/', '').splitlines(), done.returncode
+
+    first, second, translations, student, scores = steps('nowhere')[0]
+    assert first == 'train.py --config=configs/multi30k.py --config.data.dir=my pairs --workdir=first --config.seed=3'
+    assert second.startswith('train.py --config=configs/multi30k.py --config.data.dir=my pairs --config.model.dropout')
+    assert translations.startswith('-m tools.distil --workdir=first,second ') and ' --pairs ' in translations
+    assert student == ('train.py --config=configs/multi30k_best.py --workdir=best --config.seed=3 '
+                       '--config.data.dir=distilled --config.data.splits.train=train,distilled')
+    assert scores == 'decode.py --workdir=best --checkpoint=average:10 --split=test'
+    assert steps('nowhere') == ([first, second, student, scores], 0)  # the translations are there
+    shutil.rmtree(runs / 'distilled')
+    assert steps('dropout=0.2') == ([first, second], 75)
+    assert steps('-m tools.distil') == ([first, second, translations], 75)
+    assert steps('nowhere') == ([first, second, translations, student, scores], 0)

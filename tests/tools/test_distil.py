@@ -1,7 +1,11 @@
 """python -m tools.distil: a corpus whose targets are a teacher's translations."""
 
+import logging
+import re
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +13,7 @@ import inference
 from configs import demo
 from input_pipeline.sources import open_corpus
 from tests.scripts import ROOT, cache, data, run  # noqa: F401 (fixtures)
+from tools.distil import write_corpus
 
 
 def distil(*arguments):
@@ -18,6 +23,13 @@ def distil(*arguments):
 
 def lines_of(folder, name):
     return (folder / name).read_text().split('\n')
+
+
+class Echo:
+    """A teacher that gives back what it gets."""
+
+    def respond_all(self, sources, options):
+        yield [SimpleNamespace(source=source, text=source) for source in sources]
 
 
 @pytest.fixture(scope='module')
@@ -51,14 +63,35 @@ def test_a_student_can_read_it(corpus):
         (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
 
 
-def test_the_pairs_come_first_if_asked(run, data, tmp_path):
+def test_the_pairs_stay_as_they_are_if_asked(run, data, tmp_path):
     done = distil(f'--workdir={run[0]}', f'--output={tmp_path}/both', '--pairs', '--sentences=3', '--beam=1')
     assert done.returncode == 0, done.stderr
     for side in 'en', 'xx':
-        lines, found = ((folder / f'train.{side}').read_text() for folder in (data, tmp_path / 'both'))
-        assert found.startswith(lines) and found.count('\n') == lines.count('\n') + 3
-    added = (tmp_path / 'both' / 'train.en').read_text().split('\n')[-4:]
-    assert added == [*lines_of(data, 'train.en')[:3], '']
+        assert (tmp_path / f'both/train.{side}').read_bytes() == (data / f'train.{side}').read_bytes()
+    assert lines_of(tmp_path / 'both', 'distilled.en') == [*lines_of(data, 'train.en')[:3], '']
+    assert len(lines_of(tmp_path / 'both', 'distilled.xx')) == 4
+
+
+def test_held_out_splits_keep_their_names(run, data, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    teacher = inference.load(run[0])
+    for old, new in (('train', 'train'), ('validation', 'dev'), ('test', 'test_1'), ('validation', 'test_2')):
+        for side in 'en', 'xx':
+            shutil.copy(data / f'{old}.{side}', tmp_path / f'{new}.{side}')
+    with teacher.config.unlocked():
+        teacher.config.data.update(dir=str(tmp_path))
+        teacher.config.data.splits.update(validation='de[v]', test='test_1,test_2,test_3')
+    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    new = tmp_path / 'new'
+    write_corpus(teacher, Echo(), new, options)
+    assert {path.name for path in new.iterdir()} == {
+        f'{split}.{side}' for split in ('train', 'de-v', 'test_1', 'test_2') for side in ('en', 'xx')}
+    assert (new / 'test_2.xx').read_bytes() == (data / 'validation.xx').read_bytes()
+    assert (new / 'train.xx').read_bytes() == (data / 'train.en').read_bytes()
+    assert 'test_3 is not written' in caplog.text
+    flags = re.search('train.py (.*)', caplog.text)[1].split()
+    assert flags == [f'--config.data.{option}' for option in (
+        'source=files', f'dir={new}', 'splits.train=train', 'splits.validation=de-v', 'splits.test=test_1,test_2')]
 
 
 @pytest.mark.slow
