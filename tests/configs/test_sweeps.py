@@ -131,10 +131,11 @@ def test_each_regulariser_is_alone_whatever_the_recipe_has():
     for recipe, changed in (demo.get_config(), {}), (config, strengths):
         wanted = {option: changed.get(option, strength) for option, strength in sweep.STRENGTHS.items()}
         runs = [flatten(each) for each in every_of(sweep.get_sweep(recipe), recipe)]
-        on = [{option: run[option] for option in wanted if run[option]} for run in runs[::3]]
+        on = [{option: run[option] for option in wanted if run[option]} for run in runs[:len(runs) // 3]]
         together = {option: strength for option, strength in wanted.items() if option != 'train.simcut'}
         assert on == [{}, *({option: strength} for option, strength in wanted.items()), together]
-        assert [run['seed'] for run in runs] == [0, 1, 2] * len(on)
+        assert [run['seed'] for run in runs] == [seed for seed in range(3) for _ in on]
+        assert all({**run, 'seed': 0} == {**runs[index % len(on)], 'seed': 0} for index, run in enumerate(runs))
         assert {run['train.steps'] * (2 if run['train.r_drop'] or run['train.simcut'] else 1) for run in runs} == {
             recipe.train.steps * (2 if changed else 1)}
     alone = [run for run in sweep.get_sweep(rnnsearch_demo.get_config()) if run['seed'] == 0]
