@@ -106,6 +106,8 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
     Raises:
       UserError: if it has none.
     """
+    if not expanded(workdir).is_dir():
+        raise UserError(f'--compare={workdir}: there is no such directory')
     tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:

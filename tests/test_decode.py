@@ -195,6 +195,8 @@ def test_a_run_is_compared_with_another(run, with_sets):
         assert 0 < compared['p_value'] <= 1
     result = script('decode.py', f'--workdir={workdir}', '--split=other', f'--compare={run[0]}')
     assert result.returncode == 2 and b'no translations of the sentences of other' in result.stderr
+    result = script('decode.py', f'--workdir={workdir}', '--split=other', '--compare=nowhere')
+    assert result.returncode == 2 and b'--compare=nowhere: there is no such directory' in result.stderr
 
 
 def test_a_missing_set_is_told_before_the_others_are_scored(with_sets, tmp_path):

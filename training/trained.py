@@ -51,10 +51,17 @@ class Trained(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Returns the run directories of 'A' or 'A,B,C'. A name may have commas of its own, as those of a sweep's runs."""
+    """Returns the run directories of 'A' or 'A,B,C'. A name may have commas of its own, as those of a sweep's runs.
+
+    Raises:
+      UserError: if a name is empty.
+    """
     parts = text.split(',')
     for count in range(len(parts), 0, -1):
-        path = expanded(','.join(parts[:count]))
+        name = ','.join(parts[:count])
+        if not name:
+            raise UserError('the name of a run directory is empty; several have a comma between two: A,B,C')
+        path = expanded(name)
         if path.is_dir() and count < len(parts):
             return [path, *run_paths(','.join(parts[count:]))]
         if path.is_dir():

@@ -150,6 +150,9 @@ def test_a_name_may_have_commas(runs):
     assert run_paths(f'{one},{other},{other},{one}') == [one, other, other, one]
     assert run_paths(f'{one},{runs}/norm=pre,seed=2') == [one, Path(f'{runs}/norm=pre,seed=2')]
     assert run_paths('nowhere,seed=1') == [Path('nowhere,seed=1')]
+    for text in '', f'{one},', f'{one},,{other}', f',{one}':
+        with pytest.raises(UserError, match='empty'):
+            run_paths(text)
 
 
 def test_runs_are_opened_together(runs):
