@@ -3,7 +3,8 @@
     python train.py --config=configs/multi30k.py --config.data.dir=DIR --workdir=runs/multi30k
 
 DIR contains train, val and test_2016_flickr in .en and .de, plain or .gz, as in the folder data/task1/raw of the
-public repository multi30k/dataset. Training takes about an hour on 2 cores. Score the mean of the last 10 checkpoints:
+public repository multi30k/dataset. Training takes an hour on 2 cores, on slow ones
+an hour and a half. Score the mean of the last 10 checkpoints:
 
     python decode.py --workdir=runs/multi30k --checkpoint=average:10 --split=test
 
@@ -19,7 +20,8 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config()
-    # Width 128 has 2.3 times as many steps in the time, and learns less: validation perplexity 4.3 after 10,000.
+    # Width 128 has 2.3 times as many steps in the time. After 10,000 it has learnt less, perplexity 4.3 of validation;
+    # German to English it is as good as this after 18,000: docs/results.md.
     config.model.update(num_layers=4, d_model=256, d_ff=512, num_heads=4, norm='pre', position='rotary',
                         dropout=0.3)
     config.data.update(source='files', source_lang='en', target_lang='de', max_length=64)
