@@ -56,17 +56,16 @@ def run_paths(text: str) -> list[Path]:
     Raises:
       UserError: if a name is empty.
     """
-    parts = text.split(',')
-    for count in range(len(parts), 0, -1):
-        name = ','.join(parts[:count])
-        if not name:
-            raise UserError('the name of a run directory is empty; several have a comma between two: A,B,C')
-        path = expanded(name)
-        if path.is_dir() and count < len(parts):
-            return [path, *run_paths(','.join(parts[count:]))]
-        if path.is_dir():
-            return [path]
-    return [expanded(text)]  # whoever opens it says that it is not there
+    paths, rest = [], text.split(',')
+    while rest:
+        if not rest[0]:
+            raise UserError(f'{text!r} has an empty name among its run directories: they are written A,B,C')
+        # The longest name that is there; or else all of it, and whoever opens it says that it is not there.
+        counts = range(len(rest), 0, -1)
+        count = next((count for count in counts if expanded(','.join(rest[:count])).is_dir()), len(rest))
+        paths.append(expanded(','.join(rest[:count])))
+        rest = rest[count:]
+    return paths
 
 
 def read_trained(workdirs: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:

@@ -30,7 +30,7 @@ SHORTER = {
     'llama_tiny': BLOCKS | {'model.num_key_value_heads': 1, 'decode.extra_length': 4},
 }
 ALWAYS = {'cache_dir': 'cache', 'train.steps': 4, 'train.log_every': 2, 'eval.every': 4, 'checkpoint.every': 2,
-          'optimizer.warmup': 1}
+          'optimizer.warmup': 1}  # a sweep halves the steps of some runs
 SHIM = """#!{python}
 import os, re, sys
 shorter, always = {shorter!r}, {always!r}
