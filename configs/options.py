@@ -258,6 +258,11 @@ OPTIONS = (
            'the names of parameters', TEXT),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
+    Option('train.matmul_precision', 'default',
+           "precision of the products with float32 activations: 'bfloat16' rounds their factors to it, and sums in "
+           "float32; 'default' is that on TPUs, tensorfloat32 on NVIDIA GPUs and float32 on CPUs, where attention's "
+           'own products are always in float32', OneOf(('default', 'bfloat16', 'float32')),
+           STACKS | {'model.dtype': ('float32',)}),
     Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),
     Option('train.skip_nonfinite', 0,
            'steps in the whole run that may be skipped because loss or gradient is not finite', COUNT, resume=''),

@@ -181,7 +181,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     tuning = make_tuning(config.train)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule, tuning), plan.batch(0),
                         parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
-                        accumulate=config.train.accumulate, tuning=tuning)
+                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     if isinstance(model, SearchModel):
         model.distribute = compiled.distribute  # its searches use all devices too
@@ -197,9 +197,10 @@ def describe(setup: Setup) -> None:
     log.info('batches: %s', plan.describe())
     log.info('devices: %s', compiled.describe())
     flops = compiled.flops(plan.batch(0))
+    factors = 'bfloat16' if config.train.matmul_precision == 'bfloat16' else config.model.dtype  # of the products
     log.info('training: %s steps, %.3g epochs; %.3g GFLOP of matrix products a step, so perhaps %s',
              f'{config.train.steps:,}', config.train.steps / len(plan), flops / 1e9,
-             duration(config.train.steps * seconds_a_step(flops, config.model.dtype)))
+             duration(config.train.steps * seconds_a_step(flops, factors)))
 
 
 def train_steps(setup: Setup, state: TrainState, progress: Progress, checkpoints: Checkpoints, stop: StopSignals,

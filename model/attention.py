@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from model.dropout import drop
 from model.positional import Rotary, rotate
+from model.product import dot_general
 from model.relation import UNRESTRICTED, Mask, Relation
 
 SCORES = ('scaled_dot', 'dot', 'general', 'additive')
@@ -245,13 +246,13 @@ class MultiHeadAttention(nn.Module):
             init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('embed', 'heads', 'kv'))
             bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('heads', 'kv'))
             return nn.DenseGeneral((heads, width), use_bias=self.bias != 'none', dtype=self.dtype, kernel_init=init,
-                                   bias_init=bias_init)
+                                   bias_init=bias_init, dot_general=dot_general)
 
         self.query, self.key, self.value = (to_heads(self.num_heads, self.d_k), to_heads(groups, self.d_k),
                                             to_heads(groups, self.d_v))
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('heads', 'kv', 'embed'))
         self.output = nn.DenseGeneral(self.d_model, axis=(-2, -1), use_bias=self.bias == 'all', dtype=self.dtype,
-                                      kernel_init=init)
+                                      kernel_init=init, dot_general=dot_general)
         if self.score == 'general':
             init = nn.with_logical_partitioning(_near_scaled_dot, ('heads', 'kv', None))
             self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k, self.d_k),

@@ -139,7 +139,7 @@ class Recipe:
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
         self.parts: dict[str, Any] = {
             'objective': make_objective(config, None), 'dropout_key': key_for('dropout', config.seed),
-            'accumulate': config.train.accumulate, 'tuning': tuning}
+            'accumulate': config.train.accumulate, 'precision': config.train.matmul_precision, 'tuning': tuning}
         self.optimizer = make_optimizer(config.optimizer, schedule, tuning)
 
     @functools.cached_property

@@ -54,7 +54,8 @@ class Compiled:
     # Many keywords: each is a part of a training, and this is where the parts come together.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
-                 accumulate: int = 1, tuning: Tuning = EVERYTHING, devices: Devices | None = None):
+                 accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
+                 devices: Devices | None = None):
         """Compiles nothing yet. `example` is any batch: only its shapes are used.
 
         Raises:
@@ -88,7 +89,8 @@ class Compiled:
 
         def step(state, batch, objective, **how):
             return train_step(state, batch, objective=objective, apply=apply, optimizer=optimizer,
-                              dropout_key=dropout_key, accumulate=accumulate, tuning=tuning, **how)
+                              dropout_key=dropout_key, accumulate=accumulate, precision=precision,
+                              tuning=tuning, **how)
 
         def evaluation(params, batch, objective, **how):
             return eval_step(params, batch, objective=objective, apply=apply, **how)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from model.embedding import Projection
+from model.product import narrowed
 
 TILE = 2 ** 24  # logits of a device that are in memory at a time
 
@@ -91,11 +92,12 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
     """
     states, table, bias = projection.states, projection.table, projection.bias
     dtype, (classes, width) = states.dtype, table.shape
-    matrix, mean_row = table.astype(dtype), table.mean(axis=0)
+    narrow = narrowed(dtype)
+    matrix, mean_row = table.astype(narrow), table.mean(axis=0)
 
     def step(carry, part):
         states, targets, weights = part
-        logits = _logits(states, matrix, bias)
+        logits = _logits(states.astype(narrow), matrix, bias)
         greatest = logits.max(axis=-1)
         unnormalised = jnp.exp(logits - greatest[..., None])
         total = unnormalised.sum(axis=-1)
@@ -112,11 +114,11 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
             return jax.tree.map(jnp.add, carry, (sums, None, None)), None
         of_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
         # The softmax is normalised where it is smaller, in the factors of its products.
-        scale, unnormalised = (weights / total)[..., None], unnormalised.astype(dtype)
+        scale, unnormalised = (weights / total)[..., None], unnormalised.astype(narrow)
         of_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
         # As matrices: of one tile in bfloat16, XLA for CPUs cannot compute a transposed sum over two axes.
-        rows = [each.reshape(-1, each.shape[-1]) for each in ((scale * states).astype(dtype), unnormalised)]
+        rows = [each.reshape(-1, each.shape[-1]) for each in ((scale * states).astype(narrow), unnormalised)]
         of_table = jnp.einsum('nd,nv->dv', *rows, preferred_element_type=jnp.float32)
         return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 

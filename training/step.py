@@ -57,13 +57,14 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
 # Arguments that change from step to step are positional; those fixed at compilation are keywords.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
-               tuning: Tuning = EVERYTHING, axis_name: str | None = None,
+               precision: str = 'default', tuning: Tuning = EVERYTHING, axis_name: str | None = None,
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
     """Makes one update on the mean of an objective over the real tokens of the global batch.
 
     Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one after the
     other; devices along `axis_name`) and divided once. A mean of the parts' means would give the tokens of a part with
-    much padding more weight. `place` sets the shardings of parameters and gradients for the computation.
+    much padding more weight. `precision` is that of the products, as config.train.matmul_precision. `place` sets the
+    shardings of parameters and gradients for the computation.
 
     If the sum of the losses or the norm of the gradient is not finite, only the step changes: the returned `skipped` is
     1, and all other sums are 0. The learning rate depends on the step, so it moves on; Adam's bias correction depends
@@ -77,7 +78,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         sums = objective(apply, tuning.used(params), part, key)
         return sums.loss, sums
 
-    params, gradient = place(state.params), jax.grad(loss_sum, has_aux=True)
+    params, gradient = place(state.params), at_precision(precision, jax.grad(loss_sum, has_aux=True))
     if accumulate == 1:
         total = gradient(params, batch, key)
     else:
@@ -106,6 +107,15 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
     sums = jax.tree.map(lambda each: jnp.where(finite, each, 0), sums)
     return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
             sums.replace(skipped=jnp.where(finite, 0, 1)))
+
+
+def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, traced with jax.default_matmul_precision; 'default' leaves that setting as it is."""
+    def traced(*args):
+        with jax.default_matmul_precision(precision):
+            return function(*args)
+
+    return function if precision == 'default' else traced
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:

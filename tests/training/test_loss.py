@@ -113,6 +113,27 @@ def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.parametrize('tile', [1 << 20, 1000])
+def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile):
+    monkeypatch.setattr(loss, 'TILE', tile)
+    rng = np.random.default_rng(8)
+    states, table = jnp.float32(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))
+    targets, weights = jnp.int32(rng.integers(0, 50, (8, 64))), jnp.ones((8, 64))
+
+    def total(outputs, states, table):
+        return cross_entropy(outputs(Projection(states, table)), targets, weights, 0.1).loss
+
+    with jax.default_matmul_precision('bfloat16'):
+        value, gradients = jax.jit(jax.value_and_grad(
+            lambda *arrays: total(lambda projection: projection, *arrays), argnums=(0, 1)))(states, table)
+    rounded = [each.astype(jnp.bfloat16).astype(jnp.float32) for each in (states, table)]
+    np.testing.assert_allclose(value, total(lambda projection: projection.logits(), *rounded), rtol=1e-4)
+    expected = jax.grad(lambda *arrays: total(lambda projection: projection.logits(), *arrays), (0, 1))(states, table)
+    for found, exact in zip(gradients, expected, strict=True):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, exact, atol=0.02 * float(jnp.abs(exact).max()))
+
+
 @pytest.mark.parametrize('biased', [False, True])
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('shape', [(3, 5), (4,)])

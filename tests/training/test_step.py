@@ -56,6 +56,14 @@ def test_accumulation_does_not_change_the_update(state, parts):
     assert_same_update(whole, split)
 
 
+def test_products_of_bfloat16_change_the_update_by_their_rounding(state):
+    exact, rounded, default = (jax.jit(step(precision=each))(state, ragged_batch())[0].params
+                               for each in ('float32', 'bfloat16', 'default'))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), default, exact)  # on a CPU
+    gradient, error = (jax.tree.map(jnp.subtract, exact, other) for other in (state.params, rounded))
+    assert 2 ** -12 < optax.tree.norm(error) / optax.tree.norm(gradient) < 2 ** -6  # a rounding is at most 2 ** -9
+
+
 def test_an_axis_of_devices_does_not_change_the_update(state):
     # vmap with an axis name does what pmap does, on one device.
     whole, sums = jax.jit(step())(state, ragged_batch())
