@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
 from model.dropout import drop
-from model.positional import Rotary, rotate
+from model.positional import AnyArray, Rotary, rotate
 from model.product import dot_general
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -262,7 +262,7 @@ class MultiHeadAttention(nn.Module):
             self.score_weight = self.param('score_weight', init, (self.num_heads, self.d_k), unbox=True)
 
     def keys_values(self, inputs: Float[Array, 'batch source d_source'],
-                    positions: Int[Array, '#batch source'] | None = None) -> tuple[Keys, Values]:
+                    positions: Int[AnyArray, '#batch source'] | None = None) -> tuple[Keys, Values]:
         """The keys X' W_k and the values X' W_v of inputs at `positions`, which only rotary keys need.
 
         Decoding computes them once and keeps them.
@@ -270,7 +270,7 @@ class MultiHeadAttention(nn.Module):
         return self._turned(self.key(inputs), positions), self.value(inputs)
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
-                            positions: Int[Array, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
+                            positions: Int[AnyArray, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
         """`queries` and `keys_values` of the same inputs, in one product: it pays where the inputs are few."""
         params = [nn.unbox(each.variables['params']) for each in (self.query, self.key, self.value)]
         shapes = [each['kernel'].shape[1:] for each in params]
@@ -284,14 +284,14 @@ class MultiHeadAttention(nn.Module):
         return self._turned(query, positions), self._turned(key, positions), value
 
     def queries(self, inputs: Float[Array, 'batch target d_target'],
-                positions: Int[Array, '#batch target'] | None = None) -> Query:
+                positions: Int[AnyArray, '#batch target'] | None = None) -> Query:
         """The queries X W_q of inputs at `positions`, which only rotary queries need."""
         return self._turned(self.query(inputs), positions)
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
         """Looks from `inputs` at keys and values that are already projected."""
-        query = self.queries(inputs, relation.positions()[0] if self.rotary else None)
+        query = self.queries(inputs, relation.target)
         return self.look(query, key, value, relation, deterministic)
 
     def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,

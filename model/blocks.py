@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
@@ -320,7 +321,7 @@ class SelfAttentionStack(nn.Module):
 
     def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
         """`relation` is of the sequence to itself; without one, everything sees everything."""
-        relation = relation or Relation.within(jnp.arange(x.shape[1])[None])
+        relation = relation or Relation.within(np.arange(x.shape[1])[None])
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         for layer in self.layers:
             x = layer(x, relation, deterministic)

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
@@ -87,17 +88,17 @@ class LanguageModel(nn.Module):
         """What the logits are made from, for a loss that does without them."""
         length = tokens.shape[1]
         if positions is None:
-            positions = jnp.arange(length)[None]
+            positions = np.arange(length)[None]
         # The look-ahead goes by the place in the row; positions may begin anew in it.
-        relation = Relation.within(jnp.arange(length)[None], visible=tokens != self.pad, segments=segments, causal=True)
+        relation = Relation.within(np.arange(length)[None], visible=tokens != self.pad, segments=segments, causal=True)
         x = self._embed(tokens, positions, length, deterministic)
         return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
         """Reads a whole prompt in one pass. Padding comes last."""
         length, visible = prompt.shape[1], prompt != self.pad
-        relation = Relation.within(jnp.arange(length)[None], visible=visible, causal=True)
-        x = self._embed(prompt, jnp.arange(length)[None], length, deterministic=True)
+        relation = Relation.within(np.arange(length)[None], visible=visible, causal=True)
+        x = self._embed(prompt, np.arange(length)[None], length, deterministic=True)
         return Prompt(self.encoder.prefill(x, relation)[1], visible)
 
     def init_cache(self, memory: Prompt, beam: int, max_length: int) -> Cache:

@@ -18,8 +18,23 @@ SCHEMES = (*ADDED, *RELATIVE, 'none')
 SCALINGS = ('none', 'linear', 'llama3')
 BUCKETS, MAX_DISTANCE = 32, 128  # T5's
 
+# Positions that are known when a program is compiled, as in training, come from NumPy: see `sines_cosines`.
+AnyArray = Array | np.ndarray
 
-def sinusoids(positions: Int[Array, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
+
+def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'], Float[AnyArray, '*n']]:
+    """The sines and the cosines of angles in radians; of NumPy's, constants of the program that is compiled.
+
+    XLA for CPUs puts others into the loop where they are used, and computes them anew for every head of every example:
+    of rotary positions, 1.3 ms of 1.6 for 2,000 vectors of width 256. Both round the angle to float32.
+    """
+    if isinstance(angles, np.ndarray):
+        angles = angles.astype(np.float32)
+        return np.sin(angles), np.cos(angles)
+    return jnp.sin(angles), jnp.cos(angles)
+
+
+def sinusoids(positions: Int[AnyArray, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
     """PE[i, 2j] = sin(i / 10000^(2j/d)), PE[i, 2j+1] = cos(the same): interleaved, in radians, i from 0.
 
     The numerator is the position (not 1, as one widespread slide has it); tables that show sin 1 = 0.02 are
@@ -30,9 +45,8 @@ def sinusoids(positions: Int[Array, '*positions'], d_model: int) -> Float[Array,
     """
     if d_model % 2:
         raise ValueError(f'sinusoidal positions need an even d_model, not {d_model}')
-    wavelengths = 10000.0 ** (jnp.arange(0, d_model, 2) / d_model)
-    angles = positions[..., None] / wavelengths
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, d_model)
+    wavelengths = 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+    return jnp.stack(sines_cosines(positions[..., None] / wavelengths), axis=-1).reshape(*positions.shape, d_model)
 
 
 class PositionalEncoding(nn.Module):
@@ -48,7 +62,7 @@ class PositionalEncoding(nn.Module):
     max_length: int
 
     @nn.compact
-    def __call__(self, positions: Int[Array, '*positions'], length: int) -> Float[Array, '*positions d_model']:
+    def __call__(self, positions: Int[AnyArray, '*positions'], length: int) -> Float[Array, '*positions d_model']:
         """Encodings of `positions`, all of which are below `length`.
 
         Raises:
@@ -65,7 +79,7 @@ class PositionalEncoding(nn.Module):
                              'shorten the input, or train with a larger max_length or with position=sinusoidal')
         init = nn.with_logical_partitioning(nn.initializers.normal(self.d_model ** -0.5), ('position', 'embed'))
         table = self.param('table', init, (self.max_length, self.d_model), unbox=True)
-        return table[positions]
+        return table[jnp.asarray(positions)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,24 +99,24 @@ class Rotary:
     factor: float = 1.0
     original_length: int = 8192
 
-    def wavelengths(self, width: int) -> Float[Array, ' pairs']:
+    def wavelengths(self, width: int) -> Float[np.ndarray, ' pairs']:
         """Positions in which each pair of `width` numbers turns by one radian: base^(2j/width), or more if scaled.
 
         A pair that makes n turns in `original_length` positions has its speed multiplied, by 'llama3', by
         s + (1 - s) / factor, where s = (n - 1) / (4 - 1) between 0 and 1. So those of 4 turns and more are as they
         were, and those of less than one have all of the factor. 1 and 4 are the numbers of all published models.
         """
-        wavelengths = self.base ** (jnp.arange(0, width, 2) / width)
+        wavelengths = self.base ** (np.arange(0, width, 2) / width)
         if self.scaling == 'linear':
             return wavelengths * self.factor
         if self.scaling == 'llama3':
             turns = self.original_length / (2 * np.pi * wavelengths)
-            kept = jnp.clip((turns - 1) / (4 - 1), 0, 1)
+            kept = np.clip((turns - 1) / (4 - 1), 0, 1)
             return wavelengths / (kept + (1 - kept) / self.factor)
         return wavelengths
 
 
-def rotate(x: Float[Array, 'batch length heads width'], positions: Int[Array, '#batch length'],
+def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray, '#batch length'],
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
     """Rotary positions: the pair (x_2j, x_2j+1) is turned by the angle i / 10000^(2j/width), i the position.
 
@@ -115,8 +129,7 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[Array, '#
     width = x.shape[-1]
     if width % 2:
         raise ValueError(f'rotary positions need an even d_k, not {width}')
-    angles = positions[..., None, None] / rotary.wavelengths(width)
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    sin, cos = sines_cosines(positions[..., None, None] / rotary.wavelengths(width))
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)

@@ -10,7 +10,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from model.positional import Bias
+from model.positional import AnyArray, Bias
 
 Mask = Bool[Array, '#batch #heads #target #source']
 
@@ -70,8 +70,8 @@ class Relation(flax.struct.PyTreeNode):
       bidirectional: T5's buckets tell the keys after the query from those before it.
       window: a query sees only keys at a distance below it, itself included; 0: any distance.
     """
-    target: Int[Array, '#batch target'] | None = None
-    source: Int[Array, '#batch source'] | None = None
+    target: Int[AnyArray, '#batch target'] | None = None
+    source: Int[AnyArray, '#batch source'] | None = None
     visible: Bool[Array, '#batch source'] | None = None
     target_segments: Int[Array, '#batch target'] | None = None
     source_segments: Int[Array, '#batch source'] | None = None
@@ -82,7 +82,7 @@ class Relation(flax.struct.PyTreeNode):
     window: int = flax.struct.field(pytree_node=False, default=0)
 
     @classmethod
-    def within(cls, positions: Int[Array, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
+    def within(cls, positions: Int[AnyArray, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
                segments: Int[Array, '#batch length'] | None = None, causal: bool = False) -> 'Relation':
         """The relation of a sequence to itself."""
         return cls(target=positions, source=positions, visible=visible, target_segments=segments,
@@ -111,7 +111,7 @@ class Relation(flax.struct.PyTreeNode):
     def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
         """Positions of the queries and of the keys, which what is relative cannot do without."""
         assert self.target is not None and self.source is not None
-        return self.target, self.source
+        return jnp.asarray(self.target), jnp.asarray(self.source)
 
     def rows(self) -> tuple[dict[str, Array], dict[str, int]]:
         """The fields that belong to the queries, and the axis of each along which the queries lie."""

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
@@ -132,17 +133,17 @@ class Transformer(nn.Module):
         """What the logits are made from, for a loss that does without them."""
         memory = self.encode(source, deterministic)
         length = target.shape[1]
-        relation = Relation.within(jnp.arange(length)[None], visible=target != self.pad, causal=True)
-        x = self._embed_target(target, jnp.arange(length), length, deterministic)
+        relation = Relation.within(np.arange(length)[None], visible=target != self.pad, causal=True)
+        x = self._embed_target(target, np.arange(length), length, deterministic)
         return self._project(self.decoder(x, memory.states, relation, Relation(visible=memory.visible), deterministic))
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         length, visible = source.shape[1], source != self.pad
-        positions = self.source_position(jnp.arange(length), length)
+        positions = self.source_position(np.arange(length), length)
         x = self._add_positions(embedding(source), positions, deterministic)
-        relation = Relation.within(jnp.arange(length)[None], visible=visible)
+        relation = Relation.within(np.arange(length)[None], visible=visible)
         return Memory(self.encoder(x, relation, deterministic), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
