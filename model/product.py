@@ -54,24 +54,25 @@ def _backward(saved, gradient):
     dtype, narrow = inputs.dtype, narrowed(inputs.dtype)
     inputs, matrix, gradient = (each.astype(narrow) for each in (inputs, matrix, gradient))
     of_inputs = jnp.einsum('...f,df->...d', gradient, matrix, preferred_element_type=dtype)
-    inputs, gradient = (each.reshape(-1, each.shape[-1]) for each in (inputs, gradient))
-    if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
-        return of_inputs, _of_matrix(inputs, gradient, dtype)
-    return of_inputs, jax.lax.platform_dependent(
-        inputs, gradient, cpu=partial(_of_matrix, dtype=dtype, transpose=row_by_row),
-        default=partial(_of_matrix, dtype=dtype))
+    return of_inputs, of_matrix(*(each.reshape(-1, each.shape[-1]) for each in (inputs, gradient)), dtype)
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _of_matrix(inputs, gradient, dtype, transpose=jnp.transpose):
-    return jnp.dot(transpose(inputs), gradient, preferred_element_type=dtype)
+def of_matrix(inputs: Float[Array, 'n d'], gradient: Float[Array, 'n f'], dtype: DTypeLike) -> Float[Array, 'd f']:
+    """The gradient of a matrix from that of its products with `inputs`: inputs' gradient."""
+    plain = partial(jnp.einsum, 'nd,nf->df', preferred_element_type=dtype)
+    if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
+        return plain(inputs, gradient)
+    return jax.lax.platform_dependent(inputs, gradient, cpu=partial(_row_by_row, dtype=dtype), default=plain)
 
 
-def row_by_row(matrix: Float[Array, 'n d']) -> Float[Array, 'd n']:
-    """The transpose as an array of its own: XLA for CPUs has quick products only of matrices that lie row by row."""
-    return with_layout_constraint(matrix.T, Layout(major_to_minor=(0, 1)))
+def _row_by_row(inputs, gradient, dtype):
+    """XLA for CPUs has quick products only of matrices that lie row by row, and to such a one."""
+    rows = Layout(major_to_minor=(0, 1))
+    transposed = with_layout_constraint(inputs.T, rows)
+    return with_layout_constraint(jnp.dot(transposed, gradient, preferred_element_type=dtype), rows)
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from model.embedding import Projection
-from model.product import narrowed
+from model.product import narrowed, of_matrix
 
 TILE = 2 ** 24  # logits of a device that are in memory at a time
 
@@ -119,7 +119,7 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
         of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
         # As matrices: of one tile in bfloat16, XLA for CPUs cannot compute a transposed sum over two axes.
         rows = [each.reshape(-1, each.shape[-1]) for each in ((scale * states).astype(narrow), unnormalised)]
-        of_table = jnp.einsum('nd,nv->dv', *rows, preferred_element_type=jnp.float32)
+        of_table = of_matrix(*rows, jnp.float32)
         return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 
     nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,
