@@ -113,7 +113,7 @@ class Relation(flax.struct.PyTreeNode):
         assert self.target is not None and self.source is not None
         return jnp.asarray(self.target), jnp.asarray(self.source)
 
-    def rows(self) -> tuple[dict[str, Array], dict[str, int]]:
+    def rows(self) -> tuple[dict[str, AnyArray], dict[str, int]]:
         """The fields that belong to the queries, and the axis of each along which the queries lie."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
