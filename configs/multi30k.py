@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
     # The data are few, and training makes 27 epochs. Strong weight decay is worse half-way and better at the end: at
     # width 128, validation perplexity 4.22, against 4.35 without it (and with warmup 800) after 2,000 more steps.
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=500, weight_decay=0.3)
-    # Products of bfloat16: two thirds of the time on CPUs that have its instructions. On others 'default' may be faster.
+    # Products of bfloat16: two thirds of the time on CPUs with its instructions. On others 'default' may be faster.
     config.train.update(steps=8000, matmul_precision='bfloat16')  # 26.8 epochs
     config.eval.every = 2000
     config.checkpoint.update(every=100, keep_last=10)

@@ -87,11 +87,10 @@ class LanguageModel(nn.Module):
                    positions: Int[Array, 'batch length'] | None = None, deterministic: bool = True) -> Projection:
         """What the logits are made from, for a loss that does without them."""
         length = tokens.shape[1]
-        if positions is None:
-            positions = np.arange(length)[None]
+        places = np.arange(length)[None]
         # The look-ahead goes by the place in the row; positions may begin anew in it.
-        relation = Relation.within(np.arange(length)[None], visible=tokens != self.pad, segments=segments, causal=True)
-        x = self._embed(tokens, positions, length, deterministic)
+        relation = Relation.within(places, visible=tokens != self.pad, segments=segments, causal=True)
+        x = self._embed(tokens, places if positions is None else positions, length, deterministic)
         return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:

@@ -54,7 +54,8 @@ def _backward(saved, gradient):
     dtype, narrow = inputs.dtype, narrowed(inputs.dtype)
     inputs, matrix, gradient = (each.astype(narrow) for each in (inputs, matrix, gradient))
     of_inputs = jnp.einsum('...f,df->...d', gradient, matrix, preferred_element_type=dtype)
-    return of_inputs, of_matrix(*(each.reshape(-1, each.shape[-1]) for each in (inputs, gradient)), dtype)
+    inputs, gradient = (each.reshape(-1, each.shape[-1]) for each in (inputs, gradient))
+    return of_inputs, of_matrix(inputs, gradient, dtype)
 
 
 _product.defvjp(_forward, _backward)

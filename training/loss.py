@@ -118,8 +118,9 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
         of_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         of_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
         # As matrices: of one tile in bfloat16, XLA for CPUs cannot compute a transposed sum over two axes.
-        rows = [each.reshape(-1, each.shape[-1]) for each in ((scale * states).astype(narrow), unnormalised)]
-        of_table = of_matrix(*rows, jnp.float32)
+        scaled, unnormalised = (each.reshape(-1, each.shape[-1])
+                                for each in ((scale * states).astype(narrow), unnormalised))
+        of_table = of_matrix(scaled, unnormalised, jnp.float32)
         return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 
     nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,
