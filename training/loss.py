@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from model.embedding import Projection
-from model.product import narrowed, of_matrix
+from model.product import matrix_gradient, narrowed
 
 TILE = 2 ** 24  # logits of a device that are in memory at a time
 
@@ -120,7 +120,7 @@ def _scan(projection, targets, weights, label_smoothing, *, gradients):
         # As matrices: of one tile in bfloat16, XLA for CPUs cannot compute a transposed sum over two axes.
         scaled, unnormalised = (each.reshape(-1, each.shape[-1])
                                 for each in ((scale * states).astype(narrow), unnormalised))
-        of_table = of_matrix(scaled, unnormalised, jnp.float32)
+        of_table = matrix_gradient(scaled, unnormalised, jnp.float32)
         return jax.tree.map(jnp.add, carry, (sums, of_table, of_bias)), of_states.astype(dtype)
 
     nothing = ([jnp.zeros(())] * 3, jnp.zeros((width, classes)) if gradients else None,

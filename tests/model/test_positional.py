@@ -130,6 +130,15 @@ def test_rotation_is_that_of_its_definition():
         rotate(jnp.zeros((1, 1, 1, 3)), jnp.array([[0]]))
 
 
+@pytest.mark.parametrize('encode', [lambda x, positions: rotate(x, positions[None]),
+                                    lambda x, positions: x + sinusoids(positions, 8)[:, None]], ids=['rotary', 'added'])
+def test_positions_that_are_known_leave_no_sines_to_the_program(encode):
+    x = normal(3, 2, 40, 3, 8)
+    known, traced = jax.jit(lambda x: encode(x, np.arange(40))), jax.jit(encode)
+    close(known(x), traced(x, jnp.arange(40)), atol=1e-5)
+    assert 'sine' in traced.lower(x, jnp.arange(40)).as_text() and 'sine' not in known.lower(x).as_text()
+
+
 def test_alibi_falls_with_the_distance():
     np.testing.assert_allclose(alibi_slopes(8), [2.0 ** -i for i in range(1, 9)])
     np.testing.assert_allclose(alibi_slopes(3), [2.0 ** -4, 2.0 ** -8, 2.0 ** -2])
