@@ -83,7 +83,8 @@ def config_problems(config: ConfigDict) -> list[str]:
     require(config.eval.metric in task.metrics, 'eval.metric', f'must be one of {", ".join(task.metrics)} for '
             f'task={config.task}{did_you_mean(config.eval.metric, task.metrics)}')
     for key, because in unused(here).items():
-        require(False, key, f'means nothing to {because}={here[because]}: leave it out')
+        require(False, key, f'means nothing to {because}={here[because]}: leave it at its default, '
+                f'{written(DEFAULTS[key])}')
     if possible_alone:
         _check_together(config, task, require)
     return list(problems.values())

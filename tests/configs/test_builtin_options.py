@@ -11,14 +11,16 @@ from configs.checks import config_problems
 def test_built_in_data_has_no_names_on_disk(recipe, split):
     config = recipe.get_config()
     config.data.splits[split] = 'mine'
-    assert config_problems(config) == [
-        f"config.data.splits.{split}='mine': means nothing to data.source=builtin: leave it out"]
+    default = base.get_config().data.splits[split]
+    assert config_problems(config) == [f"config.data.splits.{split}='mine': means nothing to data.source=builtin: "
+                                       f'leave it at its default, {default!r}']
 
 
 def test_the_standard_library_depends_on_no_seed():
     config = stdlib_lm.get_config()
     config.data.seed = 1
-    assert config_problems(config) == ['config.data.seed=1: means nothing to task=language_model: leave it out']
+    assert config_problems(config) == [
+        'config.data.seed=1: means nothing to task=language_model: leave it at its default, 0']
 
 
 def test_what_is_made_from_a_seed_has_one():

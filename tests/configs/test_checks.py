@@ -159,7 +159,7 @@ def test_unusual_value_is_possible(values):
 
 
 @pytest.mark.parametrize('values, message', [
-    ({'data.context': 9}, 'config.data.context=9: means nothing to task=translation: leave it out'),
+    ({'data.context': 9}, 'config.data.context=9: means nothing to task=translation: leave it at its default, 256'),
     ({'model.recurrent.d_hidden': 9}, 'config.model.recurrent.d_hidden=9: means nothing to model.kind=transformer'),
     ({'batch.rows': 9}, 'config.batch.rows=9: means nothing to task=translation'),
     ({'train.r_drop': 1.0, 'train.simcut': 1.0}, 'config.train.simcut=1.0: means nothing beside r_drop=1.0'),
@@ -167,7 +167,7 @@ def test_unusual_value_is_possible(values):
     ({'model.kind': 'rnnsearch', 'model.layer_dropout': 0.1}, 'dropout=0.1: means nothing to model.kind=rnnsearch'),
     ({'task': 'classification', 'model.kind': 'patches', 'train.simcut': 1.0}, 'means nothing to model.kind=patches'),
     ({'model.kind': 'rnnsearch', 'model.norm': 'pre'}, "model.norm='pre': means nothing to model.kind=rnnsearch"),
-    ({'data.dir': 'x'}, "config.data.dir='x': means nothing to data.source=builtin: leave it out"),
+    ({'data.dir': 'x'}, "config.data.dir='x': means nothing to data.source=builtin: leave it at its default, ''"),
     ({'optimizer.peak': 0.5}, 'config.optimizer.peak=0.5: means nothing to optimizer.schedule=paper'),
     (LANGUAGE | {'data.tokenizer.joint': False}, 'data.tokenizer.joint=False: means nothing to task=language_model'),
     (LANGUAGE | {'data.tokenizer.kind': 'byte', 'data.tokenizer.vocab_size': 300},
@@ -175,6 +175,8 @@ def test_unusual_value_is_possible(values):
     (LANGUAGE | {'eval.bleu_sentences': 9}, 'config.eval.bleu_sentences=9: means nothing to task=language_model'),
     (LANGUAGE | {'eval.method': 'beam'}, "config.eval.method='beam': means nothing to task=language_model"),
     (REGRESSION | {'train.label_smoothing': 0.2}, 'config.train.label_smoothing=0.2: means nothing to task=regression'),
+    ({'model.dtype': 'bfloat16', 'train.matmul_precision': 'bfloat16'},
+     "train.matmul_precision='bfloat16': means nothing to model.dtype=bfloat16: leave it at its default, 'default'"),
     (REGRESSION | {'decode.beam': 9}, 'config.decode.beam=9: means nothing to task=regression'),
 ])
 def test_an_option_without_a_meaning_is_refused(values, message):
