@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from model.dropout import drop
 from model.positional import AnyArray, Rotary, rotate
-from model.product import dot_general
+from model.product import dot_general, pooling_product, scores_product
 from model.relation import UNRESTRICTED, Mask, Relation
 
 SCORES = ('scaled_dot', 'dot', 'general', 'additive')
@@ -51,7 +51,7 @@ def dot_scores(query: Float[Array, 'batch target heads d_k'],
     """
     (batch, target, heads, width), groups = query.shape, key.shape[2]
     if groups == heads:
-        return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
+        return scores_product(query, key)
     grouped = query.reshape(batch, target, groups, heads // groups, width)
     scores = jnp.einsum('btgrk,bsgk->bgrts', grouped, key, preferred_element_type=jnp.float32)
     return scores.reshape(batch, heads, target, -1)
@@ -108,7 +108,7 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
     (batch, heads, target, source), groups = weights.shape, value.shape[2]
     weights = weights.astype(value.dtype)
     if groups == heads:
-        return jnp.einsum('bhts,bshv->bthv', weights, value)
+        return pooling_product(weights, value)
     grouped = weights.reshape(batch, groups, heads // groups, target, source)
     return jnp.einsum('bgrts,bsgv->btgrv', grouped, value).reshape(batch, target, heads, -1)
 

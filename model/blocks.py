@@ -16,7 +16,7 @@ from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout, keep_mask
 from model.positional import RelativeBias, Rotary
-from model.product import PRODUCT, dot_general
+from model.product import PRODUCT, add_bias, dot_general
 from model.relation import UNRESTRICTED, Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'gelu_exact': functools.partial(nn.gelu, approximate=False),
@@ -126,6 +126,32 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     return attention.look(query, as_given(past['key']), as_given(past['value']), relation), past
 
 
+class Dense(nn.Module):
+    """x W + b, with the product and the sum of model/product.py. The parameters are those of nn.Dense.
+
+    Attributes:
+      features: width of the output.
+      axes: names of the axes of W.
+      use_bias: whether there is b.
+      dtype: of the computation; parameters are float32.
+    """
+    features: int
+    axes: tuple[str, str]
+    use_bias: bool = True
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, '*batch d']) -> Float[Array, '*batch features']:
+        """Each position by itself."""
+        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), self.axes)
+        kernel = self.param('kernel', init, (inputs.shape[-1], self.features))
+        last_with_first = ((inputs.ndim - 1,), (0,)), ((), ())
+        product = dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype), last_with_first)
+        if not self.use_bias:
+            return product
+        return add_bias(product, self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype))
+
+
 class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
@@ -142,9 +168,7 @@ class FeedForward(nn.Module):
         config = self.config
 
         def dense(width, axes, name):
-            init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), axes)
-            return nn.Dense(width, use_bias=config.feed_forward_bias, dtype=config.dtype, kernel_init=init,
-                            dot_general=dot_general, name=name)
+            return Dense(width, axes, config.feed_forward_bias, config.dtype, name=name)
 
         activation = ACTIVATIONS[config.activation]
         hidden = dense(config.d_ff, ('embed', 'mlp'), 'inner')(inputs)

@@ -1,7 +1,7 @@
-"""The product of activations and a matrix, with its gradients written as CPUs compute them best."""
+"""Products of activations, with matrices and within heads, and biases: gradients as CPUs compute them best."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -65,16 +65,123 @@ def matrix_gradient(inputs: Float[Array, 'n d'], gradient: Float[Array, 'n f'],
                     dtype: DTypeLike) -> Float[Array, 'd f']:
     """The gradient of a matrix from that of its products with `inputs`: inputs^T gradient."""
     plain = partial(jnp.einsum, 'nd,nf->df', preferred_element_type=dtype)
-    if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
-        return plain(inputs, gradient)
-    return jax.lax.platform_dependent(inputs, gradient, cpu=partial(_row_by_row, dtype=dtype), default=plain)
+    return _on_one_cpu(partial(_row_by_row, dtype=dtype), plain, inputs, gradient)
 
 
 def _row_by_row(inputs, gradient, dtype):
     """XLA for CPUs has quick products only of matrices that lie row by row, and to such a one."""
-    rows = Layout(major_to_minor=(0, 1))
-    transposed = with_layout_constraint(inputs.T, rows)
-    return with_layout_constraint(jnp.dot(transposed, gradient, preferred_element_type=dtype), rows)
+    return _in_rows(jnp.dot(_in_rows(inputs.T), gradient, preferred_element_type=dtype))
+
+
+def scores_product(query: Float[Array, 'batch target heads d_k'],
+                   key: Float[Array, 'batch source heads d_k']) -> Float[Array, 'batch heads target source']:
+    """The products q.k within each head, in float32."""
+    plain = partial(jnp.einsum, 'bthk,bshk->bhts', preferred_element_type=jnp.float32)
+    return _within_heads(_scores, plain, query, key)
+
+
+def pooling_product(weights: Float[Array, 'batch heads target source'],
+                    value: Float[Array, 'batch source heads d_v']) -> Float[Array, 'batch target heads d_v']:
+    """sum_s weights[t, s] value[s] within each head, in the dtype of both."""
+    return _within_heads(_pooled, partial(jnp.einsum, 'bhts,bshv->bthv'), weights, value)
+
+
+def _within_heads(quick, plain, left, right):
+    if not left.dtype == right.dtype == jnp.float32:
+        return plain(left, right)
+    return _on_one_cpu(quick, plain, left, right)
+
+
+# What follows has the heads outside the positions in memory, and sums over last axes. A product that sums over the
+# positions of both its factors takes XLA for CPUs three times as long as a transposed copy of the smaller and this one.
+
+
+@jax.custom_vjp
+def _scores(query, key):
+    return jnp.einsum('bthk,bshk->bhts', query, key)
+
+
+def _scores_forward(query, key):
+    query, key = _heads_first(query), _heads_first(key)
+    return jnp.einsum('bhtk,bhsk->bhts', query, key), (query, key)
+
+
+def _scores_backward(saved, gradient):
+    query, key = saved
+    of_query = jnp.einsum('bhts,bhsk->bhtk', gradient, key)
+    return _heads_last(of_query), _heads_last(jnp.einsum('bhst,bhtk->bhsk', _transposed(gradient), query))
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
+
+
+@jax.custom_vjp
+def _pooled(weights, value):
+    return jnp.einsum('bhts,bshv->bthv', weights, value)
+
+
+def _pooled_forward(weights, value):
+    value = _heads_first(value)
+    return _heads_last(jnp.einsum('bhts,bhsv->bhtv', weights, value)), (weights, value)
+
+
+def _pooled_backward(saved, gradient):
+    weights, value = saved
+    gradient = _heads_first(gradient)
+    of_value = jnp.einsum('bhst,bhtv->bhsv', _transposed(weights), gradient)
+    return jnp.einsum('bhtv,bhsv->bhts', gradient, value), _heads_last(of_value)
+
+
+_pooled.defvjp(_pooled_forward, _pooled_backward)
+
+
+def _heads_first(array):
+    return _in_rows(jnp.swapaxes(array, 1, 2))
+
+
+def _heads_last(array):
+    return jnp.swapaxes(_in_rows(array), 1, 2)
+
+
+def _transposed(array):
+    return _in_rows(jnp.swapaxes(array, 2, 3))
+
+
+@jax.custom_vjp
+def add_bias(inputs: Float[Array, '*batch d'], bias: Float[Array, ' d']) -> Float[Array, '*batch d']:
+    """Adds a bias, whose gradient is a product with ones.
+
+    XLA for CPUs fuses what makes the gradient of `inputs` into a sum over its rows, and computes it again there,
+    column by column.
+    """
+    return inputs + bias
+
+
+def _add_forward(inputs, bias):
+    return inputs + bias, None
+
+
+def _add_backward(_, gradient):
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    plain = partial(jnp.sum, axis=0)
+    if rows.dtype != jnp.float32:
+        return gradient, plain(rows)
+    return gradient, _on_one_cpu(lambda rows: jnp.einsum('nd,n->d', rows, jnp.ones(len(rows))), plain, rows)
+
+
+add_bias.defvjp(_add_forward, _add_backward)
+
+
+def _on_one_cpu(quick: Callable[..., Array], plain: Callable[..., Array], *arrays: Array) -> Array:
+    """What both functions compute: on CPUs as `quick` does."""
+    if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
+        return plain(*arrays)
+    return jax.lax.platform_dependent(*arrays, cpu=quick, default=plain)
+
+
+def _in_rows(array):
+    """The array, its last axis innermost in memory."""
+    return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:

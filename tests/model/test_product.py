@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.product import dot_general
+from model.product import add_bias, dot_general, pooling_product, scores_product
 
 SHAPES = {  # of the inputs, the features and the axes that are summed over
     'row': ((5,), (4,), (-1,)),
@@ -63,3 +63,58 @@ def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, de
     exact = product(jnp.asarray(inputs), jnp.asarray(matrix))  # outside, nothing is rounded
     np.testing.assert_allclose(exact, inputs.astype(np.float64) @ matrix, rtol=1e-4, atol=1e-5)
     assert rows * d * f == 1 or not np.allclose(values, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('batch, target, source, heads, width', [
+    (2, 5, 7, 3, 8), (1, 1, 1, 1, 1), (3, 1, 9, 2, 4), (3, 9, 1, 2, 4), (16, 24, 24, 4, 64), (5, 33, 20, 8, 16)])
+def test_products_within_heads_and_their_gradients(batch, target, source, heads, width, devices):
+    """Against the sums of equation 1 in float64, each head of each example by itself."""
+    rng = np.random.default_rng(target)
+    query, key, value, weights, of_scores, of_pooled = (rng.normal(size=size) for size in (
+        (batch, target, heads, width), (batch, source, heads, width), (batch, source, heads, width + 1),
+        (batch, heads, target, source), (batch, heads, target, source), (batch, target, heads, width + 1)))
+    expected = {name: np.zeros_like(like) for name, like in dict(
+        scores=weights, query=query, key=key, pooled=of_pooled, weights=weights, value=value).items()}
+    for b, h in np.ndindex(batch, heads):
+        q, k, v, w, ds, dp = query[b, :, h], key[b, :, h], value[b, :, h], weights[b, h], of_scores[b, h], of_pooled[b, :, h]
+        expected['scores'][b, h], expected['query'][b, :, h], expected['key'][b, :, h] = q @ k.T, ds @ k, ds.T @ q
+        expected['pooled'][b, :, h], expected['weights'][b, h], expected['value'][b, :, h] = w @ v, dp @ v.T, w.T @ dp
+
+    def values_and_gradients(product, *arrays):
+        *inputs, gradient = (jnp.float32(each) for each in arrays)
+        values, gradients = jax.vjp(product, *inputs)
+        return values, *gradients(gradient)
+
+    def both(scale):
+        return (*values_and_gradients(scores_product, scale * query, key, of_scores),
+                *values_and_gradients(pooling_product, scale * weights, value, of_pooled))
+
+    for found, wanted in zip(jax.jit(both)(1.0), expected.values(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    for found, wanted in zip(jax.vmap(both)(jnp.ones(2)), expected.values(), strict=True):
+        np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4, atol=1e-4)
+
+
+def test_products_within_heads_keep_bfloat16(devices):
+    rng = np.random.default_rng(0)
+    query, key, weights = (jnp.bfloat16(rng.normal(size=size)) for size in ((2, 5, 3, 8), (2, 7, 3, 8), (2, 3, 5, 7)))
+    scores, of_query = jax.vjp(lambda query: scores_product(query, key), query)
+    pooled, of_weights = jax.vjp(lambda weights: pooling_product(weights, key), weights)
+    assert scores.dtype == jnp.float32 and pooled.dtype == jnp.bfloat16
+    assert of_query(jnp.ones_like(scores))[0].dtype == of_weights(pooled)[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (7,), (5, 3, 4), (80, 24, 130), (4000, 2)])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_a_bias_gets_the_sum_of_the_gradients(shape, dtype, devices):
+    rng = np.random.default_rng(0)
+    inputs, gradient = (jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2))
+    bias = jnp.asarray(rng.normal(size=shape[-1:]), dtype)
+    values, gradients = jax.vjp(jax.jit(add_bias), inputs, bias)
+    of_inputs, of_bias = gradients(gradient)
+    assert values.dtype == of_inputs.dtype == of_bias.dtype == dtype
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.02
+    np.testing.assert_allclose(values, np.float64(inputs) + np.float64(bias), rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(of_inputs, gradient)
+    wanted = np.float64(gradient).reshape(-1, shape[-1]).sum(axis=0)
+    np.testing.assert_allclose(of_bias, wanted, rtol=tolerance, atol=tolerance * 10)
