@@ -144,7 +144,7 @@ class Dense(nn.Module):
     def __call__(self, inputs: Float[Array, '*batch d']) -> Float[Array, '*batch features']:
         """Each position by itself."""
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), self.axes)
-        kernel = self.param('kernel', init, (inputs.shape[-1], self.features))
+        kernel = self.param('kernel', init, (inputs.shape[-1], self.features), unbox=True)
         last_with_first = ((inputs.ndim - 1,), (0,)), ((), ())
         product = dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype), last_with_first)
         if not self.use_bias:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
+SHORT = 128  # positions up to which a transposed copy of attention's weights is cheaper than a product that transposes
 PRODUCT = 'product'  # names these products for a policy of rematerialisation, which does not see into custom gradients
 
 
@@ -77,23 +78,25 @@ def scores_product(query: Float[Array, 'batch target heads d_k'],
                    key: Float[Array, 'batch source heads d_k']) -> Float[Array, 'batch heads target source']:
     """The products q.k within each head, in float32."""
     plain = partial(jnp.einsum, 'bthk,bshk->bhts', preferred_element_type=jnp.float32)
-    return _within_heads(_scores, plain, query, key)
+    return _within_heads(_scores, plain, query, key, longest=max(query.shape[1], key.shape[1]))
 
 
 def pooling_product(weights: Float[Array, 'batch heads target source'],
                     value: Float[Array, 'batch source heads d_v']) -> Float[Array, 'batch target heads d_v']:
     """sum_s weights[t, s] value[s] within each head, in the dtype of both."""
-    return _within_heads(_pooled, partial(jnp.einsum, 'bhts,bshv->bthv'), weights, value)
+    plain = partial(jnp.einsum, 'bhts,bshv->bthv')
+    return _within_heads(_pooled, plain, weights, value, longest=max(weights.shape[2:]))
 
 
-def _within_heads(quick, plain, left, right):
-    if not left.dtype == right.dtype == jnp.float32:
+def _within_heads(quick, plain, left, right, longest):
+    if longest > SHORT or not left.dtype == right.dtype == jnp.float32:
         return plain(left, right)
     return _on_one_cpu(quick, plain, left, right)
 
 
-# What follows has the heads outside the positions in memory, and sums over last axes. A product that sums over the
-# positions of both its factors takes XLA for CPUs three times as long as a transposed copy of the smaller and this one.
+# What follows has the heads outside the positions in memory. Of short sequences, a product that sums over the positions
+# of both its factors takes XLA for CPUs longer than a transposed copy of the one and a product that sums over a last
+# axis: all of attention and its gradients take 0.5 to 0.9 of the time up to 64 positions, and 1.0 to 1.4 from 256 on.
 
 
 @jax.custom_vjp

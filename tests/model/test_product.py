@@ -66,7 +66,8 @@ def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, de
 
 
 @pytest.mark.parametrize('batch, target, source, heads, width', [
-    (2, 5, 7, 3, 8), (1, 1, 1, 1, 1), (3, 1, 9, 2, 4), (3, 9, 1, 2, 4), (16, 24, 24, 4, 64), (5, 33, 20, 8, 16)])
+    (2, 5, 7, 3, 8), (1, 1, 1, 1, 1), (3, 1, 9, 2, 4), (3, 9, 1, 2, 4), (16, 24, 24, 4, 64), (5, 33, 20, 8, 16),
+    (1, 128, 129, 1, 3)])
 def test_products_within_heads_and_their_gradients(batch, target, source, heads, width, devices):
     """Against the sums of equation 1 in float64, each head of each example by itself."""
     rng = np.random.default_rng(target)
@@ -76,7 +77,8 @@ def test_products_within_heads_and_their_gradients(batch, target, source, heads,
     expected = {name: np.zeros_like(like) for name, like in dict(
         scores=weights, query=query, key=key, pooled=of_pooled, weights=weights, value=value).items()}
     for b, h in np.ndindex(batch, heads):
-        q, k, v, w, ds, dp = query[b, :, h], key[b, :, h], value[b, :, h], weights[b, h], of_scores[b, h], of_pooled[b, :, h]
+        q, k, v, dp = (each[b, :, h] for each in (query, key, value, of_pooled))
+        w, ds = weights[b, h], of_scores[b, h]
         expected['scores'][b, h], expected['query'][b, :, h], expected['key'][b, :, h] = q @ k.T, ds @ k, ds.T @ q
         expected['pooled'][b, :, h], expected['weights'][b, h], expected['value'][b, :, h] = w @ v, dp @ v.T, w.T @ dp
 
