@@ -24,8 +24,8 @@ from absl import logging as absl_logging
 
 from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
-from errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
-from files import naming
+from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
+from runtime.files import naming
 
 # matplotlib reads MPLBACKEND when it is imported and refuses a backend that it does not know. Scripts draw into files,
 # which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.

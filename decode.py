@@ -80,8 +80,6 @@ import numpy as np
 import inference
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
-from errors import UserError
-from files import check_file, check_folder, naming, open_output, write_text
 from inference.arriving import input_lines
 from inference.columns import read_phrases, score_all, translate_all
 from inference.options import SearchOptions, search_options
@@ -94,11 +92,13 @@ from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.sources import asked_splits
-from training.records import read_config
-from training.resources import compile_time
-from training.step import parameter_count
-from training.trained import run_paths
-from training.workdir import OWN, changed_data
+from model import parameter_count
+from run_directory.records import read_config
+from run_directory.trained import run_paths
+from run_directory.workdir import OWN, changed_data
+from runtime.errors import UserError
+from runtime.files import check_file, check_folder, naming, open_output, write_text
+from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
 BETWEEN = '-' * 15  # two continuations

@@ -56,10 +56,10 @@ from configs.checks import check_config, config_from, written
 from configs.options import flatten
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
-from errors import UserError, did_you_mean, faults_in, option_like
-from executors import STOPPED, Executor, Job, Local, Slurm
-from files import check_folder, expanded, write_text
 from input_pipeline.sources import asked_splits
+from runtime.errors import UserError, did_you_mean, faults_in, option_like
+from runtime.executors import STOPPED, Executor, Job, Local, Slurm
+from runtime.files import check_folder, expanded, write_text
 
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))

@@ -37,12 +37,12 @@ import shlex
 from analysis.pictures import answer_figure
 from configs.checks import config_from
 from configs.options import DEFAULTS, flatten
-from inference.loop import run
 from input_pipeline.problems import data_problems
-from training.preemption import StopSignals
-from training.processes import connect, ending_together, is_leader
+from run_directory.workdir import RunDirectory
+from runtime.preemption import StopSignals
+from runtime.processes import connect, ending_together, is_leader
+from training.loop import run
 from training.profiling import ProfilerWindow
-from training.workdir import RunDirectory
 
 log = logging.getLogger('allyouneed.train')
 

@@ -8,12 +8,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
-from errors import UserError
 from inference.predict import Predictor
 from inference.scores import corpus_scores
 from inference.text import SearchOptions, TextModel
 from inference.translate import Translator
 from model import Params
+from runtime.errors import UserError
 
 Model = TypeVar('Model', bound=TextModel | Predictor)
 SUBLAYERS = {'encoder': ('encoder', 'self_attention'), 'decoder': ('decoder', 'self_attention'),

@@ -22,10 +22,10 @@ from configs.options import flatten
 from configs.sweeps import differing, run_names, short_names
 from configs.tasks import METRICS, goodness
 from configs.versions import renamed, upgraded
-from errors import UserError
-from files import read_json
-from training.progress import judge_all
-from training.records import CONFIG, EVALUATED, read_config, read_metrics
+from run_directory.progress import judge_all
+from run_directory.records import CONFIG, EVALUATED, read_config, read_metrics
+from runtime.errors import UserError
+from runtime.files import read_json
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed

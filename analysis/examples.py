@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from analysis.compare import SWEEP
-from errors import UserError
-from training.records import CONFIG
+from run_directory.records import CONFIG
+from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # of a sweep

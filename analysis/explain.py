@@ -23,12 +23,12 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from analysis.pictures import chosen_kind
-from errors import UserError
-from files import write_text
 from inference.predict import Predictor
 from inference.text import Output, TextModel, TokenProbability
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
+from runtime.errors import UserError
+from runtime.files import write_text
 
 PARTS = Path(__file__).with_name('explorer')  # of the page: its text, its style, and its script in two files
 STEPS = 2000  # attention is written in multiples of 1 / STEPS, so at most 1 / 4000 from the array

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
 
-from errors import UserError
 from inference.predict import Prediction, Predictor
 from inference.text import Output, TextModel
 from model.patches import patch_grid
 from model.positional import sinusoids
+from runtime.errors import UserError
 
 if TYPE_CHECKING:  # otherwise when something is drawn: it takes time, and most commands draw nothing
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from analysis.compare import RunRecord, Spread, by_setting, label, spread
 from configs.options import is_used
 from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS
-from training.records import EVALUATED
+from run_directory.records import EVALUATED
 
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
 SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of what a search found; all others are of given targets

@@ -19,18 +19,18 @@ from pathlib import Path
 import jax
 from absl import flags
 from ml_collections import config_flags
+from runtime.cache import cache_folder, use_compilation_cache
 
 from benchmarks.measure import report
 from configs.checks import config_from
 from input_pipeline.batches import prefetch
 from input_pipeline.data import open_data
-from input_pipeline.token_store import cache_folder
+from model import parameter_count
 from model.build import build_model
-from training.checkpoints import open_checkpoints
+from run_directory.checkpoints import open_checkpoints
 from training.compiled import Compiled
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
-from training.step import parameter_count, use_compilation_cache
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 EVERY = flags.DEFINE_integer('every', 200, 'Steps of a block, with one checkpoint or none.', lower_bound=1)

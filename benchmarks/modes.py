@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import optax
 from absl import flags
+from model.evaluation import Objective, supervised
 
 from command_line import run_script
 from input_pipeline.batches import ALL, Batch, Part
 from model.blocks import BlockConfig
+from model.losses import cross_entropy
 from model.transformer import Transformer
 from training.compiled import Compiled
-from training.loss import cross_entropy
-from training.objective import Objective, supervised
 from training.step import TrainState
 
 STEPS, ROWS, LENGTH, VOCABULARY = 4, 16, 10, 32

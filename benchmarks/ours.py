@@ -11,23 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
+from model.evaluation import forward, supervised
 from typing_extensions import override
 
 from benchmarks.measure import peak_memory
 from benchmarks.turns import Ready
 from benchmarks.workloads import EOS, Search, Workload
 from configs import base
-from errors import UserError
 from inference.text import SearchOptions
 from inference.translate import Translator
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
+from model.losses import cross_entropy
 from model.transformer import Transformer
-from training.loss import cross_entropy
-from training.objective import forward, supervised
+from runtime.errors import UserError
+from runtime.resources import compile_time
 from training.optimizer import make_optimizer, make_schedule
-from training.resources import compile_time
 from training.step import init_state, train_step
 
 

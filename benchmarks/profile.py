@@ -41,7 +41,7 @@ from pathlib import Path
 from benchmarks.hlo import Op, ops_of
 from benchmarks.ours import Translations, train_program
 from benchmarks.trace import IDLE, Cost, Name, profile
-from files import expanded
+from runtime.files import expanded
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from analysis.pictures import save_figure
 from benchmarks.measure import times
 from benchmarks.ours import train_program
 from benchmarks.workloads import Workload
-from files import expanded
+from runtime.files import expanded
 
 BASE = Workload(num_layers=2, d_model=128, d_ff=256, num_heads=4, vocab_size=4000, batch=16, length=64)
 SIZES = {  # what grows -> its values, that of BASE among them

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from errors import UserError
+from runtime.errors import UserError
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 0.5

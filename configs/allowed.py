@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from errors import did_you_mean
+from runtime.errors import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

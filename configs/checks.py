@@ -10,7 +10,7 @@ from ml_collections import ConfigDict, config_flags
 from configs import recipes
 from configs.options import BY_NAME, DEFAULTS, MOST_TOKENS, decisive, flatten, is_used, kind_problem
 from configs.tasks import SUBWORDS, TASKS, Task
-from errors import UserError, did_you_mean, faults_in, option_like
+from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # characters of a value in a message

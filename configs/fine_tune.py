@@ -14,7 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs.versions import read_saved
-from errors import UserError
+from runtime.errors import UserError
 
 
 def get_config(run: str = '') -> ConfigDict:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from configs import base
 from configs.checks import check_config, unused, written
 from configs.options import DEFAULTS, flatten, kind_problem
-from errors import UserError, option_like
+from runtime.errors import UserError, option_like
 
 VERSION = 3  # since 3, names of splits beside the built-in data are refused
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name since}

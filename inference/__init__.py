@@ -6,7 +6,7 @@ from inference.run import load
 from inference.tables import to_pandas
 
 if TYPE_CHECKING:
-    from inference.loop import train
+    from training.loop import train
 
 __all__ = ['load', 'to_pandas', 'train']
 
@@ -14,6 +14,6 @@ __all__ = ['load', 'to_pandas', 'train']
 def __getattr__(name: str) -> Any:
     """Imports `train` where it is used: what only training needs takes a second, which decode.py has no use for."""
     if name == 'train':
-        from inference.loop import train
+        from training.loop import train
         return train
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from errors import UserError
+from runtime.cache import cache_folder
+
 from input_pipeline.sources import decode_lines, read_lines
-from input_pipeline.token_store import cache_folder
+from runtime.errors import UserError
 
 PAUSE = 0.05  # seconds that a line waits for others: a fast pipe fills a batch in that time
 HISTORY = 1000  # typed lines that are kept

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from errors import UserError
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.sources import read_lines
+from runtime.errors import UserError
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:

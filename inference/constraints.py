@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from errors import UserError
 from input_pipeline.tokenizer import EOS, UNK, Tokenizer
+from runtime.errors import UserError
 
 DEAD = -1  # the state behind what must not come
 MOST = 2 ** 28  # entries of a table: 1 GB

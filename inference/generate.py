@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
+from model.evaluation import eval_step, evaluate, forward, supervised
 from typing_extensions import override
 
-from errors import UserError
 from inference.forced import Forced
 from inference.options import SAMPLING, SearchOptions, search_options
 from inference.scores import Evaluation, bits_per_character
@@ -34,10 +34,9 @@ from inference.text import (
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
 from model import Params
-from training.loss import Sums, cross_entropy
-from training.objective import forward, supervised
-from training.resources import compile_time
-from training.step import eval_step, evaluate
+from model.losses import Sums, cross_entropy
+from runtime.errors import UserError
+from runtime.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 

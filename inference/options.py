@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs.options import METHODS, SEARCH_NUMBERS
-from errors import UserError
 from inference.constraints import checked_phrases
+from runtime.errors import UserError
 
 HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps every token'}
 

@@ -11,14 +11,14 @@ from jaxtyping import Float, Num, Shaped
 from ml_collections import ConfigDict
 
 from configs.options import SEARCH_NUMBERS
-from errors import UserError
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.array_files import as_inputs
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
 from model import Params
-from training.loss import Sums
+from model.losses import Sums
+from runtime.errors import UserError
 
 Table = list[tuple[str, ...]]
 

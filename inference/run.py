@@ -7,11 +7,10 @@ from typing import Any
 
 import flax.linen as nn
 from ml_collections import ConfigDict
+from runtime.cache import cache_folder, use_compilation_cache
 
 from configs.options import choices
 from configs.tasks import TASKS
-from errors import UserError
-from files import expanded
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
@@ -19,12 +18,13 @@ from inference.text import Output
 from inference.translate import Translator
 from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import Data, open_data
-from input_pipeline.token_store import cache_folder
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
-from training.processes import check_devices
-from training.step import parameter_count, use_compilation_cache
-from training.trained import parts_of_one_run
+from model import parameter_count
+from run_directory.trained import parts_of_one_run
+from runtime.errors import UserError
+from runtime.files import expanded
+from runtime.processes import check_devices
 
 Answerer = Translator | Generator | Predictor
 

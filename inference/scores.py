@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Float, Int
 
-from errors import UserError
-from files import expanded
+from runtime.errors import UserError
+from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line

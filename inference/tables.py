@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from errors import UserError
 from inference.text import Output, TextModel
+from runtime.errors import UserError
 
 
 def as_json(model: TextModel, answer: Output) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 
-from errors import UserError
 from inference import search
 from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
@@ -27,6 +26,7 @@ from inference.options import search_options as search_options  # had from here 
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
+from runtime.errors import UserError
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this, so that few lengths are compiled

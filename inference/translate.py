@@ -14,7 +14,6 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from errors import UserError
 from inference.forced import Forced
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.scores import Evaluation, corpus_scores
@@ -32,8 +31,9 @@ from inference.text import (
 from input_pipeline.data import PairData
 from input_pipeline.tokenizer import BOS, EOS, UNK, Tokenizer
 from model import Params
-from training.loss import Sums
-from training.resources import compile_time
+from model.losses import Sums
+from runtime.errors import UserError
+from runtime.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 END = '</s>'  # how the end token is written

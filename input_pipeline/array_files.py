@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Num, Shaped, UInt8
 
-from errors import UserError
 from input_pipeline.held_out import without_files
 from input_pipeline.sources import read_lines
+from runtime.errors import UserError
 
 IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
 NAMES = {split: split for split in IDX_NAMES}  # names of the other formats' files

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 from ml_collections import ConfigDict
 
-from errors import UserError
-from files import expanded
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, open_folder, single
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
+from runtime.errors import UserError
+from runtime.files import expanded
 
 MOST_CLASSES = 100_000
 # Models square their inputs, and float32 ends at 3.4e38. So a number may be at most FARTHEST standard deviations from

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from errors import UserError
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
+from runtime.errors import UserError
 
 ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without padding rows
 LENGTHS = 4  # padded lengths are multiples of this

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from errors import UserError
+from runtime.errors import UserError
 
 BUILDING = '.building-'  # in the names of temporary folders
 

@@ -8,26 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
+from runtime.cache import cache_folder
 
 from configs.tasks import TASKS
-from errors import UserError
-from files import read_json, write_text
 from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
-from input_pipeline.token_store import (
-    TokenStore,
-    cache_folder,
-    document_tokenizers,
-    open_document_store,
-    open_store,
-    tokenizers_for,
-)
+from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
+from runtime.errors import UserError
+from runtime.files import read_json, write_text
 
 KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
 SIZES = 'sizes.json'

@@ -14,8 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from errors import UserError
-from files import expanded, named_files
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
@@ -29,6 +27,8 @@ from input_pipeline.sources import (
     tfds_files,
     tfds_text,
 )
+from runtime.errors import UserError
+from runtime.files import expanded, named_files
 
 log = logging.getLogger('allyouneed.data')
 

@@ -23,8 +23,8 @@ import sentencepiece
 from jaxtyping import Int, UInt32
 from typing_extensions import override
 
-from errors import UserError
 from input_pipeline.tokens import BOS, EOS, SPECIAL, UNK, Tokenizer
+from runtime.errors import UserError
 
 NONE = -1  # in `order`: a token that the original vocabulary does not have
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from errors import UserError
+from runtime.errors import UserError
 
 log = logging.getLogger('allyouneed.data')
 

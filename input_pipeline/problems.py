@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
+from runtime.cache import cache_folder
 
 from configs.checks import ELSEWHERE, data_can_be_looked_for
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
-from errors import UserError, told
-from files import expanded
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.sources import Corpus, TextCorpus, open_corpus, sets_to_test
-from input_pipeline.token_store import cache_folder, document_tokenizers, tokenizers_for
+from input_pipeline.token_store import document_tokenizers, tokenizers_for
+from runtime.errors import UserError, told
+from runtime.files import expanded
 
 SMALL = 10_000_000  # bytes; smaller files are read to their end, of larger ones only the first lines
 FIRST_LINES = 1000

@@ -27,9 +27,9 @@ from typing import Any
 
 import cloudpickle
 
-from errors import UserError
 from input_pipeline.builds import build_once, cache_errors, locked
 from input_pipeline.stores import join
+from runtime.errors import UserError
 
 LARGE = 2 ** 22  # characters; a text of fewer takes a second or two, and is tokenised here
 SHARD = 2 ** 24  # characters

@@ -19,10 +19,10 @@ from typing import IO, Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from errors import UserError, did_you_mean
-from files import expanded, named_files, plain_or_gz
 from input_pipeline import builtin
 from input_pipeline.held_out import HeldOut, text_key, without_files
+from runtime.errors import UserError, did_you_mean
+from runtime.files import expanded, named_files, plain_or_gz
 
 Pair = tuple[str, str]
 

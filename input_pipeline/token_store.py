@@ -19,14 +19,14 @@ import numpy as np
 from jaxtyping import Int, UInt32
 from ml_collections import ConfigDict
 
-from errors import UserError
-from files import expanded
 from input_pipeline.builds import build_once
 from input_pipeline.documents import Documents
 from input_pipeline.shards import build_together
 from input_pipeline.sources import Corpus
 from input_pipeline.stores import SIDES, TEXT, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from runtime.errors import UserError
+from runtime.files import expanded
 
 log = logging.getLogger('allyouneed.data')
 

@@ -20,10 +20,10 @@ from jaxtyping import UInt32
 from typing_extensions import override
 
 from configs.tasks import IMPORTED, TOKENIZERS
-from errors import UserError
-from files import read_bytes
 from input_pipeline.foreign_tokenizers import SentencePieceTokenizer, TokenizersTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
+from runtime.errors import UserError
+from runtime.files import read_bytes
 
 SPACE = '\u2581'  # SentencePiece's character for a space; where the text has this character, it is encoded as bytes
 

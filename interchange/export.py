@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from errors import UserError
-from files import check_folder, expanded, naming
 from interchange.folders import read_models
 from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import write_ctranslate2
+from runtime.errors import UserError
+from runtime.files import check_folder, expanded, naming
 
 FORMATS: Mapping[str, Callable[..., None]] = {
     'ctranslate2': write_ctranslate2, 'huggingface': write_huggingface, 'safetensors': write_safetensors}

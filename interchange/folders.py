@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from errors import UserError
 from interchange.huggingface import is_theirs, read_huggingface
 from interchange.safetensors_folder import WEIGHTS, read_safetensors
-from training.trained import Trained, read_run, together
+from run_directory.trained import Trained, read_run, together
+from runtime.errors import UserError
 
 ONE_CHECKPOINT = ('best', 'latest')  # choices of a checkpoint that a folder with a single one understands
 

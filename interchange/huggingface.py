@@ -14,8 +14,6 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.checks import check_config
-from errors import UserError
-from files import read_json, write_text
 from input_pipeline.tokenizer import PAD
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
@@ -30,8 +28,10 @@ from interchange.huggingface_tokenizers import (
 from interchange.layout import to_ours, to_theirs
 from interchange.safetensors_folder import WEIGHTS, opened, save_arrays
 from model.build import build_model
-from training.records import CONFIG
-from training.trained import Trained
+from run_directory.records import CONFIG
+from run_directory.trained import Trained
+from runtime.errors import UserError
+from runtime.files import read_json, write_text
 
 FAMILIES: dict[str, Any] = {'marian': marian, 'gpt2': gpt2, 'llama': llama, 'mistral': llama, 'qwen2': llama}
 INDEX = 'model.safetensors.index.json'

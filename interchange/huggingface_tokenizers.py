@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from errors import UserError
-from files import read_bytes, read_json, write_text
 from input_pipeline.foreign_tokenizers import (
     SentencePieceTokenizer,
     TokenizersTokenizer,
@@ -21,6 +19,8 @@ from input_pipeline.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokeni
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 from interchange.fields import Fields
 from interchange.tokenizer_files import with_dummy_prefix
+from runtime.errors import UserError
+from runtime.files import read_bytes, read_json, write_text
 
 ADVICE = 'Give a folder that save_pretrained of model and tokenizer have written'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from errors import UserError
 from input_pipeline.foreign_tokenizers import NONE
+from runtime.errors import UserError
 
 Arrays = Mapping[str, np.ndarray]
 

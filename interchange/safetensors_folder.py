@@ -21,12 +21,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs.versions import VERSION
-from errors import UserError
-from files import write_text
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
-from training.records import CONFIG, read_config
-from training.trained import Trained, assembled
-from training.workdir import FINGERPRINTS
+from run_directory.records import CONFIG, read_config
+from run_directory.trained import Trained, assembled
+from run_directory.workdir import FINGERPRINTS
+from runtime.errors import UserError
+from runtime.files import write_text
 
 WEIGHTS = 'model.safetensors'
 STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from

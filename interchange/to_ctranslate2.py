@@ -16,12 +16,12 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from errors import UserError
 from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK
 from interchange.tokenizer_files import unique_pieces, write_tokenizers
 from model.embedding import with_absent
 from model.positional import MAX_DISTANCE, sinusoids
-from training.trained import Trained
+from run_directory.trained import Trained
+from runtime.errors import UserError
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
 ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'gelu_exact': 'GELU', 'silu': 'SWISH'}

@@ -17,9 +17,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
+from kernels.product import dot_general, pooling_product, scores_product
 from model.dropout import drop
 from model.positional import AnyArray, Rotary, rotate
-from model.product import dot_general, pooling_product, scores_product
 from model.relation import UNRESTRICTED, Mask, Relation
 
 SCORES = ('scaled_dot', 'dot', 'general', 'additive')

@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
+from kernels.product import PRODUCT, add_bias, dot_general
 from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout, keep_mask
 from model.positional import RelativeBias, Rotary
-from model.product import PRODUCT, add_bias, dot_general
 from model.relation import UNRESTRICTED, Relation
 
 ACTIVATIONS = {'relu': nn.relu, 'gelu': nn.gelu, 'gelu_exact': functools.partial(nn.gelu, approximate=False),
@@ -127,7 +127,7 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
 
 
 class Dense(nn.Module):
-    """x W + b, with the product and the sum of model/product.py. The parameters are those of nn.Dense.
+    """x W + b, with the product and the sum of kernels/product.py. The parameters are those of nn.Dense.
 
     Attributes:
       features: width of the output.

@@ -30,7 +30,7 @@ class Projection(flax.struct.PyTreeNode):
     """States and the table that makes logits of them: logits[..., v] = states . table[v] + bias[v].
 
     A loss can be computed from both without the logits of a whole batch, which are often the largest array of a
-    training (`training.loss.cross_entropy`).
+    training (`model.losses.cross_entropy`).
 
     Attributes:
       states: float [..., d_model].

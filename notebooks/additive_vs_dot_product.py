@@ -28,8 +28,8 @@ from analysis.examples import example_run
 from analysis.pictures import attention_figure
 from inference.scores import corpus_scores
 from inference.text import search_options
+from model import parameter_count
 from model.attention import additive_scores, dot_scores, scaled_dot_scores
-from training.step import parameter_count
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60

@@ -22,8 +22,8 @@ import inference
 from analysis.pictures import attention_figure, chosen, heads_figure
 from configs import fine_tune, llama_tiny
 from interchange.export import export
-from interchange.imported import import_weights
-from training.step import parameter_count
+from model import parameter_count
+from training.imported import import_weights
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70

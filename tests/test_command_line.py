@@ -16,7 +16,7 @@ SCRIPT = """
 from absl import flags
 from ml_collections import config_flags
 from command_line import run_script
-from errors import UserError
+from runtime.errors import UserError
 
 config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
 flags.DEFINE_integer('step', 0, 'The step.')

@@ -14,8 +14,8 @@ import pytest
 import sacrebleu
 
 import inference
-from errors import UserError
 from inference.scores import read_table
+from runtime.errors import UserError
 from tests.scripts import (  # noqa: F401 (fixtures)
     ROOT,
     cache,

@@ -22,13 +22,13 @@ import pytest
 
 import inference
 from configs import digits_vit
-from errors import UserError, full_disk, full_disk_explained
-from inference import loop
 from input_pipeline.arrays import ArrayPlan
 from model.build import build_model
+from run_directory import workdir as run_directory
+from run_directory.checkpoints import Checkpoints
+from runtime.errors import UserError, full_disk, full_disk_explained
 from tests.tiny_run import cache, copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
-from training import workdir as run_directory
-from training.checkpoints import Checkpoints
+from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
 
@@ -191,7 +191,7 @@ def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, sai
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_even_where_python_waits(number):
     # The main thread is busy in C, as with a compilation, where no Python handler runs.
-    code = ('import hashlib; from training.preemption import StopSignals\n'
+    code = ('import hashlib; from runtime.preemption import StopSignals\n'
             'with StopSignals() as stop, stop.at_a_step():\n'
             '    print("ready", flush=True); hashlib.pbkdf2_hmac("sha256", b"", b"", 10 ** 9)')
     with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE,

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from configs import demo
-from errors import UserError
-from inference import loop
 from input_pipeline import builtin
 from input_pipeline.data import open_data
+from runtime import resources
+from runtime.errors import UserError
 from tests.tiny_run import outcome, start, steps, tiny_config
-from training import resources
+from training import loop
 
 
 @pytest.fixture(scope='module')

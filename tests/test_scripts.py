@@ -19,8 +19,8 @@ import inference
 from analysis.compare import load_runs
 from configs import base
 from configs.options import flatten
-from errors import UserError
 from inference.text import SearchOptions, search_options
+from runtime.errors import UserError
 from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
 from tools.show_run import describe
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import inference
-from errors import UserError
 from inference.text import SearchOptions
+from runtime.errors import UserError
 from tests.scripts import explained, script
 
 TINY = {'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 16, 'model.num_heads': 2, 'train.log_every': 10}

@@ -16,11 +16,11 @@ from analysis.compare import load_runs, recorded_sweep
 from configs import base, versions
 from configs.allowed import Fraction, Switch
 from configs.options import BY_NAME, DEFAULTS, Option, flatten
-from errors import UserError
 from inference.text import search_options
+from run_directory.records import CONFIG, read_config
+from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
 from tests.tiny_run import start, steps
-from training.records import CONFIG, read_config
-from training.workdir import RunDirectory
 
 ROOT = Path(__file__).parent
 

@@ -8,10 +8,10 @@ import pytest
 
 import inference
 from configs import digits_vit
-from inference import loop
-from training.preemption import StopSignals
+from run_directory.workdir import RunDirectory
+from runtime.preemption import StopSignals
+from training import loop
 from training.profiling import ProfilerWindow
-from training.workdir import RunDirectory
 
 TIMES = {'tokens_per_second', 'compile_seconds', 'resident_gb', 'device_gb', 'device_peak_gb'}
 

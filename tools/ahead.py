@@ -17,19 +17,20 @@ from jax.experimental import serialize_executable, topologies
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
+from model.evaluation import forward
 
 from configs.tasks import TASKS
-from errors import UserError
 from inference.search import Beam, Vocabulary
 from input_pipeline.batches import ROWS as MULTIPLE
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.build import build_model
+from runtime.errors import UserError
 from tools.chips import Topology
 from tools.program import Collective, Program
 from training.compiled import Compiled
 from training.mesh import ROWS, Devices
-from training.objective import forward, make_objective
+from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.step import TrainState, boxed_state, key_for, train_step
 from training.summary import matmul_flops

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from errors import UserError
+from runtime.errors import UserError
 from tools.program import Collective
 
 

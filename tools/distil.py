@@ -38,15 +38,15 @@ from pathlib import Path
 
 import inference
 from configs.options import COUNT
-from errors import UserError
-from files import check_folder, expanded, naming, written_whole
 from inference.run import Run
 from inference.text import SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.data import PairData
 from input_pipeline.sources import Pair, sets_to_test, split_names
-from training.trained import run_paths
-from training.workdir import changed_data
+from run_directory.trained import run_paths
+from run_directory.workdir import changed_data
+from runtime.errors import UserError
+from runtime.files import check_folder, expanded, naming, written_whole
 
 log = logging.getLogger('allyouneed.distil')
 

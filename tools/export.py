@@ -26,8 +26,8 @@ QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctra
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-from errors import UserError
 from interchange.export import export
+from runtime.errors import UserError
 
 log = logging.getLogger('allyouneed.export')
 

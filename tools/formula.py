@@ -12,10 +12,10 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from model.losses import tiles
 from tools.ahead import Figures, Recipe
 from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective
-from training.loss import tiles
 from training.mesh import RULES
 
 MOMENTS = 30   # bytes of traffic a parameter held: it and two moments read and written, its gradient, its norm

@@ -27,8 +27,8 @@ if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
 from configs.checks import config_from
-from errors import UserError
-from interchange.imported import import_weights
+from runtime.errors import UserError
+from training.imported import import_weights
 from training.summary import parameter_table
 
 log = logging.getLogger('allyouneed.import')

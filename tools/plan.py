@@ -43,7 +43,7 @@ if __name__ == '__main__':
         os.environ.setdefault(name, '3')
 
 from configs.checks import AXES, config_from
-from errors import UserError
+from runtime.errors import UserError
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, devices_of, keep
 from tools.chips import Topology, parse_topology
 from tools.formula import bounds, candidates, estimate

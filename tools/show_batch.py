@@ -25,11 +25,11 @@ if __name__ == '__main__':
 from configs.allowed import Between
 from configs.checks import config_from
 from configs.options import MOST_STEPS
-from errors import UserError
-from files import expanded
 from input_pipeline.data import open_data
-from training.records import read_config
-from training.trained import vocabulary_from
+from run_directory.records import read_config
+from run_directory.trained import vocabulary_from
+from runtime.errors import UserError
+from runtime.files import expanded
 
 log = logging.getLogger('allyouneed.show')
 

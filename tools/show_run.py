@@ -18,10 +18,10 @@ from analysis.compare import RunRecord, load_runs
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
-from errors import UserError
-from files import expanded
-from training.checkpoints import Checkpoints, described, refuse_pipes
-from training.records import CONFIG, EVALUATED, tensorboard
+from run_directory.checkpoints import Checkpoints, described, refuse_pipes
+from run_directory.records import CONFIG, EVALUATED, tensorboard
+from runtime.errors import UserError
+from runtime.files import expanded
 
 
 def main(folder: str) -> None:

@@ -12,12 +12,14 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
+from model.adapters import merged, without_adapters
+from model.evaluation import Objective, eval_step, forward
 
-from errors import UserError
 from input_pipeline.batches import Batch, Part
 from model import Params
-from training.initial import Known
-from training.loss import Sums
+from model.losses import Sums
+from run_directory.initial import Known
+from runtime.errors import UserError
 from training.mesh import (
     ROWS,
     Devices,
@@ -27,10 +29,9 @@ from training.mesh import (
     shardings_of,
     without_fsdp,
 )
-from training.objective import Objective, forward
-from training.step import TrainState, boxed_state, eval_step, train_step
+from training.step import TrainState, boxed_state, train_step
 from training.summary import matmul_flops
-from training.tuning import EVERYTHING, Tuning, merged, without_adapters
+from training.tuning import EVERYTHING, Tuning
 
 
 class Compiled:

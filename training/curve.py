@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.records import EVALUATED, read_metrics
+from run_directory.records import EVALUATED, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

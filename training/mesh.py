@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from configs.checks import AXES
-from errors import UserError
+from runtime.errors import UserError
 
 ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch
 RULES = (  # the names that modules give to the axes of their matrices -> the axis of the mesh; earlier ones first

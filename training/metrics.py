@@ -15,10 +15,10 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttr
 from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
-from errors import full_disk_explained
-from files import write_text
-from training.processes import is_leader
-from training.records import METRICS_FILE, read_metrics
+from run_directory.records import METRICS_FILE, read_metrics
+from runtime.errors import full_disk_explained
+from runtime.files import write_text
+from runtime.processes import is_leader
 from training.trackers import open_trackers
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from input_pipeline.batches import Batch
 from input_pipeline.data import Data
 from model import Params
 from model.embedding import Projection
-from training.loss import Sums, cross_entropy, squared_error
-from training.trained import read_teacher
+from model.losses import Sums, cross_entropy, squared_error
+from run_directory.trained import read_teacher
 
 Outputs = Array | Projection
 Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from errors import UserError
+from runtime.errors import UserError
 from training.tuning import EVERYTHING, Tuning
 
 SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from errors import UserError
-from training.records import tensorboard
+from run_directory.records import tensorboard
+from runtime.errors import UserError
 
 log = logging.getLogger('allyouneed.train')
 

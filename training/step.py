@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Int, Key, PyTree
+from model.evaluation import Apply, Objective
 
 from input_pipeline.batches import Batch
 from model import Params
-from training.initial import Known, put_first
-from training.loss import Sums
-from training.objective import Apply, Objective
+from model.losses import Sums
+from run_directory.initial import Known, put_first
 from training.tuning import EVERYTHING, Tuning
 
 

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax.extend import core
 from jax.typing import DTypeLike
 
-from training.step import parameter_count
+from model import parameter_count
 
 LAYER = re.compile(r'layers_\d+')
 MATRIX = 1024        # rows and columns of the timed products

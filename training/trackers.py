@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from configs.options import flatten
-from errors import UserError
-from files import read_json, write_text
+from runtime.errors import UserError
+from runtime.files import read_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

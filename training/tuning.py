@@ -26,8 +26,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
-from errors import UserError, did_you_mean
 from model import Params
+from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
 ADAPTERS = 'adapters'  # their place among the parameters

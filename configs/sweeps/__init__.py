@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from errors import UserError
+from runtime.errors import UserError
 
 Overrides = dict[str, Any]  # {'model.num_heads': 2, ...}
 Sweep = list[Overrides]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from analysis.ablation import head_counts, scores_without_heads, without_head
-from errors import UserError
 from inference.text import Hypothesis, Output, SearchOptions
 from inference.translate import Translator
 from model.blocks import BlockConfig
 from model.transformer import Transformer
+from runtime.errors import UserError
 from tests.model.helpers import close, random_params
 
 CONFIG = BlockConfig(d_model=8, d_ff=8, num_heads=3, d_k=4, d_v=2, dropout=0.0)

@@ -14,7 +14,7 @@ from analysis.plots import plot_curves, plot_varied
 from configs import base, demo
 from configs.options import flatten
 from configs.sweeps import product, run_names, seeds
-from errors import UserError
+from runtime.errors import UserError
 from tools.show_run import describe, described_data, nearest_recipe
 
 SHORT = {'train.steps': 100, 'optimizer.warmup': 30}

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis import examples
-from errors import UserError
+from runtime.errors import UserError
 
 
 @pytest.fixture

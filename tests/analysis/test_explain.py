@@ -15,7 +15,6 @@ import pytest
 
 from analysis import explain
 from analysis.explain import STEPS, Attention, Explanation, Page, explain_example, explain_text, picture_of, words
-from errors import UserError
 from inference.generate import Generator
 from inference.predict import Predictor
 from inference.text import Hypothesis, Output, TokenProbability
@@ -26,6 +25,7 @@ from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer
 from model.transformer import Transformer
+from runtime.errors import UserError
 
 HOSTILE = '</script><script>alert(1)</script><!-- & \u2028 \u2029 \x00 "\''
 BLOCKS = BlockConfig(d_model=16, d_ff=16, num_heads=2)

@@ -194,7 +194,7 @@ QUICK = [
     recipe('import sys\nsys.exit(0)\n', 'recipe.py:2: SystemExit: 0'),
     recipe(BASE + '    import sys\n    sys.exit("no")\n', 'recipe.py:6: SystemExit: no'),
     recipe(BASE + '    exit()\n', 'recipe.py:5: SystemExit'),
-    recipe(BASE + '    from errors import UserError\n    raise UserError("mine")\n', 'recipe.py:6: mine'),
+    recipe(BASE + '    from runtime.errors import UserError\n    raise UserError("mine")\n', 'recipe.py:6: mine'),
     recipe(b'x = "caf\xe9"\n', 'recipe.py:'),
     recipe(b'x = 1\0\n', 'recipe.py'),
     recipe(b'\x89PNG\r\n\x1a\n\0\0', 'recipe.py'),

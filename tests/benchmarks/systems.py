@@ -4,7 +4,7 @@ import os
 import time
 
 from benchmarks.turns import Ready
-from errors import UserError
+from runtime.errors import UserError
 
 
 def logging_system(path, name, seconds):

@@ -20,7 +20,7 @@ from benchmarks.ours import Translations, make_model
 from benchmarks.trace import IDLE, costs_of
 from benchmarks.turns import System, Timed, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
-from errors import UserError
+from runtime.errors import UserError
 from training.summary import matmul_flops
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from configs import base, checks
 from configs.allowed import Between, Fraction, OneOf, Switch, Text
 from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
-from errors import UserError
 from model.build import check_fits
+from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}

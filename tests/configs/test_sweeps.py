@@ -9,7 +9,7 @@ import pytest
 from configs import base, checks, demo, llama_tiny, multi30k, rnnsearch_demo, shakespeare_char
 from configs.options import flatten
 from configs.sweeps import differing, over, product, run_names, seeds, short_names, zipped
-from errors import UserError
+from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEPS = sorted(path.stem for path in (ROOT / 'configs/sweeps').glob('[!_]*.py'))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import inference
-from errors import UserError
 from inference.generate import Generator
 from inference.text import SearchOptions
 from inference.translate import Translator
@@ -22,8 +21,9 @@ from model.ensemble import Ensemble, log_mean_probability
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
+from run_directory.trained import run_paths
+from runtime.errors import UserError
 from tests.scripts import script
-from training.trained import run_paths
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'abcdef'}).encode())

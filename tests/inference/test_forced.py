@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import inference
-from errors import UserError
 from inference import forced as forced_module
 from inference.columns import score_all, translate_all
 from inference.generate import Generator
@@ -24,6 +23,7 @@ from input_pipeline.tokenizer import BOS, EOS, CharTokenizer
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.transformer import Transformer
+from runtime.errors import UserError
 from tests.scripts import script
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'abc'}).encode())

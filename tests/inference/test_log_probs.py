@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from errors import UserError
 from inference.generate import Generator
 from inference.text import SearchOptions
 from inference.translate import Translator
@@ -19,6 +18,7 @@ from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
+from runtime.errors import UserError
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': 'abc'}).encode())  # so the end is not rare
 SIZE, COUNT, EXTRA = len(TOKENIZER), 500, 3

@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from errors import UserError
 from inference.predict import Predictor
 from input_pipeline.arrays import Preprocessing
+from runtime.errors import UserError
 
 SERIES = np.random.default_rng(0).normal(5, 2, (3, 4, 2))
 

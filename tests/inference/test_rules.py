@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from errors import UserError
 from inference import batches
 from inference.constraints import DEAD, Automaton, begin_words
 from inference.generate import Generator
@@ -23,6 +22,7 @@ from model.ensemble import Ensemble
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
 from model.transformer import Transformer
+from runtime.errors import UserError
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' ,ABab'}).encode())
 SIZE, EXTRA, WIDTH = len(TOKENIZER), 4, 16

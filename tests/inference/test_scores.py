@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from analysis.pictures import attention_figure, chosen, save_figure
-from errors import UserError
 from inference.moses import MosesTokens
 from inference.scores import (
     compare_translations,
@@ -15,6 +14,7 @@ from inference.scores import (
     regression_scores,
     table_line,
 )
+from runtime.errors import UserError
 
 REFERENCES = ['the cat sat on the mat .', 'there is a dog in the garden']
 

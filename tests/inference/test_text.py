@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import UserError
 from inference import text as text_module
 from inference.generate import Generator
 from inference.text import Hypothesis, Output, SearchOptions, TextModel
 from inference.translate import Translator
 from input_pipeline.sources import decode_lines, read_lines
 from input_pipeline.tokenizer import BOS, ByteTokenizer
+from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\t',
@@ -189,7 +189,7 @@ def test_what_is_no_list_of_texts_is_refused(texts, message):
 def test_values_of_other_types_are_refused_where_nothing_checks_annotations():
     code = """
 import numpy as np
-from errors import UserError
+from runtime.errors import UserError
 from inference.text import SearchOptions, checked_texts
 calls = [lambda each=each: SearchOptions(**each) for each in (
     {'beam': 2.5}, {'beam': True}, {'seed': 1.5}, {'extra_length': '2'}, {'alpha': None}, {'top_p': float('nan')})]

@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from errors import UserError
 from input_pipeline.array_files import read_inputs
 from input_pipeline.arrays import open_arrays
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, options
 
 

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs import wmt14_base
-from errors import UserError
 from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, bucket_lengths, prefetch
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import assert_filled_up
 
 

@@ -5,12 +5,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs.tasks import TOKENIZERS
-from errors import UserError
 from input_pipeline.token_store import (
     document_tokenizers,
     open_document_store,
 )
 from input_pipeline.windows import WindowPlan
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import SETTINGS, stores
 
 DOCUMENTS = ['', *(f'def f{number}():\n    return "é"  # {number}\n' for number in range(50)), ' \n', 'long\n' * 5000]

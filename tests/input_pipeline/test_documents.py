@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from errors import UserError
 from input_pipeline.documents import LibraryDocuments, open_documents
+from runtime.errors import UserError
 
 SPLITS = ('train', 'validation', 'test')
 CONTENT = 'one\r\ntwo\n\n  \nthree é\u2028\nfour\n'

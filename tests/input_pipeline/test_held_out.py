@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from errors import UserError
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import open_documents
 from input_pipeline.held_out import text_key
 from input_pipeline.sources import open_corpus
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import SPLITS, options
 
 PAIRS = [(f'sentence {number}', f'phrase {number}') for number in range(300)]

@@ -7,10 +7,10 @@ import pytest
 
 from configs import base
 from configs.checks import check_config
-from errors import UserError
 from input_pipeline import problems
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
+from runtime.errors import UserError
 
 LINES = [f'number {number}' for number in range(60)]
 OTHER = ['another mistake']

@@ -8,7 +8,6 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import demo
-from errors import UserError
 from input_pipeline import builtin
 from input_pipeline.batches import LENGTHS, ROWS, BatchPlan, Part, prefetch
 from input_pipeline.bpe_dropout import BpeDropout
@@ -16,6 +15,7 @@ from input_pipeline.data import open_data
 from input_pipeline.resegmented import Resegmented, ResegmentedPlan
 from input_pipeline.token_store import SIDES, open_store, tokenizers_for
 from input_pipeline.tokenizer import BOS, EOS, PAD
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import SETTINGS, assert_filled_up
 from tests.input_pipeline.test_batches import equal
 from tests.input_pipeline.test_token_store import Listed

@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from errors import UserError
 from input_pipeline import shards
 from input_pipeline.builds import build_once
 from input_pipeline.shards import build_together
@@ -20,6 +19,7 @@ from input_pipeline.sources import TextCorpus
 from input_pipeline.stores import SIDES, write_documents, write_pairs
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import ByteTokenizer, train_tokenizer
+from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAIRS = 4000

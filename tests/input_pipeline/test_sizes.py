@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from errors import UserError
 from input_pipeline.data import read_sizes
+from runtime.errors import UserError
 
 VALUES = {'outputs': 2, 'shape': [8, 3], 'classes': None, 'preprocessing': {
     'input_mean': [0.0, 1.5, -2], 'input_std': [1.0, 1e-30, 2], 'target_mean': [0.5, 0], 'target_std': [1.0, 2.0]}}

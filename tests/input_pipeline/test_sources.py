@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from configs import base
-from errors import UserError
 from input_pipeline.sources import BuiltinCorpus, TextCorpus, asked_splits, open_corpus, read_lines, sets_to_test
+from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAIRS = [('one', 'un'), ('', 'vide'), (' two  spaces ', 'déjà\u00a0vu'), ('\u2028 is no line end', 'fin')]

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from errors import UserError
 from input_pipeline import builds, token_store
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
@@ -24,6 +23,7 @@ from input_pipeline.token_store import (
     tokenizers_for,
 )
 from input_pipeline.tokenizer import ByteTokenizer
+from runtime.errors import UserError
 from tests.input_pipeline.helpers import SETTINGS, stores
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.tasks import SUBWORDS, TOKENIZERS
-from errors import UserError
 from input_pipeline import tokenizer as tokenizer_module
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, load_tokenizer, train_tokenizer
+from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RANDOM = random.Random(0)

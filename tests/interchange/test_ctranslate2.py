@@ -14,14 +14,14 @@ import sentencepiece
 
 import inference
 from configs import base
-from errors import UserError
 from inference.text import SearchOptions
 from input_pipeline.tokenizer import BOS, EOS, PAD, CharTokenizer
 from interchange.export import export
 from interchange.to_ctranslate2 import write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
-from training.trained import Trained
+from run_directory.trained import Trained
+from runtime.errors import UserError
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' abcdefghijklmnopqrstuvwxyz\u2581'}).encode())
 SIZE = len(TOKENIZER)

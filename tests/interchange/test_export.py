@@ -10,11 +10,11 @@ for library in 'tokenizers', 'torch', 'transformers', 'ctranslate2':
 import torch
 import transformers
 
-from errors import UserError
 from inference.text import SearchOptions
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, train_tokenizer
 from interchange.export import export
 from interchange.huggingface import write_huggingface
+from runtime.errors import UserError
 from tests.interchange.lines import mixed_lines
 from tests.interchange.test_ctranslate2 import random_model
 

@@ -13,9 +13,9 @@ for library in 'tokenizers', 'transformers':
 import sentencepiece
 import transformers
 
-from errors import UserError
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, load_tokenizer
+from runtime.errors import UserError
 from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
 

@@ -19,9 +19,9 @@ import time
 
 import pytest
 
+from runtime.preemption import STOPPED
+from runtime.processes import HEARTBEAT
 from tests.scripts import ROOT, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
-from training.preemption import STOPPED
-from training.processes import HEARTBEAT
 
 STEPS, EVERY = 150, 25  # of the run, and between checkpoints
 SOON = 20  # seconds in which a broken connection is noticed
@@ -244,8 +244,8 @@ def test_a_network_that_is_cut(data, cache, whole, tmp_path):  # noqa: F811
 # One process of two fails where the other goes on, before the first step.
 ALONE = '''
 import sys, runpy
-import training.checkpoints as checkpoints
-from errors import UserError
+import run_directory.checkpoints as checkpoints
+from runtime.errors import UserError
 restore = checkpoints.Checkpoints.restore
 def fails(*_):
     raise UserError('this disk is on fire')

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import yaml
 
+from runtime.preemption import STOPPED
+from runtime.processes import detected
 from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
-from training.preemption import STOPPED
-from training.processes import detected
 
 # What Slurm's srun does for two tasks on one node: start the command twice, and tell each which one it is.
 SRUN = '''#!/bin/bash

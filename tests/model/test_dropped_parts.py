@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from model.evaluation import forward
 
 from benchmarks.modes import CROSS_ENTROPY, Mode, ragged_batch
 from model import blocks, language_model, recurrent, transformer
@@ -21,7 +22,6 @@ from model.recurrent import RNNSearch
 from model.transformer import Transformer
 from tests.model.helpers import close, normal, random_params
 from training.compiled import Compiled
-from training.objective import forward
 from training.step import init_state, train_step
 
 CONFIG = BlockConfig(d_model=8, d_ff=12, num_heads=2, dropout=0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from errors import UserError
+from runtime.errors import UserError
 from tools.chips import CHIPS, Bounds, link_seconds, parse_topology
 from tools.program import Collective
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from configs import demo, lm_1b, wmt14_base
-from errors import UserError
+from model import parameter_count
+from runtime.errors import UserError
 from tests.scripts import ROOT
 from tools.ahead import Ahead, Recipe, keep, load
 from tools.chips import parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
 from tools.plan import Plan, TooLarge, by_formula, ranked, sizes_of_mesh, too_large
-from training.step import parameter_count
 
 ONE = {'data': 1, 'fsdp': 1, 'tensor': 1}
 

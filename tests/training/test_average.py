@@ -14,10 +14,10 @@ import pytest
 
 import inference
 from benchmarks.modes import Mode, compiled, train
+from run_directory.checkpoints import open_checkpoints, parameters_to_use
 from tests.tiny_run import outcome, start, tiny_config
 from tests.training.test_step import MODULE, ragged_batch, step
-from training.checkpoints import open_checkpoints
-from training.optimizer import AverageState, make_optimizer, make_schedule, parameters_to_use
+from training.optimizer import AverageState, make_optimizer, make_schedule
 from training.step import TrainState, init_state
 
 SETTINGS = {'schedule': 'inverse_sqrt', 'peak': 0.05, 'warmup': 4, 'beta1': 0.9, 'beta2': 0.98, 'eps': 1e-9,

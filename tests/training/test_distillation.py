@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model.evaluation import forward, supervised
 
 import inference
 from benchmarks.modes import VOCABULARY, Mode, compiled, ragged_batch, train
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble
+from model.losses import cross_entropy
 from model.transformer import Transformer
 from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
 from tests.training.test_objective import Noisy, batch_of, log_softmax
-from training.loss import cross_entropy
-from training.objective import distilled, forward, r_drop, simcut, supervised
+from training.objective import distilled, r_drop, simcut
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)
 KEY = jax.random.key(3)

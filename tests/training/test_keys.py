@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from inference import loop
 from tests.tiny_run import start, tiny_config
+from training import loop
 from training.step import key_for
 
 

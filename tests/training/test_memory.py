@@ -9,9 +9,9 @@ import jax
 import pytest
 
 import inference
-from inference import loop
+from run_directory import checkpoints
 from tests.tiny_run import start, tiny_config
-from training import checkpoints
+from training import loop
 
 MESHES = {'fsdp': {'parallel__data': 1, 'parallel__fsdp': 8}, 'data': {'parallel__data': 8},
           'data and fsdp': {'parallel__data': 2, 'parallel__fsdp': 4},

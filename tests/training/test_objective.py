@@ -8,22 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from model.evaluation import forward, supervised
 
 from benchmarks.modes import Mode, compiled, train
 from configs import base, digits_vit, pendulum
 from input_pipeline.data import open_data
 from model.dropout import WordDropout
-from training.loss import cross_entropy
-from training.objective import (
-    OBJECTIVES,
-    divergence,
-    forward,
-    make_objective,
-    r_drop,
-    simcut,
-    supervised,
-    symmetric_divergence,
-)
+from model.losses import cross_entropy, divergence, symmetric_divergence
+from training.objective import OBJECTIVES, make_objective, r_drop, simcut
 from training.step import init_state, train_step
 
 SMOOTHED = functools.partial(cross_entropy, label_smoothing=0.1)

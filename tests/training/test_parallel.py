@@ -19,18 +19,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 import inference
 from benchmarks.modes import Mode, compare, compiled, modes, ragged_batch, train
 from configs import base
-from errors import UserError
 from inference.text import SearchOptions
 from inference.translate import Translator
 from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
 from model.build import MODELS, build_model
 from model.transformer import Transformer
+from run_directory.checkpoints import open_checkpoints
+from runtime import processes
+from runtime.errors import UserError
+from runtime.processes import connect, detected
 from tests.tiny_run import outcome, start, tiny_config
-from training import mesh, processes
-from training.checkpoints import open_checkpoints
+from training import mesh
 from training.mesh import computing_shardings_of, make_mesh, shardings_of
-from training.processes import connect, detected
 from training.step import boxed_state
 
 QUICK = [Mode(data=2, fsdp=2, tensor=2), Mode(data=4, mode='pmap')]

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from model.evaluation import eval_step, forward, supervised
+from runtime.cache import use_compilation_cache
 
 from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
+from model.losses import cross_entropy, squared_error
 from model.transformer import Transformer
-from training.loss import cross_entropy, squared_error
-from training.objective import forward, supervised
 from training.optimizer import make_optimizer, make_schedule
-from training.step import eval_step, init_state, train_step, use_compilation_cache
+from training.step import init_state, train_step
 
 MODULE = Transformer(BlockConfig(d_model=16, d_ff=32, num_heads=2, dropout=0.0), num_layers=1,
                      source_vocab_size=20, target_vocab_size=20)

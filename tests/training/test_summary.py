@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 from configs import demo
+from model import parameter_count
 from model.build import build_model
-from training.step import parameter_count
 from training.summary import duration, matmul_flops, matmul_speed, parameter_table
 
 

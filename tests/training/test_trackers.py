@@ -8,11 +8,11 @@ import types
 import matplotlib.figure
 import pytest
 
-from errors import UserError
-from inference import loop
+from run_directory.progress import Due
+from run_directory.records import read_metrics
+from runtime.errors import UserError
 from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
-from training.progress import Due
-from training.records import read_metrics
+from training import loop
 from training.trackers import open_trackers
 
 MISSING = "the trackers are extras: pip install -e '.[test-interchange]'"

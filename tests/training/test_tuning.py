@@ -9,19 +9,20 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from model.adapters import ADAPTERS, merged, without_adapters
 
 import inference
 from benchmarks.modes import ADAM, CROSS_ENTROPY, Mode, ragged_batch
 from configs import base, fine_tune
-from errors import UserError
 from model.blocks import BlockConfig
 from model.transformer import Transformer
+from run_directory import initial
+from run_directory.initial import other_run
+from runtime.errors import UserError
 from tests.scripts import cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
-from training import initial
 from training.compiled import Compiled
-from training.initial import other_run
 from training.optimizer import make_optimizer
-from training.tuning import ADAPTERS, Tuning, make_tuning, matches, merged, without_adapters
+from training.tuning import Tuning, make_tuning, matches
 
 PARTS = ('*attention/query', '*attention/output', 'encoder*inner', '*embedding/embedding')
 ONE = Mode()

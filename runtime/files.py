@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from errors import UserError
+from runtime.errors import UserError
 
 log = logging.getLogger('allyouneed.files')
 

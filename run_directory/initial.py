@@ -12,13 +12,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from errors import UserError
-from files import expanded
 from input_pipeline.data import KEPT, Data, load_tokenizers
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
-from training.checkpoints import Checkpoints
-from training.records import read_config
+from run_directory.checkpoints import Checkpoints
+from run_directory.records import read_config
+from runtime.errors import UserError
+from runtime.files import expanded
 
 OF_THE_DATA = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes are not options of the model
 MOST_NAMES = 4  # of a kind, in the log

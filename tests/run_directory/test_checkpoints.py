@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-import training.checkpoints
-from errors import UserError
-from training.checkpoints import SEEDS, checksum, open_checkpoints
+from run_directory import checkpoints
+from run_directory.checkpoints import SEEDS, checksum, open_checkpoints
+from run_directory.records import evaluations
+from runtime.errors import UserError
 from training.metrics import MetricsWriter
 from training.optimizer import AverageState
-from training.records import evaluations
 from training.step import TrainState
 
 
@@ -82,8 +82,8 @@ def test_for_the_parameters_nothing_else_is_read(tmp_path, monkeypatch):
         checkpoints.save(1, made, {})
         checkpoints.save(2, made.replace(opt_state=made.opt_state[:1]), {})
     read = []
-    checked = training.checkpoints.checksums
-    monkeypatch.setattr(training.checkpoints, 'checksums', lambda tree: read.append(set(tree)) or checked(tree))
+    checked = run_directory.checkpoints.checksums
+    monkeypatch.setattr(run_directory.checkpoints, 'checksums', lambda tree: read.append(set(tree)) or checked(tree))
     with open_checkpoints(tmp_path) as checkpoints:
         for step in ('1', '2'):
             jax.tree.map(np.testing.assert_array_equal, checkpoints.parameters(step)[0], made.params)

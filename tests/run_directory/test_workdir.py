@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import inference
-from errors import UserError
 from input_pipeline.data import open_data
+from run_directory import workdir as run_directory
+from run_directory.records import read_config
+from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
 from tests.tiny_run import cache, copy, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
-from training import workdir as run_directory
 from training.objective import make_objective
-from training.records import read_config
-from training.workdir import RunDirectory
 
 
 def test_a_second_run_on_one_directory_is_refused(copy, cache):

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import files
-from errors import UserError, faults_in, little_memory_explained
+from runtime import files
+from runtime.errors import UserError, faults_in, little_memory_explained
 from training.mesh import check_memory
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 @pytest.mark.parametrize('code, message', [
     ('\n1 / 0\n', '2: ZeroDivisionError: division by zero'), ('x = (\n', '1: SyntaxError: '),
     ('import sys\nsys.exit(0)\n', '2: SystemExit: 0'),
-    ('from errors import UserError\nraise UserError("so")\n', '2: so'),
+    ('from runtime.errors import UserError\nraise UserError("so")\n', '2: so'),
     ('def f():\n    try:\n        1 / 0\n    except ZeroDivisionError:\n        raise KeyError("k")\nf()\n',
      '5: KeyError'),
 ])

@@ -13,15 +13,15 @@ from typing import Any
 
 import jax
 from ml_collections import ConfigDict
+from model.evaluation import Objective
 
 from configs.options import BY_NAME, flatten
 from configs.versions import VERSION
-from errors import UserError
-from files import check_folder, check_name, expanded, naming, read_json, write_text
 from input_pipeline.data import KEPT, Data
-from training.checkpoints import checksums
-from training.objective import Objective
-from training.records import CONFIG, METRICS_FILE, read_said_config
+from run_directory.checkpoints import checksums
+from run_directory.records import CONFIG, METRICS_FILE, read_said_config
+from runtime.errors import UserError
+from runtime.files import check_folder, check_name, expanded, naming, read_json, write_text
 
 CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split

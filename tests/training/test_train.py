@@ -10,12 +10,12 @@ import threading
 import pytest
 
 import inference
-from errors import UserError
-from inference import loop
 from input_pipeline.arrays import ArrayPlan
+from run_directory.records import read_metrics
+from runtime.errors import UserError
 from tests.tiny_run import cache, outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from training import loop
 from training.curve import LiveCurve
-from training.records import read_metrics
 
 
 def interrupting(monkeypatch, number):
@@ -81,7 +81,7 @@ def test_a_config_of_another_class_is_refused(tmp_path):
     # In a process of its own, for the annotations that tests check would refuse it first.
     program = f"""
 import inference
-from errors import UserError
+from runtime.errors import UserError
 try:
     inference.train({{'seed': 0}}, {str(tmp_path / 'run')!r})
 except UserError as error:

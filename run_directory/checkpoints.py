@@ -22,14 +22,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jaxtyping import Array, UInt32
+from model.adapters import merged
 
 from configs.tasks import goodness
-from errors import UserError, full_disk_explained
-from files import check_name
 from model import Params
-from training.optimizer import parameters_to_use
-from training.records import METRICS_FILE, evaluations
-from training.tuning import merged
+from run_directory.checkpoints import parameters_to_use
+from run_directory.records import METRICS_FILE, evaluations
+from runtime.errors import UserError, full_disk_explained
+from runtime.files import check_name
 
 RAW = 'raw:'  # before a choice of checkpoints: their parameters, and not a moving average that they hold of them
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one

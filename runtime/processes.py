@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from orbax.checkpoint import multihost
 
-from errors import UserError
-from training.preemption import STOPPED
+from runtime.errors import UserError
+from runtime.preemption import STOPPED
 
 PATIENCE = 300  # seconds that processes wait for each other at the start; JAX's own
 HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.product import add_bias, dot_general, pooling_product, scores_product
+from kernels.product import add_bias, dot_general, pooling_product, scores_product
 
 SHAPES = {  # of the inputs, the features and the axes that are summed over
     'row': ((5,), (4,), (-1,)),

@@ -13,16 +13,16 @@ from ml_collections import ConfigDict
 
 from configs.options import flatten
 from configs.tasks import TASKS
-from errors import UserError
-from files import expanded
 from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
 from input_pipeline.tokenizer import PAD, Tokenizer
 from model import Params
 from model.build import build_model
 from model.ensemble import Ensemble
-from training.checkpoints import Checkpoints
-from training.initial import other_run
-from training.records import read_config
+from run_directory.checkpoints import Checkpoints
+from run_directory.initial import other_run
+from run_directory.records import read_config
+from runtime.errors import UserError
+from runtime.files import expanded
 
 VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # options that decide it
     'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))

@@ -9,8 +9,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs.versions import read_saved
-from errors import UserError
-from files import read_bytes
+from runtime.errors import UserError
+from runtime.files import read_bytes
 
 CONFIG = 'config.json'
 METRICS_FILE = 'metrics.jsonl'

@@ -20,7 +20,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 from typing_extensions import override
 
-from errors import UserError
+from runtime.errors import UserError
 
 CUT_OFF = 75  # exit status of train.py after a stop request, once it has saved: EX_TEMPFAIL
 STOPPED = {CUT_OFF, *(sign for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for sign in (-each, 128 + each))}

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model import losses as loss
 from model.embedding import Projection
-from training import loss
-from training.loss import cross_entropy, squared_error, tiles
+from model.losses import cross_entropy, squared_error, tiles
 
 
 def random_batch(seed=0, shape=(3, 5), classes=7):

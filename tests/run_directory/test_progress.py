@@ -9,7 +9,7 @@ import pytest
 
 from configs import base
 from configs.tasks import goodness
-from training.progress import Due, Progress, due_at, judge_all
+from run_directory.progress import Due, Progress, due_at, judge_all
 
 
 def config_of(**changes):
@@ -84,5 +84,5 @@ def test_a_checkpoint_of_before_is_read_and_a_new_one_looks_the_same():
 
 
 def test_it_needs_no_jax():
-    code = 'import sys, training.progress; assert "jax" not in sys.modules'
+    code = 'import sys, run_directory.progress; assert "jax" not in sys.modules'
     assert subprocess.run([sys.executable, '-c', code], cwd=Path(__file__).parents[2]).returncode == 0

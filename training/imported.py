@@ -7,24 +7,24 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from configs.versions import VERSION
-from errors import UserError
-from files import check_folder, expanded, naming, write_text
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from interchange.huggingface import read_huggingface
-from training.checkpoints import open_checkpoints
+from run_directory.checkpoints import open_checkpoints
+from run_directory.progress import Progress
+from run_directory.records import CONFIG
+from run_directory.trained import Trained
+from run_directory.workdir import FINGERPRINTS
+from runtime.errors import UserError
+from runtime.files import check_folder, expanded, naming, write_text
 from training.optimizer import make_optimizer, make_schedule
-from training.progress import Progress
-from training.records import CONFIG
 from training.step import TrainState
-from training.trained import Trained
-from training.workdir import FINGERPRINTS
 
 RECIPE = 'recipe.py'
 RECIPE_TEXT = '''"""The config of this run, for train.py: the model that was imported, to be trained further."""
 
 from pathlib import Path
 
-from training.records import read_config
+from run_directory.records import read_config
 
 
 def get_config():

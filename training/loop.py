@@ -26,39 +26,40 @@ import jax
 import numpy as np
 import optax
 from ml_collections import ConfigDict
+from model.evaluation import Objective, evaluate
+from runtime.cache import cache_folder, use_compilation_cache
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from configs.checks import config_problems
-from errors import UserError
 from inference.run import Answerer, Run, load, make_answerer
 from inference.scores import Evaluation
 from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
 from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
-from input_pipeline.token_store import cache_folder
 from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
-from training.checkpoints import Checkpoints, open_checkpoints
+from model.losses import Sums
+from run_directory.checkpoints import Checkpoints, open_checkpoints, parameters_to_use
+from run_directory.initial import begin_from
+from run_directory.progress import Progress, due_at
+from run_directory.records import EVALUATED
+from run_directory.trained import vocabulary_from
+from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
+from runtime.preemption import STOPPED, StopSignals
+from runtime.processes import ending_together, greatest, is_leader, leader_first
+from runtime.resources import compile_time, memory, peak_resident
 from training.compiled import Compiled
 from training.curve import LiveCurve, in_notebook
-from training.initial import begin_from
-from training.loss import Sums
 from training.metrics import Metrics, open_metrics
-from training.objective import Objective, make_objective
-from training.optimizer import make_optimizer, make_schedule, parameters_to_use
-from training.preemption import STOPPED, StopSignals
-from training.processes import ending_together, greatest, is_leader, leader_first
+from training.objective import make_objective
+from training.optimizer import make_optimizer, make_schedule
 from training.profiling import ProfilerWindow
-from training.progress import Progress, due_at
-from training.records import EVALUATED
-from training.resources import compile_time, memory, peak_resident
-from training.step import TrainState, evaluate, key_for, use_compilation_cache
+from training.step import TrainState, key_for
 from training.summary import duration, parameter_table, seconds_a_step
-from training.trained import vocabulary_from
 from training.tuning import make_tuning
-from training.workdir import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from kernels.product import matrix_gradient, narrowed
 from model.embedding import Projection
-from model.product import matrix_gradient, narrowed
 
 TILE = 2 ** 24  # logits of a device that are in memory at a time
 
