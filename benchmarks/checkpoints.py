@@ -19,7 +19,6 @@ from pathlib import Path
 import jax
 from absl import flags
 from ml_collections import config_flags
-from runtime.cache import cache_folder, use_compilation_cache
 
 from benchmarks.measure import report
 from configs.checks import config_from
@@ -28,6 +27,7 @@ from input_pipeline.data import open_data
 from model import parameter_count
 from model.build import build_model
 from run_directory.checkpoints import open_checkpoints
+from runtime.cache import cache_folder, use_compilation_cache
 from training.compiled import Compiled
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule

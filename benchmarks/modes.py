@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import optax
 from absl import flags
-from model.evaluation import Objective, supervised
 
 from command_line import run_script
 from input_pipeline.batches import ALL, Batch, Part
 from model.blocks import BlockConfig
+from model.evaluation import Objective, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
 from training.compiled import Compiled

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
-from model.evaluation import forward, supervised
 from typing_extensions import override
 
 from benchmarks.measure import peak_memory
@@ -23,6 +22,7 @@ from inference.translate import Translator
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import ByteTokenizer
 from model.blocks import BlockConfig
+from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
 from runtime.errors import UserError

@@ -1,11 +1,29 @@
 """The table of options, the tasks, and the recipes. A recipe is one file with a function get_config()."""
 
+import importlib
 from pathlib import Path
 
-# Besides what recipes are made of: fine_tune, which makes one of a run.
+from ml_collections import ConfigDict
+
+from runtime.errors import UserError, did_you_mean
+
+# Besides the modules that recipes are made of: fine_tune, which makes a recipe of a run.
 NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:
     """Returns the files of this folder that are recipes by themselves."""
     return sorted(path for path in Path(__file__).parent.glob('*.py') if path.stem not in NO_RECIPES)
+
+
+def recipe(name: str) -> ConfigDict:
+    """Returns the config of a recipe, as `--config=configs/NAME.py`: 'demo', or 'fine_tune:RUN' for a run directory.
+
+    Raises:
+      UserError: if there is no recipe of this name.
+    """
+    module, _, argument = name.partition(':')
+    names = [path.stem for path in recipes()]
+    if module not in [*names, 'fine_tune']:
+        raise UserError(f'there is no recipe {module!r}{did_you_mean(module, names) or ". Use " + ", ".join(names)}')
+    return importlib.import_module(f'configs.{module}').get_config(*[argument] if argument else [])

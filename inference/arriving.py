@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from runtime.cache import cache_folder
-
 from input_pipeline.sources import decode_lines, read_lines
+from runtime.cache import cache_folder
 from runtime.errors import UserError
 
 PAUSE = 0.05  # seconds that a line waits for others: a fast pipe fills a batch in that time

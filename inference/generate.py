@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
-from model.evaluation import eval_step, evaluate, forward, supervised
 from typing_extensions import override
 
 from inference.forced import Forced
@@ -34,6 +33,7 @@ from inference.text import (
 from input_pipeline.data import DocumentData
 from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
 from model import Params
+from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy
 from runtime.errors import UserError
 from runtime.resources import compile_time

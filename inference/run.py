@@ -7,7 +7,6 @@ from typing import Any
 
 import flax.linen as nn
 from ml_collections import ConfigDict
-from runtime.cache import cache_folder, use_compilation_cache
 
 from configs.options import choices
 from configs.tasks import TASKS
@@ -22,6 +21,7 @@ from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
 from run_directory.trained import parts_of_one_run
+from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ml_collections import ConfigDict
-from runtime.cache import cache_folder
 
 from configs.tasks import TASKS
 from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
@@ -20,6 +19,7 @@ from input_pipeline.sources import Pair, open_corpus
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, load_tokenizer
 from input_pipeline.windows import WindowPlan
+from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import read_json, write_text
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
-from runtime.cache import cache_folder
 
 from configs.checks import ELSEWHERE, data_can_be_looked_for
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
@@ -14,6 +13,7 @@ from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.sources import Corpus, TextCorpus, open_corpus, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
+from runtime.cache import cache_folder
 from runtime.errors import UserError, told
 from runtime.files import expanded
 

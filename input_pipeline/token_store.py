@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,8 @@ from input_pipeline.sources import Corpus
 from input_pipeline.stores import SIDES, TEXT, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
-from runtime.files import expanded
 
 log = logging.getLogger('allyouneed.data')
-
-
-def cache_folder(cache_dir: str) -> Path:
-    """Returns the folder where runs share tokenizers, token stores and compiled programs.
-
-    This is config.cache_dir or, if that is empty, the folder allyouneed in the user's cache. By the XDG base directory
-    specification, the user's cache is $XDG_CACHE_HOME or, if that is not an absolute path, ~/.cache.
-    """
-    if cache_dir:
-        return expanded(cache_dir)
-    users = Path(os.environ.get('XDG_CACHE_HOME', ''))
-    return (users if users.is_absolute() else expanded('~/.cache')) / 'allyouneed'
 
 
 class TokenStore:

@@ -7,9 +7,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from kernels.layout import in_rows
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -71,7 +72,7 @@ def matrix_gradient(inputs: Float[Array, 'n d'], gradient: Float[Array, 'n f'],
 
 def _row_by_row(inputs, gradient, dtype):
     """XLA for CPUs has quick products only of matrices that lie row by row, and to such a one."""
-    return _in_rows(jnp.dot(_in_rows(inputs.T), gradient, preferred_element_type=dtype))
+    return in_rows(jnp.dot(in_rows(inputs.T), gradient, preferred_element_type=dtype))
 
 
 def scores_product(query: Float[Array, 'batch target heads d_k'],
@@ -137,15 +138,15 @@ _pooled.defvjp(_pooled_forward, _pooled_backward)
 
 
 def _heads_first(array):
-    return _in_rows(jnp.swapaxes(array, 1, 2))
+    return in_rows(jnp.swapaxes(array, 1, 2))
 
 
 def _heads_last(array):
-    return jnp.swapaxes(_in_rows(array), 1, 2)
+    return jnp.swapaxes(in_rows(array), 1, 2)
 
 
 def _transposed(array):
-    return _in_rows(jnp.swapaxes(array, 2, 3))
+    return in_rows(jnp.swapaxes(array, 2, 3))
 
 
 @jax.custom_vjp
@@ -178,11 +179,6 @@ def _on_one_cpu(quick: Callable[..., Array], plain: Callable[..., Array], *array
     if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
         return plain(*arrays)
     return jax.lax.platform_dependent(*arrays, cpu=quick, default=plain)
-
-
-def _in_rows(array):
-    """The array, its last axis innermost in memory."""
-    return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:

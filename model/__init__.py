@@ -10,6 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
 Params = Mapping[str, Any]  # of a module, as Linen nests them: {submodule: {'kernel': array}}
 
 # jaxlib 0.10.2 computes some fused sums wrongly on the CPU (github.com/jax-ml/jax, issue 39103): YNNPACK's reductions.
@@ -18,3 +22,8 @@ Params = Mapping[str, Any]  # of a module, as Linen nests them: {submodule: {'ke
 if importlib.metadata.version('jaxlib') == '0.10.2' and 'ynn_fusion_type' not in os.environ.get('XLA_FLAGS', ''):
     WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {WITHOUT_REDUCTIONS}'.strip()
+
+
+def parameter_count(params: PyTree) -> int:
+    """Returns the number of parameters; shared ones count once."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
 from kernels.product import PRODUCT, add_bias, dot_general
+from kernels.random_masks import keep_mask
 from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
-from model.dropout import Dropout, keep_mask
+from model.dropout import Dropout
 from model.positional import RelativeBias, Rotary
 from model.relation import UNRESTRICTED, Relation
 

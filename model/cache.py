@@ -10,8 +10,9 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
+
+from kernels.layout import in_rows
 
 # Of a layer: 'key' and 'value', [batch, groups, width, keys], as attention's products read them. Groups are the heads
 # of keys and values, which are fewer than those of queries if these are grouped.
@@ -89,7 +90,7 @@ def written(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float
 
 def as_read(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
     """Keys or values in the order in which a past keeps them, in memory too: otherwise XLA transposes at every step."""
-    return with_layout_constraint(jnp.moveaxis(array, 1, 3), Layout(major_to_minor=(0, 1, 2, 3)))
+    return in_rows(jnp.moveaxis(array, 1, 3))
 
 
 def as_given(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:

@@ -216,3 +216,17 @@ def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, '
     error = outputs - targets
     return Sums(loss=jnp.sum(jnp.mean(error ** 2, axis=-1) * weights), tokens=jnp.sum(weights),
                 others={'absolute_error': jnp.sum(jnp.mean(jnp.abs(error), axis=-1) * weights)})
+
+
+def divergence(logits: Float[Array, '*batch classes'],
+               others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """KL(p || q) = sum_c p_c (log p_c - log q_c) of the softmaxes p of `logits` and q of `others`, in nats."""
+    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+
+
+def symmetric_divergence(logits: Float[Array, '*batch classes'],
+                         others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """(KL(p || q) + KL(q || p)) / 2 = sum_c (p_c - q_c) (log p_c - log q_c) / 2 of the softmaxes p and q, in nats."""
+    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
+    return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2

@@ -21,12 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from jaxtyping import Array, UInt32
-from model.adapters import merged
+from jaxtyping import Array, PyTree, UInt32
 
 from configs.tasks import goodness
 from model import Params
-from run_directory.checkpoints import parameters_to_use
+from model.adapters import merged
 from run_directory.records import METRICS_FILE, evaluations
 from runtime.errors import UserError, full_disk_explained
 from runtime.files import check_name
@@ -114,6 +113,17 @@ def described(folder: Path) -> Any:
     # A Checkpointer would look for the metadata of the whole step, which is one folder above, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
         return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (any path will do)
+
+
+def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
+    """Returns the parameters for evaluation and decoding: the average in the optimizer's state, or else `params`.
+
+    The state is that of `training.optimizer.make_optimizer`, or its form in a checkpoint: lists and dictionaries.
+    """
+    last = opt_state[-1] if isinstance(opt_state, tuple | list) and opt_state else None
+    if isinstance(last, Mapping):
+        return last.get('average', params)
+    return getattr(last, 'average', params)
 
 
 class Checkpoints:

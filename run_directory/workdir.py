@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 from ml_collections import ConfigDict
-from model.evaluation import Objective
 
 from configs.options import BY_NAME, flatten
 from configs.versions import VERSION
 from input_pipeline.data import KEPT, Data
+from model.evaluation import Objective
 from run_directory.checkpoints import checksums
 from run_directory.records import CONFIG, METRICS_FILE, read_said_config
 from runtime.errors import UserError

@@ -28,6 +28,6 @@ import jaxtyping  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)  # of which all tests but those of meshes use the first
 
-PACKAGES = ['model', 'training', 'interchange', 'inference', 'input_pipeline']
+PACKAGES = ['kernels', 'model', 'run_directory', 'training', 'interchange', 'inference', 'input_pipeline']
 assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not checked'
 jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')

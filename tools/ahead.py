@@ -17,7 +17,6 @@ from jax.experimental import serialize_executable, topologies
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
-from model.evaluation import forward
 
 from configs.tasks import TASKS
 from inference.search import Beam, Vocabulary
@@ -25,6 +24,7 @@ from input_pipeline.batches import ROWS as MULTIPLE
 from input_pipeline.batches import Batch
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.build import build_model
+from model.evaluation import forward
 from runtime.errors import UserError
 from tools.chips import Topology
 from tools.program import Collective, Program

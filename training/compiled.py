@@ -12,11 +12,11 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
-from model.adapters import merged, without_adapters
-from model.evaluation import Objective, eval_step, forward
 
 from input_pipeline.batches import Batch, Part
 from model import Params
+from model.adapters import merged, without_adapters
+from model.evaluation import Objective, eval_step, forward
 from model.losses import Sums
 from run_directory.initial import Known
 from runtime.errors import UserError

@@ -26,8 +26,6 @@ import jax
 import numpy as np
 import optax
 from ml_collections import ConfigDict
-from model.evaluation import Objective, evaluate
-from runtime.cache import cache_folder, use_compilation_cache
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -40,6 +38,7 @@ from input_pipeline.data import open_data
 from input_pipeline.problems import data_problems
 from input_pipeline.tokenizer import PAD
 from model.build import build_model, check_fits
+from model.evaluation import Objective, evaluate
 from model.losses import Sums
 from run_directory.checkpoints import Checkpoints, open_checkpoints, parameters_to_use
 from run_directory.initial import begin_from
@@ -47,6 +46,7 @@ from run_directory.progress import Progress, due_at
 from run_directory.records import EVALUATED
 from run_directory.trained import vocabulary_from
 from run_directory.workdir import RunDirectory
+from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.preemption import STOPPED, StopSignals
 from runtime.processes import ending_together, greatest, is_leader, leader_first

@@ -14,51 +14,19 @@ train step depends on nothing else of an objective. To add an objective, write a
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
-from input_pipeline.batches import Batch
 from input_pipeline.data import Data
 from model import Params
-from model.embedding import Projection
-from model.losses import Sums, cross_entropy, squared_error
+from model.evaluation import Apply, Measure, Objective, forward, supervised, whole, with_sown
+from model.losses import cross_entropy, divergence, squared_error, symmetric_divergence
 from run_directory.trained import read_teacher
 
-Outputs = Array | Projection
-Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
-Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
-Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 Variant = Callable[[Measure], Objective]
-
-SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
-
-
-def forward(module: nn.Module, devices: int = 1) -> Apply:
-    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'.
-
-    `devices` are those that share a batch: it is what a loss goes by that makes the logits in tiles.
-    """
-    method = 'projection' if hasattr(module, 'projection') else None
-
-    def apply(params, inputs, key, **attributes):
-        outputs, variables = module.clone(**attributes).apply(
-            {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
-            rngs=None if key is None else {'dropout': key})
-        if isinstance(outputs, Projection):
-            outputs = outputs.replace(devices=devices)
-        return outputs, variables.get(SOWN, {})
-    return apply
-
-
-def whole(outputs: Outputs) -> Array:
-    """Returns the logits of outputs that are a Projection, and other outputs as they are."""
-    return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
@@ -95,14 +63,6 @@ def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:
 # The name of a task's objective (configs/tasks.py) -> the function that makes it from a config and its data.
 OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data | None], Objective]] = {
     'cross_entropy': make_cross_entropy, 'squared_error': make_squared_error}
-
-
-def supervised(measure: Measure) -> Objective:
-    """Returns the objective that compares the outputs of one pass with the targets."""
-    def objective(apply, params, batch, key):
-        outputs, sown = apply(params, batch['inputs'], key)
-        return with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
-    return objective
 
 
 def r_drop(measure: Measure, alpha: float) -> Objective:
@@ -154,20 +114,6 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     return objective
 
 
-def divergence(logits: Float[Array, '*batch classes'],
-               others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """KL(p || q) = sum_c p_c (log p_c - log q_c) of the softmaxes p of `logits` and q of `others`, in nats."""
-    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
-    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
-
-
-def symmetric_divergence(logits: Float[Array, '*batch classes'],
-                         others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """(KL(p || q) + KL(q || p)) / 2 = sum_c (p_c - q_c) (log p_c - log q_c) / 2 of the softmaxes p and q, in nats."""
-    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
-    return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2
-
-
 def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:
     """Word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1; Hinton et al. 2015).
 
@@ -195,9 +141,3 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
 
     # The parameters are an argument: otherwise they would be constants of the compiled step.
     return jax.tree_util.Partial(objective, teacher_params)
-
-
-def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Adds the losses that modules have sown. Each is a mean over targets, so it is weighted by their number."""
-    losses = jax.tree.leaves(sown)
-    return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums

@@ -95,14 +95,3 @@ def average_parameters(decay: float) -> optax.GradientTransformation:
         return updates, AverageState(count, average)
 
     return optax.GradientTransformation(init, update)
-
-
-def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
-    """Returns the parameters for evaluation and decoding: the average in the optimizer's state, or else `params`.
-
-    The state is that of `make_optimizer`, or its form in a checkpoint: lists and dictionaries.
-    """
-    last = opt_state[-1] if isinstance(opt_state, tuple | list) and opt_state else None
-    if isinstance(last, AverageState):
-        return last.average
-    return last['average'] if isinstance(last, Mapping) and 'average' in last else params

@@ -1,9 +1,7 @@
 """The train step, a pure function. training/compiled.py compiles it."""
 
-import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,13 +9,12 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Int, Key, PyTree
-from model.evaluation import Apply, Objective
+from jaxtyping import Array, Int, Key
 
 from input_pipeline.batches import Batch
 from model import Params
+from model.evaluation import Apply, Objective
 from model.losses import Sums
 from run_directory.initial import Known, put_first
 from training.tuning import EVERYTHING, Tuning
@@ -125,29 +122,3 @@ def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptSta
 
     return jax.tree.map(lambda part: part._replace(count=step) if is_schedule(part) else part, opt_state,
                         is_leaf=is_schedule)
-
-
-def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply,
-              axis_name: str | None = None) -> Sums:
-    """Returns the sums of an objective over a batch, without dropout."""
-    sums = objective(apply, params, batch, None)
-    return sums if axis_name is None else jax.lax.psum(sums, axis_name)
-
-
-def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
-    """Adds the sums of a compiled eval_step over all `batches`."""
-    return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
-                            (step(params, batch) for batch in batches))
-
-
-def parameter_count(params: PyTree) -> int:
-    """Returns the number of parameters; shared ones count once."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-
-
-def use_compilation_cache(cache: Path) -> None:
-    """Caches compiled programs, so that a second start takes seconds; in JAX_COMPILATION_CACHE_DIR, if it is set."""
-    if jax.config.values['jax_compilation_cache_dir'] is None:
-        jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)

@@ -3,13 +3,7 @@
 Parts of a model are named by patterns, as in 'encoder,*/norm': one matches the name of a parameter, such as
 'encoder/layers_0/self_attention/query/kernel', or of any part that it belongs to; * stands for any text.
 
-LoRA (Hu et al. 2021, arXiv:2106.09685, section 4.1): a matrix W of a trained model stays as it is, and training learns
-
-    W + (alpha / r) A B,    A [in, r] random, B [r, out] zero at the start,
-
-with a rank r far below the matrix's. Here it is a matter of parameters, not of modules: the adapters are parameters of
-their own beside the model's, and a pass is made with their sum, which `merged` computes. So any matrix of any model can
-have one, and whoever reads a checkpoint gets the matrices as the model knows them.
+With adapters (model/adapters.py) nothing else is trained.
 """
 
 import math
@@ -27,11 +21,11 @@ from jaxtyping import Array, Key, PyTree
 from ml_collections import ConfigDict
 
 from model import Params
+from model.adapters import ADAPTERS, merged
 from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
-ADAPTERS = 'adapters'  # their place among the parameters
-MOST_NAMES = 12        # in a message
+MOST_NAMES = 12  # in a message
 
 
 class Tuning(NamedTuple):
@@ -117,22 +111,6 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
-
-
-def merged(params: Params) -> Params:
-    """Returns the model's parameters: matrices that have an adapter with it, W + (alpha / r) A B."""
-    if ADAPTERS not in params:
-        return params
-    adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
-    pairs: dict[tuple, Any] = flatten_dict(adapters['of'], is_leaf=lambda _, part: {*part} == {'a', 'b'})
-    for name, factors in pairs.items():
-        leaves[name] = leaves[name] + adapters['scale'] * jnp.tensordot(factors['a'], factors['b'], axes=1)
-    return unflatten_dict(leaves)
-
-
-def without_adapters(params: Params) -> Params:
-    """Returns the model's own parameters."""
-    return {name: part for name, part in params.items() if name != ADAPTERS}
 
 
 def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from model.evaluation import forward
 
 from benchmarks.modes import CROSS_ENTROPY, Mode, ragged_batch
 from model import blocks, language_model, recurrent, transformer
 from model.blocks import BlockConfig, DecoderBlock, EncoderBlock, Residual, layer_norm
 from model.dropout import Dropout, WordDropout
+from model.evaluation import forward
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer
 from model.recurrent import RNNSearch

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from run_directory import checkpoints
+import run_directory.checkpoints
 from run_directory.checkpoints import SEEDS, checksum, open_checkpoints
 from run_directory.records import evaluations
 from runtime.errors import UserError

@@ -15,7 +15,7 @@ from runtime import files
 from runtime.errors import UserError, faults_in, little_memory_explained
 from training.mesh import check_memory
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path):

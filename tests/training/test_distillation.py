@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from model.evaluation import forward, supervised
 
 import inference
 from benchmarks.modes import VOCABULARY, Mode, compiled, ragged_batch, train
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble
+from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
 from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)

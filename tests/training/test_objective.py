@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from model.evaluation import forward, supervised
 
 from benchmarks.modes import Mode, compiled, train
 from configs import base, digits_vit, pendulum
 from input_pipeline.data import open_data
 from model.dropout import WordDropout
+from model.evaluation import forward, supervised
 from model.losses import cross_entropy, divergence, symmetric_divergence
 from training.objective import OBJECTIVES, make_objective, r_drop, simcut
 from training.step import init_state, train_step

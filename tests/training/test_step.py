@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from model.evaluation import eval_step, forward, supervised
-from runtime.cache import use_compilation_cache
 
 from input_pipeline.batches import Batch
 from model.blocks import BlockConfig
+from model.evaluation import eval_step, forward, supervised
 from model.losses import cross_entropy, squared_error
 from model.transformer import Transformer
+from runtime.cache import use_compilation_cache
 from training.optimizer import make_optimizer, make_schedule
 from training.step import init_state, train_step
 

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
-from model.adapters import ADAPTERS, merged, without_adapters
 
 import inference
 from benchmarks.modes import ADAM, CROSS_ENTROPY, Mode, ragged_batch
 from configs import base, fine_tune
+from model.adapters import ADAPTERS, merged, without_adapters
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from run_directory import initial

@@ -5,7 +5,8 @@ import pytest
 from jax.extend.random import threefry_2x32
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model.dropout import Dropout, drop, keep_mask, threefry
+from kernels.random_masks import keep_mask, threefry
+from model.dropout import Dropout, drop
 
 
 def test_threefry_is_that_of_jax():

@@ -1,0 +1,9 @@
+"""Layouts of arrays in memory."""
+
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Shaped
+
+
+def in_rows(array: Shaped[Array, '*shape']) -> Shaped[Array, '*shape']:
+    """Returns the array with its last axis innermost in memory, so that XLA does not transpose it at a later use."""
+    return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))

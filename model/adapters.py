@@ -1,0 +1,34 @@
+"""Low-rank adapters (LoRA): parameters beside those of a model, and their sum with its matrices.
+
+Hu et al. 2021, arXiv:2106.09685, section 4.1: a matrix W of a trained model is frozen, and training learns
+
+    W + (alpha / r) A B,    A [in, r] random, B [r, out] zero at the start,
+
+with a rank r far below that of the matrix. The adapters are parameters, not modules, so any matrix of any model can
+have one. training/tuning.py creates them.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from model import Params
+
+ADAPTERS = 'adapters'  # their place among the parameters
+
+
+def merged(params: Params) -> Params:
+    """Returns the model's parameters: matrices that have an adapter with it, W + (alpha / r) A B."""
+    if ADAPTERS not in params:
+        return params
+    adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
+    pairs: dict[tuple, Any] = flatten_dict(adapters['of'], is_leaf=lambda _, part: {*part} == {'a', 'b'})
+    for name, factors in pairs.items():
+        leaves[name] = leaves[name] + adapters['scale'] * jnp.tensordot(factors['a'], factors['b'], axes=1)
+    return unflatten_dict(leaves)
+
+
+def without_adapters(params: Params) -> Params:
+    """Returns the model's own parameters."""
+    return {name: part for name, part in params.items() if name != ADAPTERS}

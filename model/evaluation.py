@@ -1,0 +1,76 @@
+"""Forward passes of a module, and the sums of a loss over batches.
+
+`forward(module)` returns `apply(params, inputs, key) -> (outputs, sown)`, one forward pass. An objective is a function
+`objective(apply, params, batch, key) -> Sums`; training/objective.py has those of training, and `supervised` is the one
+that evaluations use.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from model import Params
+from model.embedding import Projection
+from model.losses import Sums
+
+Batch = Any  # {'inputs': {name: array}, 'targets': array, 'weights': array}, as input_pipeline.batches.Batch
+Outputs = Array | Projection
+Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> sums
+Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
+Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
+
+SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
+
+
+def forward(module: nn.Module, devices: int = 1) -> Apply:
+    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'.
+
+    `devices` are those that share a batch: it is what a loss goes by that makes the logits in tiles.
+    """
+    method = 'projection' if hasattr(module, 'projection') else None
+
+    def apply(params, inputs, key, **attributes):
+        outputs, variables = module.clone(**attributes).apply(
+            {'params': params}, **inputs, deterministic=key is None, mutable=[SOWN], method=method,
+            rngs=None if key is None else {'dropout': key})
+        if isinstance(outputs, Projection):
+            outputs = outputs.replace(devices=devices)
+        return outputs, variables.get(SOWN, {})
+    return apply
+
+
+def whole(outputs: Outputs) -> Array:
+    """Returns the logits of outputs that are a Projection, and other outputs as they are."""
+    return outputs.logits() if isinstance(outputs, Projection) else outputs
+
+
+def supervised(measure: Measure) -> Objective:
+    """Returns the objective that compares the outputs of one pass with the targets."""
+    def objective(apply, params, batch, key):
+        outputs, sown = apply(params, batch['inputs'], key)
+        return with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
+    return objective
+
+
+def with_sown(sums: Sums, sown: Any) -> Sums:
+    """Adds the losses that modules have sown. Each is a mean over targets, so it is weighted by their number."""
+    losses = jax.tree.leaves(sown)
+    return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums
+
+
+def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Apply,
+              axis_name: str | None = None) -> Sums:
+    """Returns the sums of an objective over a batch, without dropout."""
+    sums = objective(apply, params, batch, None)
+    return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+
+
+def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
+    """Adds the sums of a compiled eval_step over all `batches`."""
+    return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
+                            (step(params, batch) for batch in batches))
