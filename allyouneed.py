@@ -30,9 +30,9 @@ PACKAGES = ('runtime', 'configs', 'kernels', 'model', 'input_pipeline', 'run_dir
 MODULES = {
     'load': 'inference.run', 'search_options': 'inference.options', 'to_pandas': 'inference.tables',
     'train': 'training.loop', 'recipe': 'configs', 'import_weights': 'training.imported',
-    'export': 'interchange.export', 'load_runs': 'analysis.compare', 'results_table': 'analysis.compare', 'answer_figure': 'analysis.pictures',
-    'attention_figure': 'analysis.pictures', 'heads_figure': 'analysis.pictures', 'save_figure': 'analysis.pictures',
-    'UserError': 'runtime.errors'}
+    'export': 'interchange.export', 'load_runs': 'analysis.compare', 'results_table': 'analysis.compare',
+    'answer_figure': 'analysis.pictures', 'attention_figure': 'analysis.pictures',
+    'heads_figure': 'analysis.pictures', 'save_figure': 'analysis.pictures', 'UserError': 'runtime.errors'}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from absl import app, flags
@@ -31,7 +30,6 @@ from runtime.files import naming
 # which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
 os.environ.pop('MPLBACKEND', None)
 
-STARTED = time.perf_counter()  # 0.1 s after the process: Python's own start, and the imports above
 _arguments: list[str] | None = None  # those that are not flags, after the script's name; None before they are read
 
 
@@ -71,11 +69,14 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     gc.disable()
 
 
-def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
+def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False) -> None:
     """Calls `main` with the arguments that are not flags; a UserError becomes a message and exit status 2.
 
-    Calls `read_command_line` with the same `takes` if the script has not.
+    Calls `read_command_line` with the same `takes` if the script has not. With `computes`, memory is allocated as XLA
+    needs it (`use_huge_pages`).
     """
+    if computes:
+        use_huge_pages()
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
     gc.freeze()  # collections pass over what the imports have made

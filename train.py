@@ -8,15 +8,16 @@ with the same parameters, bit for bit, as a run without interruption.
 Exit status: 0, training finished; 2, an error that the last lines on stderr explain; 75 (EX_TEMPFAIL), stopped by
 SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
 """
-# ruff: noqa: E402 (flags come before the imports that take seconds)
 
-from command_line import flag_files_explained, read_command_line, run_script, use_huge_pages
-
-if __name__ == '__main__':
-    use_huge_pages()
+import logging
+import shlex
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+
+from command_line import flag_files_explained, run_script
+from configs.checks import config_from
+from configs.options import DEFAULTS, flatten
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
@@ -28,27 +29,20 @@ PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one th
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
-if __name__ == '__main__':
-    read_command_line()  # before the imports that take seconds
-
-import logging
-import shlex
-
-from analysis.pictures import answer_figure
-from configs.checks import config_from
-from configs.options import DEFAULTS, flatten
-from input_pipeline.problems import data_problems
-from run_directory.workdir import RunDirectory
-from runtime.preemption import StopSignals
-from runtime.processes import connect, ending_together, is_leader
-from training.loop import run
-from training.profiling import ProfilerWindow
-
 log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
     """Trains, or prints the config, as the flags say."""
+    # Seconds of imports, which --help and mistyped flags do not wait for.
+    from analysis.pictures import answer_figure
+    from input_pipeline.problems import data_problems
+    from run_directory.workdir import RunDirectory
+    from runtime.preemption import StopSignals
+    from runtime.processes import connect, ending_together, is_leader
+    from training.loop import run
+    from training.profiling import ProfilerWindow
+
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)
@@ -69,4 +63,4 @@ def print_config(config: ConfigDict) -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, computes=True)

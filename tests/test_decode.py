@@ -30,8 +30,8 @@ from tests.scripts import (  # noqa: F401 (fixtures)
 ANSWERING = '''
 import logging, time
 import jax
-from absl import flags
-import decode
+from analysis import answering
+from analysis.request import Request
 from inference.text import Hypothesis, Output, SearchOptions
 
 class Slow:
@@ -43,10 +43,9 @@ class Slow:
         time.sleep(0.4)
         yield [Output(line, [4], [Hypothesis(line.upper(), [4], 0.0, 0.0)]) for line in lines]
 
-flags.FLAGS(['decode.py'])
-decode.log.setLevel(logging.INFO)
-decode.log.addHandler(logging.StreamHandler())
-decode.answer_file(Slow(), '-', SearchOptions(), None)
+answering.log.setLevel(logging.INFO)
+answering.log.addHandler(logging.StreamHandler())
+answering.answer_file(Request(input='-'), Slow(), SearchOptions(), None)
 '''
 
 

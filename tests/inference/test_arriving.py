@@ -16,7 +16,9 @@ ANSWERING = '''
 import sys
 from inference.arriving import input_lines
 from inference.text import Hypothesis, Output, SearchOptions, TextModel
-import command_line, decode
+from analysis import answering
+from analysis.request import Request
+import command_line
 
 class Shout(TextModel):
     """Says how many lines it was given at a time."""
@@ -28,7 +30,7 @@ class Shout(TextModel):
 Shout.__abstractmethods__ = frozenset()
 
 def main():
-    decode.answer_file(Shout(), sys.argv[-1] if sys.argv[-1] == '-' else '', SearchOptions(), None)
+    answering.answer_file(Request(input=sys.argv[-1] if sys.argv[-1] == '-' else ''), Shout(), SearchOptions(), None)
 
 path = sys.argv.pop()
 sys.argv[1:] = []

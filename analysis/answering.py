@@ -1,0 +1,235 @@
+"""What decode.py does: answers, scores, pictures and pages, as its flags request."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.explain import Page, explain_example, explain_text
+from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
+from analysis.request import Request, results_name
+from inference.arriving import input_lines
+from inference.columns import read_phrases, score_all, translate_all
+from inference.options import SearchOptions, search_options
+from inference.predict import Prediction, Predictor
+from inference.run import Run, load
+from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
+from inference.tables import as_json
+from inference.text import Output, TextModel
+from input_pipeline.array_files import read_inputs
+from input_pipeline.data import Data
+from input_pipeline.sources import asked_splits
+from model import parameter_count
+from run_directory.records import read_config
+from run_directory.trained import run_paths
+from run_directory.workdir import changed_data
+from runtime import STARTED
+from runtime.errors import UserError
+from runtime.files import naming, open_output, write_text
+from runtime.resources import compile_time
+
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
+BETWEEN = '-' * 15  # two continuations
+
+log = logging.getLogger('allyouneed.decode')
+IMPORTED = time.perf_counter()
+
+
+def decode(request: Request) -> None:
+    """Answers or scores, as the request says.
+
+    Raises:
+      UserError: if the request is impossible; nothing has been written then.
+    """
+    request.check()
+    workdirs = run_paths(request.workdir or '')
+    splits = asked_splits(request.split, read_config(workdirs[0]).data) if request.split else []
+    request.check_files(workdirs, splits)
+    avoid = read_phrases(request.avoid) if request.avoid else None
+    run = load(workdirs, request.checkpoint, request.dtype)
+    request.check_run(run)
+    options = search_options(run.config, avoid=avoid, **request.search)
+    if request.format == 'text' and (options.n_best > 1 or request.attention):
+        raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
+    if request.pictures and request.look == 'positions':
+        save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
+    steps, page = ', '.join(map(str, run.checkpoint)), None
+    if request.explain is not None:
+        page = Page(request.explain, f'{run.workdir.resolve().name}, step {steps}', request.explain_count)
+    if splits:
+        score_splits(request, run, splits, options, page)
+    elif isinstance(run.model, Predictor):
+        predict_file(request, run.model, options, page)
+    else:
+        answer_file(request, run.model, options, page)
+    if page:
+        page.write()
+        log.info('%s explains %d', page.path, page.count)
+
+
+def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None) -> None:
+    """Writes an answer for each line of the input; lines are read as they are answered."""
+    search = with_all_hypotheses(options) if page else options
+    count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
+    with open_output(request.output) as output:
+        for answers in answers_to(request, model, search):
+            for number, answer in enumerate(answers, count + 1):
+                if number > 1 and request.format == 'text' and model.multiline and not request.score:
+                    output.write(BETWEEN + '\n')
+                output.write(output_line(request, model, answer, number, options.n_best, page) + '\n')
+            output.flush()
+            count += len(answers)
+            start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
+                              f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
+                              f'{compile_time.seconds - compiled_before:.1f}')
+    if start:
+        log.info('%s', start)
+    seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
+    log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
+             count / max(seconds - compiling, 1e-9))
+
+
+def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:
+    """Yields lists of answers to the lines of the input, or to lines that are typed."""
+    path = request.input or ''
+    lines = input_lines(path)
+    if request.score:
+        return score_all(model, lines, options, path)
+    if request.prefixes:
+        return translate_all(model, lines, options, path)
+    return model.respond_all(lines, options)
+
+
+def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
+    """The same search with every hypothesis of its beam, for the page."""
+    return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
+
+
+def output_line(request: Request, model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+    """A line of the output. Makes the picture of the answer, and explains it, if the flags ask for that."""
+    weights = None
+    pictured = request.draws_attention and number <= request.picture_count
+    if page is not None and page.full:
+        page = None
+    if (pictured or page or request.attention) and answer.hypotheses[0].tokens:
+        weights = model.attention(answer)
+    if page and weights is not None:
+        page.add(explain_text(model, answer, weights, number))
+    if pictured and weights is not None:
+        save_figure(answer_figure(model, answer, request.look, weights), picture_path(request, number))
+    if request.format == 'text' and request.score:
+        return f'{answer.hypotheses[0].log_prob:.6f}'
+    if request.format == 'text':
+        return answer.text if model.multiline else answer.line
+    line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+    if request.attention and weights is not None:
+        line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
+    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
+
+
+def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
+    """Writes a line for each example of an .npz file: the class and its probability, or the values."""
+    inputs = read_inputs(request.input or '', model.shape)
+    outputs = model.predict(inputs, options.batch_size, f'{request.input}: inputs')
+    with open_output(request.output) as output:
+        for each in outputs:
+            output.write('\t'.join(model.named(each)) + '\n')
+    draw_examples(request, model, inputs, outputs)
+    explain_examples(model, inputs, outputs, page)
+
+
+def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
+    """Scores splits, and prints the scores: those of several by the names of the splits."""
+    data: Any = run.data()  # of the class that the model's task has
+    for changed in changed_data(run.workdir, data, splits):  # an error if the files of one are not there
+        log.warning('not the data that the run was trained with: %s', changed)
+    others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
+              for split in splits}
+    scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
+    print(as_text(scored if len(splits) > 1 else scored[splits[0]]))
+
+
+def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
+                others: Sequence[str] | None) -> dict[str, Any]:
+    """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
+
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. `others` are the translations of another
+    run, to compare with.
+    """
+    results, table = run.model.score(data, split, run.config, options)
+    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
+                'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
+                **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
+                'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
+    if request.confidence or others:
+        _, references, outputs = zip(*table, strict=True)
+        language = run.config.data.target_lang
+        if request.confidence:
+            results['confidence'] = confidence_intervals(outputs, references, language)
+        if others:
+            results['compared'] = {'with': request.compare,
+                                   **compare_translations(outputs, others, references, language)}
+    folder = run.workdir / 'results'
+    with naming(folder):
+        folder.mkdir(exist_ok=True)
+    name = results_name(split, run.workdirs)
+    write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
+    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, as it says that the split is scored
+    if isinstance(run.model, Predictor):
+        inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
+        outputs = run.model.predict(inputs, options.batch_size)
+        draw_examples(request, run.model, inputs, outputs)
+        explain_examples(run.model, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
+    elif page or request.draws_attention:
+        explain_split(request, run.model, data, split, options, page)
+    return results
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """Results as stdout and the file have them."""
+    return json.dumps(results, indent=2, ensure_ascii=False)
+
+
+def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,
+                  page: Page | None) -> None:
+    """Puts the first examples of text on the page, and makes pictures of them, as the flags ask for."""
+    counts = request.explain_count if page else 0, request.picture_count if request.draws_attention else 0
+    examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
+    for number, (answer, reference) in enumerate(examples, 1):
+        if not answer.source_tokens:
+            continue
+        weights = model.attention(answer)
+        if page and not page.full:
+            page.add(explain_text(model, answer, weights, number, reference))
+        if number <= counts[1]:
+            save_figure(answer_figure(model, answer, request.look, weights), picture_path(request, number))
+
+
+def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, outputs: np.ndarray) -> None:
+    """Makes pictures of the attention over the first images or series, if the flags ask for them."""
+    if not request.draws_attention:
+        return
+    for number, (example, output) in enumerate(zip(inputs[:request.picture_count], outputs, strict=False), 1):
+        save_figure(answer_figure(model, Prediction(example, output), request.look), picture_path(request, number))
+
+
+def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
+                     targets: Iterable[str] = itertools.repeat('')) -> None:
+    """Puts the first images or series on the page, if there is one."""
+    for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
+        if page is None or page.full:
+            return
+        page.add(explain_example(model, example, output, number, target))
+
+
+def picture_path(request: Request, number: int) -> Path:
+    """The file for the picture of a line or an example, which is logged."""
+    path = Path(request.pictures or '') / f'{number:06d}.png'
+    log.info('%s', path)
+    return path

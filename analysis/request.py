@@ -1,0 +1,145 @@
+"""The request of decode.py: its flags as one dataclass, and every check that needs no model.
+
+Each field is a flag of the same name. This module imports nothing that takes seconds, because decode.py defines its
+flags with it.
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.options import choices, flatten, is_used
+from configs.tasks import TASKS
+from runtime.errors import UserError
+from runtime.files import check_file, check_folder
+from runtime.flags import flag
+
+SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The flags of decode.py.
+
+    Attributes:
+      search: the flags that change the search, {name: value}, None where the run's config decides: the options of
+        config.decode, 'n_best' and 'seed'.
+      typed: whether lines are typed at a prompt, because there is neither --input nor --split.
+    """
+    workdir: str | None = flag(None, 'The run directory of a training; A,B,C: an ensemble of several.')
+    checkpoint: str = flag('best', 'best, latest, a step, average:K or best:K (means of the last or the best K); raw: '
+                           'before it leaves out a moving average.')
+    dtype: str | None = flag(None, 'Compute in this dtype; default as trained.', choices('model.dtype'))
+    input: str | None = flag(None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
+    output: str | None = flag(None, 'Where the answers go; without it, stdout.')
+    format: str = flag('text', 'text: the best answer; jsonl: a line with all about it.', ('text', 'jsonl'))
+    split: str | None = flag(None, 'Score this split of the data instead: train, validation, test (all of its sets), '
+                             'or one set of the test by its name.')
+    score: bool = flag(False, 'The log-probability of given translations: a line of --input is SOURCE<tab>TARGET, or a '
+                       'text for a language model.')
+    prefixes: bool = flag(False, 'A line of --input is SOURCE<tab>PREFIX: its translation begins so.')
+    avoid: str | None = flag(None, 'A file of words or phrases, one per line, that outputs must not contain.')
+    confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
+    compare: str | None = flag(None, '--split: how sure it is that translations are better or worse than those of this '
+                               'other run directory.')
+    attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
+    pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
+    picture_count: int = flag(100, 'Pictures of the first so many lines or examples.')
+    look: str = flag('', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default '
+                     'the last), HEAD from 1, mean or all (the default). positions: the image of the positional '
+                     'encoding instead.')
+    explain: str | None = flag(None, 'An HTML page to explore what the model did: attention, probabilities, '
+                               'hypotheses. Needs no network.')
+    explain_count: int = flag(200, 'The page holds the first so many lines or examples.')
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    typed: bool = False
+
+    @property
+    def draws_attention(self) -> bool:
+        """Whether there is a picture of each answer's attention."""
+        return bool(self.pictures) and self.look != 'positions'
+
+    def check(self) -> None:
+        """Raises UserError for flags that contradict each other or have impossible values."""
+        if not self.workdir:
+            raise UserError('--workdir is missing: give the run directory of a training')
+        if not self.input and not self.split and not self.typed or self.input is not None and self.split:
+            raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+        if self.split and self.output is not None:
+            raise UserError(f'--output={self.output} is for --input: scores of a split go to stdout and to RUN/results')
+        if not self.split and (self.confidence or self.compare is not None):
+            raise UserError('--confidence and --compare are for scores: they need --split=test')
+        if self.split and (self.score or self.prefixes):
+            raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
+        given = dataclasses.asdict(self) | dict(self.search)
+        for name in SEARCHES:
+            if self.score and given[name] not in (None, False):
+                raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
+        if self.look and not (self.pictures or self.attention):
+            raise UserError(f'--look={self.look} needs --pictures=DIR, or --attention')
+        for name, least in ('picture_count', 0), ('explain_count', 1):
+            if given[name] < least:
+                raise UserError(f'--{name}={given[name]} must be at least {least}')
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid'):
+            if given[name] == '':
+                raise UserError(f'--{name}= is empty: give a name, or leave it out')
+        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'output', 'explain', 'pictures')
+                 if given[name]]
+        if twice := [name for name in named if named.count(name) > 1]:
+            raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --output, '
+                            '--explain and --pictures each a name of its own')
+
+    def check_files(self, workdirs: Sequence[Path], splits: Sequence[str]) -> None:
+        """Checks, before anything is computed, that all files can be written.
+
+        Raises:
+          UserError: naming the file or folder that cannot be written, or a file of the run itself.
+        """
+        from run_directory.workdir import OWN  # imports JAX
+
+        own = [Path(os.path.realpath(workdir / name)) for workdir, name in itertools.product(workdirs, OWN)]
+        for name, value in ('output', self.output), ('explain', self.explain):
+            path = Path(os.path.realpath(value or ''))
+            if value and (path in own or any(folder in own for folder in path.parents)):
+                raise UserError(f'--{name}={value} is a file of the run itself: give another name')
+        if self.output:
+            check_file(Path(self.output))
+        if self.pictures:
+            check_folder(Path(self.pictures))
+        if len(splits) > 1 and (self.pictures or self.explain):
+            raise UserError('--pictures and --explain show one set of the test: give '
+                            f'--split={" or --split=".join(splits)}')
+        results = workdirs[0] / 'results'
+        if splits:
+            check_folder(results)
+        names = [results_name(split, workdirs) for split in splits]
+        for name in (f'{name}.{ending}' for name in names for ending in ('json', 'tsv')) if results.is_dir() else ():
+            check_file(results / name)
+
+    def check_run(self, run: Any) -> None:
+        """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
+        asked = self.attention and '--attention' or self.pictures and '--pictures' or self.explain and '--explain'
+        if asked and len(run.workdirs) > 1 and self.look != 'positions':
+            raise UserError(f'{asked} does not apply to an ensemble, whose runs have an attention each. Give one of '
+                            'the runs')
+        task, answerer = run.config.task, TASKS[run.config.task].answerer
+        for name, value in ('confidence', self.confidence), ('compare', self.compare), ('prefixes', self.prefixes):
+            if value and answerer != 'translator':
+                raise UserError(f'--{name} is for translations, but this is a run of task={task}: leave it out')
+        for name, value in ('score', self.score), ('avoid', self.avoid):
+            if value and answerer == 'predictor':
+                raise UserError(f'--{name} is for text, but this is a run of task={task}: leave it out')
+        options = flatten(run.config)
+        for name, value in self.search.items():
+            if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
+                raise UserError(f'--{name}={value} means nothing to a run of task={task}: leave it out')
+        if self.typed and answerer == 'predictor':
+            raise UserError('--input=FILE.npz is missing: images and series cannot be typed at a prompt')
+
+
+def results_name(split: str, workdirs: Sequence[Path]) -> str:
+    """Returns the name of the files of a split's results. The results of an ensemble are in its first run."""
+    return split if len(workdirs) == 1 else f'{split}.ensemble'

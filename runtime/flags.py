@@ -1,0 +1,39 @@
+"""Flags as the fields of a dataclass: one declaration with the type, the default and the help."""
+
+import dataclasses
+import functools
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from absl import flags
+
+Values = TypeVar('Values')
+HELP, CHOICES = 'help', 'choices'
+DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+
+
+def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
+    """Returns a dataclass field that is also a flag; with `choices`, its value is one of them."""
+    return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
+
+
+def define_flags(declared: type) -> None:
+    """Defines a flag for each field of a dataclass that `flag` made: bool, int, float, or text."""
+    kinds = typing.get_type_hints(declared)
+    for field in _flags_of(declared):
+        define: Any = DEFINE.get(kinds[field.name], flags.DEFINE_string)
+        if choices := field.metadata[CHOICES]:
+            define = functools.partial(flags.DEFINE_enum, enum_values=choices)
+        # The name of the script, whose --help lists the flag.
+        define(field.name, field.default, help=field.metadata[HELP], module_name=sys.argv[0])
+
+
+def flags_as(declared: type[Values], **others: Any) -> Values:
+    """Returns a dataclass with the values of its flags, and the values `others` of its other fields."""
+    return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **others)
+
+
+def _flags_of(declared: Any) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(declared) if HELP in field.metadata]
