@@ -1,4 +1,4 @@
-"""launch/slurm.sh, with stand-ins for srun, scontrol and train.py: what each task does decides what happens to the job."""
+"""launch/slurm.sh, with stand-ins for srun, scontrol and train.py: the tasks decide whether the job is requeued."""
 
 import os
 import subprocess
@@ -53,10 +53,11 @@ def job(folder, do, restarts=0):
     program(folder / 'python', f'[[ $* == "train.py --config=x --workdir=a b" ]] || exit 99\n'
                                f'exec {sys.executable} {folder}/task.py')
     done = subprocess.run(
-        ['bash', ROOT / 'launch' / 'slurm.sh', '--config=x', '--workdir=a b'], capture_output=True, text=True, timeout=60,
-        env={**os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'PYTHON': str(folder / 'python'), 'DO': do,
-             'TASKS': str(len(do.split())), 'KILL_WAIT': '1', 'SLURM_JOB_ID': '7',
-             'SLURM_SUBMIT_DIR': str(folder), 'SLURM_RESTART_COUNT': str(restarts)})
+        ['bash', ROOT / 'launch' / 'slurm.sh', '--config=x', '--workdir=a b'], capture_output=True, text=True,
+        timeout=60, env={
+            **os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'PYTHON': str(folder / 'python'), 'DO': do,
+            'TASKS': str(len(do.split())), 'KILL_WAIT': '1', 'SLURM_JOB_ID': '7',
+            'SLURM_SUBMIT_DIR': str(folder), 'SLURM_RESTART_COUNT': str(restarts)})
     assert not list(folder.glob('*.errors')), done.stderr
     lines = {name: (folder / name).read_text().splitlines() if (folder / name).exists() else []
              for name in ('requeued', 'ended')}
