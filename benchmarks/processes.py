@@ -12,7 +12,7 @@ The columns:
     kill     SIGKILL to one process while it saves; then the same command again
     stop     SIGTERM to each process, in different steps; then the same command again
     damage   half of the steps; then the newest checkpoint is damaged for one process, and training continues. With
-             fsdp and tensor the files that this process wrote are damaged. With data parallelism and pmap its listing
+             fsdp and tensor the files that this process wrote are deleted. With data parallelism and pmap its listing
              of the checkpoints lacks the newest one, as on a file system that lags.
     late     one process starts 60 s after the others
     cache    a second run whose compilation cache is warm; one process, if it finds nothing in it, compiles for 40 s,
@@ -278,9 +278,7 @@ def damage(cell: Cell, reference: Path) -> None:
     own = cell.folder / 'run' / 'checkpoints' / str(half) / 'state' / f'ocdbt.process_{victim}' / 'd'
     if cell.row.mode in ('jit fsdp', 'jit tensor'):
         for path in own.iterdir():
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
+            path.unlink()
         cell.start()
     else:
         cell.start(victim=victim, hide=half)
