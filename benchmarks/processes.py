@@ -29,8 +29,8 @@ A cell is ok if
       losses to 1e-4.
 
 FOLDER/cells.json has the results. A second call runs only the cells that are missing; with --again all that --cells
-selects. The runs and logs of cells that are not ok are kept in FOLDER. A cell takes about 20 s on two free cores, with
-`late` 80 s.
+selects. The runs and logs of cells that are not ok are kept in FOLDER. A cell took 20 to 75 s on two cores that other
+programs used as well, and `late` 90 s (24 November 2026).
 """
 
 import contextlib

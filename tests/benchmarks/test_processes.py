@@ -100,15 +100,15 @@ def test_a_pattern_that_selects_no_cell_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_cells_that_are_run_once(tmp_path):
-    """Two processes with a part of the state each agree with one process, also after SIGKILL to one of them."""
-    arguments = ('--cells=jit fsdp 2x1 (save|kill)', f'--folder={tmp_path}')
+    """Two processes with a part of the state each agree with one process, also after SIGTERM."""
+    arguments = ('--cells=jit fsdp 2x1 (save|stop)', f'--folder={tmp_path}')
     first, second = command('processes', *arguments), command('processes', *arguments)
     assert first.returncode == second.returncode == 0, first.stderr
-    assert '| jit fsdp 2x1 |  | ok |  | ok |' in first.stdout, first.stdout
+    assert '| jit fsdp 2x1 |  | ok |  |  | ok |' in first.stdout, first.stdout
     assert second.stdout == first.stdout and second.stderr == ''
     cells = json.loads((tmp_path / 'cells.json').read_text())
     assert {name: cell['outcome'] for name, cell in cells.items()} == {
-        'jit fsdp 2x1 save': 'ok', 'jit fsdp 2x1 kill': 'ok'}
+        'jit fsdp 2x1 save': 'ok', 'jit fsdp 2x1 stop': 'ok'}
 
 
 @pytest.mark.slow
