@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from errors import UserError
 from files import expanded
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples, open_folder, single
+from input_pipeline.array_files import Examples, check_numbers, open_folder
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
 from input_pipeline.sources import open_tfds, tfds_errors
@@ -24,6 +24,8 @@ MOST_CLASSES = 100_000
 # the mean, and a mean or a deviation at most LARGEST_SCALE; their product is still a float32.
 FARTHEST = 1e12
 LARGEST_SCALE = 1e26
+ROUNDING = 1e-5  # of the range of a channel: float32 rounds ordinary measurements by less
+PIECE = 2 ** 16  # numbers of a channel that are compared at a time
 SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and finally is 0
 
 Inputs = Num[np.ndarray, 'examples *space channels']
@@ -49,8 +51,8 @@ class Preprocessing:
     target_std: list[float] | None
 
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """Returns the standardised inputs, which the model reads."""
-        return (raw.astype(np.float32) - _float32(self.input_mean)) / _float32(self.input_std)
+        """Returns the standardised inputs in float32, which the model reads."""
+        return _standardised(raw, self.input_mean, self.input_std)
 
     def check_inputs(self, raw: Inputs, where: str) -> None:
         """Checks that the standardised inputs are small enough for the model.
@@ -66,19 +68,32 @@ class Preprocessing:
             _check_distance(raw, self.target_mean, self.target_std, where)
 
     def targets(self, raw: Targets) -> Targets:
-        """Returns the targets that the model learns: classes unchanged, values standardised."""
+        """Returns the targets that the model learns: classes unchanged, values standardised, in float32."""
         if self.target_mean is None or self.target_std is None:
             return raw
-        return (raw - _float32(self.target_mean)) / _float32(self.target_std)
+        return _standardised(raw, self.target_mean, self.target_std)
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
         """Returns a regression model's outputs in the units of the raw targets: the inverse of `targets`."""
         assert self.target_mean is not None and self.target_std is not None, 'classes are no values'
-        return outputs * _float32(self.target_std) + _float32(self.target_mean)
+        return outputs * np.array(self.target_std, np.float64) + np.array(self.target_mean, np.float64)
 
 
-def _float32(numbers: list[float]) -> Float[np.ndarray, ' numbers']:
-    return np.array(numbers, np.float32)
+def _standardised(raw: Num[np.ndarray, '*batch channels'], mean: list[float],
+                  std: list[float]) -> Float[np.ndarray, '*batch channels']:
+    """Returns (raw - mean) / std in float32, computed in float64: float32 loses the differences of large values.
+
+    For images of bytes float32 gives the same bits in two thirds of the time.
+    """
+    dtype = np.float32 if _is_byte_images(raw) else np.float64
+    result = np.subtract(raw, np.array(mean, dtype), dtype=dtype)
+    result /= np.array(std, dtype)
+    return result.astype(np.float32, copy=False)
+
+
+def _is_byte_images(inputs: Inputs) -> bool:
+    """Returns whether inputs are images of unsigned bytes. A series of unsigned bytes is like any other series."""
+    return inputs.ndim == 4 and inputs.dtype == np.uint8
 
 
 class ArrayData:
@@ -103,16 +118,17 @@ class ArrayData:
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
-        """Returns the raw inputs: images as uint8, everything else as float32."""
+        """Returns the raw inputs, in the type of the file: float32 could lose their differences."""
         return self._split(split).inputs
 
     def targets(self, split: str) -> Targets:
-        """Returns the raw targets: classes int32 [n] or values float32 [n, values]."""
+        """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
         return self._split(split).targets
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns a digest of the arrays and their origin, as JSON: equal fingerprints mean equal examples."""
         inputs, targets, where = self._split(split)
+        inputs, targets = recorded(inputs), targets if self._labelled else recorded(targets)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
         for array in (inputs, targets):
             digest.update(np.ascontiguousarray(array).data)
@@ -135,7 +151,7 @@ class ArrayData:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing, fitted to the training split."""
         inputs, targets, where = self._split('train')
-        if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
+        if _is_byte_images(inputs):  # 0..255 to -1..1
             scale = [[127.5] * inputs.shape[-1]] * 2
         else:
             scale = mean_and_std(inputs, f'{where}: inputs')
@@ -150,14 +166,14 @@ class ArrayData:
     def _part(self, split: str) -> Examples:
         """Returns the examples of the training files for `split`. 'train' keeps at least one of each class."""
         inputs, targets, where = self._whole('train')
-        keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
+        keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
         kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
         held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
         members = np.array([held_out.split(each) == split for each in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
 
     def _checked(self, split: str) -> Examples:
-        """Reads a split, checks it, and converts it to the types that `inputs` and `targets` return."""
+        """Reads a split and checks it. Converts classes to int32 [n] and values to float64 [n, values]."""
         inputs, targets, where = self._load(split)
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
@@ -167,10 +183,10 @@ class ArrayData:
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
             raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
                             '[n, values]')
-        inputs = inputs if inputs.dtype == np.uint8 else single(inputs, f'{where}: inputs')
-        values = single(targets, f'{where}: targets')
+        check_numbers(inputs, f'{where}: inputs')
+        check_numbers(targets, f'{where}: targets')
         if not self._labelled:
-            return Examples(inputs, values.reshape(len(targets), -1), where)
+            return Examples(inputs, targets.astype(np.float64).reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
             raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
                             '[n]; values are for task=regression')
@@ -184,7 +200,7 @@ class ArrayData:
     def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
         """Raises UserError if another split does not fit the training split."""
         train = self._split('train')
-        if inputs.shape[1:] != train.inputs.shape[1:] or inputs.dtype != train.inputs.dtype:
+        if inputs.shape[1:] != train.inputs.shape[1:] or _is_byte_images(inputs) != _is_byte_images(train.inputs):
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but those of the training split '
                             f'{train.inputs.dtype} {train.inputs.shape[1:]}')
         if targets.shape[1:] != train.targets.shape[1:]:
@@ -195,6 +211,26 @@ class ArrayData:
                             f'{len(self.classes)} classes, from 0')
         self.preprocessing.check_inputs(inputs, f'{where}: inputs')
         self.preprocessing.check_targets(targets, f'{where}: targets')
+
+
+def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*batch channels']:
+    """Returns the numbers whose bytes identify examples in fingerprints and in the choice of held-out examples.
+
+    Unsigned bytes are unchanged, and other numbers are float32, as in all earlier versions, so that earlier runs
+    resume. Numbers that float32 would round by more than ROUNDING of their channel's range are float64, because
+    different examples could be equal in float32.
+    """
+    if array.dtype == np.uint8:
+        return array
+    if not np.can_cast(array.dtype, np.float32):
+        numbers = array.reshape(-1, array.shape[-1])
+        pieces = (numbers[begin:begin + PIECE] for begin in range(0, len(numbers), PIECE))
+        error = np.max([np.abs(np.subtract(piece, piece.astype(np.float32), dtype=np.float64)).max(axis=0)
+                        for piece in pieces], axis=0)
+        spread = numbers.max(axis=0).astype(np.float64) - numbers.min(axis=0)
+        if (error > ROUNDING * spread)[spread > 0].any():
+            return array.astype(np.float64)
+    return array.astype(np.float32)
 
 
 def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
@@ -309,7 +345,8 @@ class ArrayPlan:
     with rows of weight 0.
     """
 
-    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False):
+    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False,
+                 preprocessing: Preprocessing | None = None):
         """Plans every epoch.
 
         Args:
@@ -319,6 +356,7 @@ class ArrayPlan:
           seed: the seed of the order and of the augmentation; None keeps the order, for evaluation.
           crop: the number of pixels of value 0 by which images are padded on each side before a random crop.
           flip: whether images are mirrored, left to right, with probability 1/2.
+          preprocessing: the preprocessing of a run that resumes; None: that of the training split.
 
         Raises:
           UserError: if `rows` is not positive, or series are to be cropped or flipped.
@@ -333,7 +371,7 @@ class ArrayPlan:
             raise UserError(f'config.data.crop={crop} shifts images of {" x ".join(map(str, self._inputs.shape[1:3]))} '
                             'pixels out of themselves')
         self.rows = [rows]
-        self._preprocessing, self._split = data.preprocessing, split
+        self._preprocessing, self._split = preprocessing or data.preprocessing, split
         self._seed, self._crop, self._flip = seed, crop, flip
         self._epoch = functools.lru_cache(maxsize=2)(self._order)
 
