@@ -158,9 +158,9 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
     Raises:
       UserError: if they are not.
     """
-    # NaN is neither below nor above a bound. Minimum and maximum need no memory for a copy of the array.
+    # Minimum and maximum need no copy of the array. Both are NaN if a value is, and NaN is not below the bound.
     if array.dtype.kind not in 'uif' or array.size and not (
-            -FLOAT32_END < float(array.min()) and float(array.max()) < FLOAT32_END):
+            max(-float(array.min()), float(array.max())) < FLOAT32_END):
         raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) of less than 3.4e38, where '
                         'float32 ends')
 

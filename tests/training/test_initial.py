@@ -1,4 +1,4 @@
-"""Runs of images and series that begin with the parameters of other runs, and their preprocessing when they resume."""
+"""Runs of images and series: how they begin with the parameters of other runs, and what they keep when they resume."""
 
 import json
 import logging
@@ -13,6 +13,7 @@ import inference
 from errors import UserError
 from tests.scripts import script
 from tests.tiny_run import cache, start, steps, tiny_config  # noqa: F401 (fixture)
+from training.records import read_config
 
 
 def write_series(folder, kind=np.uint8, classes=3, values=False, count=24):
@@ -109,3 +110,28 @@ def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, t
     assert b'fresh: ' in done.stderr and b'vocabulary' not in done.stderr
     assert preprocessing(tmp_path / 'run')['target_mean'] is not None
     assert inference.load(tmp_path / 'run').config.task == 'regression'
+
+
+def tune(parent, workdir, *flags):
+    """Fine-tunes by the command line, for two steps."""
+    return script('train.py', f'--config=configs/fine_tune.py:{parent}', f'--workdir={workdir}',
+                  '--config.train.steps=2', '--config.optimizer.warmup=1', *flags)
+
+
+def test_a_run_with_adapters_is_fine_tuned(three, cache, tmp_path):
+    adapted = read_config(three)
+    adapted.train.update(init_from=str(three), lora_rank=2, lora_alpha=32.0, lora_parts='*attention/key')
+    start(tmp_path / 'adapted', adapted)
+    done = tune(tmp_path / 'adapted', tmp_path / 'tuned')
+    assert done.returncode == 0, done.stderr.decode()
+    config, theirs, found = read_config(tmp_path / 'tuned'), params(tmp_path / 'adapted'), params(tmp_path / 'tuned')
+    assert config.train.lora_rank == 0 and config.train.lora_alpha == 16.0
+    assert all(not np.array_equal(found[name], theirs[name]) for name in theirs)
+
+
+def test_a_pattern_that_ends_in_value_freezes_what_it_names(three, tmp_path):
+    done = tune(three, tmp_path / 'tuned', '--config.train.frozen=*/value')
+    assert done.returncode == 0, done.stderr.decode()
+    theirs, found = params(three), params(tmp_path / 'tuned')
+    assert {name for name in theirs if np.array_equal(found[name], theirs[name])} == {
+        'encoder/layers_0/self_attention/value/kernel'}
