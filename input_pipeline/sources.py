@@ -160,14 +160,11 @@ class TextCorpus(Corpus):
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
 
     def _split(self, pair: Pair) -> str | None:
-        """Returns the split of a pair of the training files, or None if it is in no split.
-
-        A pair with an empty side cannot be scored, so it is for training. Training must not see a source that is held
-        out, so a pair of such a source with an empty target is in no split.
-        """
+        """Returns the split of a pair of the training files, or None if it is in no split."""
         source_key = text_key(pair[0])
         if all(text.strip() for text in pair):
             return self._held_out.split(source_key)
+        # It cannot be scored, so it is for training. But training must not see a source that is held out.
         return None if self._held_out.has(source_key) else 'train'
 
     @functools.cached_property

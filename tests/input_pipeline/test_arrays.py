@@ -15,8 +15,9 @@ from configs.tasks import BUILTIN_ARRAYS
 from errors import UserError
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples
-from input_pipeline.arrays import ArrayData, ArrayPlan, Preprocessing, open_arrays
+from input_pipeline.arrays import ArrayData, ArrayPlan, open_arrays
 from input_pipeline.batches import Part
+from input_pipeline.preprocessing import Preprocessing
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, assert_filled_up, options
 
 
