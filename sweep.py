@@ -235,6 +235,9 @@ def lock_directory(directory: Path) -> Any:
         log.warning('%s is in use: by another sweep.py, or by runs that went on when theirs was killed. Waiting for '
                     'them to end', directory)
         fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        log.warning('%s cannot be locked (%s). Make sure that no two sweeps use this directory', directory,
+                    error.strerror)
     return file
 
 

@@ -13,8 +13,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from configs.options import DEFAULTS
 from configs.versions import read_saved
 from runtime.errors import UserError
+
+# Options of config.train that describe how RUN was trained: the teacher, the start and the parts that were trained.
+NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocabulary', 'frozen', 'lora_rank',
+                  'lora_alpha', 'lora_parts')
 
 
 def get_config(run: str = '') -> ConfigDict:
@@ -24,8 +29,8 @@ def get_config(run: str = '') -> ConfigDict:
         raise UserError('give the run directory to begin from, --config=configs/fine_tune.py:RUN'
                         + (f': there is no {path}' if run else ''))
     config, _ = read_saved(json.loads(path.read_text()))
-    config.train.update(init_from=run, steps=2000, teacher='', teacher_checkpoint='best', teacher_weight=0.5,
-                        init_vocabulary=True, frozen='', lora_rank=0)
+    config.train.update({name: DEFAULTS[f'train.{name}'] for name in NOT_TAKEN_OVER})
+    config.train.update(init_from=run, steps=2000)
     config.optimizer.update(schedule='cosine', peak=3e-4, final=0.0, warmup=100, factor=1.0)
     config.eval.every, config.checkpoint.every = 500, 500
     return config

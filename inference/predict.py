@@ -14,8 +14,8 @@ from configs.options import SEARCH_NUMBERS
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
 from input_pipeline.array_files import as_inputs
-from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import ExampleData
+from input_pipeline.preprocessing import Preprocessing
 from model import Params
 from model.losses import Sums
 from runtime.errors import UserError

@@ -15,8 +15,8 @@ from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
 from inference.text import Output
 from inference.translate import Translator
-from input_pipeline.arrays import Preprocessing
 from input_pipeline.data import Data, open_data
+from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count

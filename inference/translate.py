@@ -295,6 +295,10 @@ class Translator(SearchModel):
             raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}: give a shorter one')
         return tokens
 
+    def reads_whole(self, source: str) -> bool:
+        """Returns whether `translate` reads all of a source; a longer one is truncated."""
+        return self._ends(source, 0)[0] < self.max_length
+
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)
         if length > len(tokens):

@@ -148,23 +148,21 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
         raise UserError(f'{where} are no array: {error}') from None
     if array.shape[1:] != shape or not array.ndim:
         raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]')
-    single(array, where)
+    check_numbers(array, where)
     return array
 
 
-def single(array: Shaped[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*axes']:
-    """Converts an array to float32, in which models compute.
+def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
+    """Checks that all values are numbers and finite as float32, in which models compute; `where` begins the message.
 
     Raises:
-      UserError: if the values are not numbers, or one is not finite as a float32.
+      UserError: if they are not.
     """
-    number = array.dtype.kind in 'uif'
-    with np.errstate(over='ignore'):  # overflow is checked below
-        converted = array.astype(np.float32) if number else array
-    if not number or not np.isfinite(converted).all():
+    # Minimum and maximum need no copy of the array. Both are NaN if a value is, and NaN is not below the bound.
+    if array.dtype.kind not in 'uif' or array.size and not (
+            max(-float(array.min()), float(array.max())) < FLOAT32_END):
         raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) of less than 3.4e38, where '
                         'float32 ends')
-    return converted
 
 
 def load_csv(folder: Path, split: str) -> Examples:
@@ -214,7 +212,7 @@ def load_csv(folder: Path, split: str) -> Examples:
     if not steps:
         raise UserError(f'{path} has a header but no rows')
     _check_length(path, steps, began)
-    return Examples(np.array(steps, np.float32).reshape(len(steps), -1, len(channels)),
+    return Examples(np.array(steps, np.float64).reshape(len(steps), -1, len(channels)),
                     np.array(targets, np.float64), str(path))
 
 

@@ -1,6 +1,5 @@
 """Images and time series with classes or values to predict: one interface to every source, and batches."""
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
@@ -8,77 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Num
+from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples, open_folder, single
+from input_pipeline.array_files import Examples, check_numbers, open_folder
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.held_out import HeldOut, key
+from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import open_tfds, tfds_errors
 from runtime.errors import UserError
 from runtime.files import expanded
 
 MOST_CLASSES = 100_000
-# Models square their inputs, and float32 ends at 3.4e38. So a number may be at most FARTHEST standard deviations from
-# the mean, and a mean or a deviation at most LARGEST_SCALE; their product is still a float32.
-FARTHEST = 1e12
-LARGEST_SCALE = 1e26
-SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and finally is 0
-
-Inputs = Num[np.ndarray, 'examples *space channels']
-Targets = Num[np.ndarray, 'examples *values']
-
-
-@dataclasses.dataclass(frozen=True)
-class Preprocessing:
-    """Standardisation of a model's inputs and targets, (raw - mean) / std, and its inverse for the outputs.
-
-    `dataclasses.asdict` returns it as JSON, and `Preprocessing(**json)` restores it. All numbers are of the training
-    split.
-
-    Attributes:
-      input_mean: the mean of each channel.
-      input_std: the standard deviation of each channel.
-      target_mean: the mean of each value; None for classes.
-      target_std: the standard deviation of each value; None for classes.
-    """
-    input_mean: list[float]
-    input_std: list[float]
-    target_mean: list[float] | None
-    target_std: list[float] | None
-
-    def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """Returns the standardised inputs, which the model reads."""
-        return (raw.astype(np.float32) - _float32(self.input_mean)) / _float32(self.input_std)
-
-    def check_inputs(self, raw: Inputs, where: str) -> None:
-        """Checks that the standardised inputs are small enough for the model.
-
-        Raises:
-          UserError: if they are not; `where` begins the message.
-        """
-        _check_distance(raw, self.input_mean, self.input_std, where)
-
-    def check_targets(self, raw: Targets, where: str) -> None:
-        """Checks the targets as `check_inputs` checks the inputs."""
-        if self.target_mean is not None and self.target_std is not None:
-            _check_distance(raw, self.target_mean, self.target_std, where)
-
-    def targets(self, raw: Targets) -> Targets:
-        """Returns the targets that the model learns: classes unchanged, values standardised."""
-        if self.target_mean is None or self.target_std is None:
-            return raw
-        return (raw - _float32(self.target_mean)) / _float32(self.target_std)
-
-    def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
-        """Returns a regression model's outputs in the units of the raw targets: the inverse of `targets`."""
-        assert self.target_mean is not None and self.target_std is not None, 'classes are no values'
-        return outputs * _float32(self.target_std) + _float32(self.target_mean)
-
-
-def _float32(numbers: list[float]) -> Float[np.ndarray, ' numbers']:
-    return np.array(numbers, np.float32)
 
 
 class ArrayData:
@@ -103,16 +44,17 @@ class ArrayData:
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
-        """Returns the raw inputs: images as uint8, everything else as float32."""
+        """Returns the raw inputs, in the type of the file: float32 could lose their differences."""
         return self._split(split).inputs
 
     def targets(self, split: str) -> Targets:
-        """Returns the raw targets: classes int32 [n] or values float32 [n, values]."""
+        """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
         return self._split(split).targets
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns a digest of the arrays and their origin, as JSON: equal fingerprints mean equal examples."""
         inputs, targets, where = self._split(split)
+        inputs, targets = recorded(inputs), targets if self._labelled else recorded(targets)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
         for array in (inputs, targets):
             digest.update(np.ascontiguousarray(array).data)
@@ -135,10 +77,8 @@ class ArrayData:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing, fitted to the training split."""
         inputs, targets, where = self._split('train')
-        if inputs.dtype == np.uint8:  # images: 0..255 to -1..1
-            scale = [[127.5] * inputs.shape[-1]] * 2
-        else:
-            scale = mean_and_std(inputs, f'{where}: inputs')
+        scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # 0..255 to -1..1
+                 mean_and_std(inputs, f'{where}: inputs'))
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets, f'{where}: targets')))
 
     def _read(self, split: str) -> Examples:
@@ -150,14 +90,14 @@ class ArrayData:
     def _part(self, split: str) -> Examples:
         """Returns the examples of the training files for `split`. 'train' keeps at least one of each class."""
         inputs, targets, where = self._whole('train')
-        keys = [key(np.ascontiguousarray(example).tobytes()) for example in inputs]
+        keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
         kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
         held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
         members = np.array([held_out.split(each) == split for each in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
 
     def _checked(self, split: str) -> Examples:
-        """Reads a split, checks it, and converts it to the types that `inputs` and `targets` return."""
+        """Reads a split and checks it. Converts classes to int32 [n] and values to float64 [n, values]."""
         inputs, targets, where = self._load(split)
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
@@ -167,10 +107,10 @@ class ArrayData:
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
             raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
                             '[n, values]')
-        inputs = inputs if inputs.dtype == np.uint8 else single(inputs, f'{where}: inputs')
-        values = single(targets, f'{where}: targets')
+        check_numbers(inputs, f'{where}: inputs')
+        check_numbers(targets, f'{where}: targets')
         if not self._labelled:
-            return Examples(inputs, values.reshape(len(targets), -1), where)
+            return Examples(inputs, targets.astype(np.float64).reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
             raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
                             '[n]; values are for task=regression')
@@ -184,7 +124,7 @@ class ArrayData:
     def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
         """Raises UserError if another split does not fit the training split."""
         train = self._split('train')
-        if inputs.shape[1:] != train.inputs.shape[1:] or inputs.dtype != train.inputs.dtype:
+        if inputs.shape[1:] != train.inputs.shape[1:] or is_byte_images(inputs) != is_byte_images(train.inputs):
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but those of the training split '
                             f'{train.inputs.dtype} {train.inputs.shape[1:]}')
         if targets.shape[1:] != train.targets.shape[1:]:
@@ -195,39 +135,6 @@ class ArrayData:
                             f'{len(self.classes)} classes, from 0')
         self.preprocessing.check_inputs(inputs, f'{where}: inputs')
         self.preprocessing.check_targets(targets, f'{where}: targets')
-
-
-def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation of each channel, over all other axes.
-
-    A deviation that is too small for float32 is replaced by 1.
-
-    Raises:
-      UserError: if a mean or a deviation is too large; `where` begins the message.
-    """
-    flat = array.reshape(-1, array.shape[-1])
-    mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
-    wrong = np.maximum(np.abs(mean), std) > LARGEST_SCALE
-    if wrong.any():
-        channel = int(wrong.argmax())
-        raise UserError(f'{where} are too large: number {channel} of the last axis has the mean {mean[channel]:.3g} '
-                        f'and the standard deviation {std[channel]:.3g}; at most {LARGEST_SCALE:.0e} will do. Choose a '
-                        'larger unit')
-    return mean.tolist(), np.where(std >= SMALLEST_STD, std, 1).tolist()
-
-
-def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float], std: list[float], where: str) -> None:
-    """Raises UserError if a number is too far from its channel's mean."""
-    if not array.size:
-        return
-    flat = array.reshape(-1, array.shape[-1])
-    ends = np.stack([flat.min(axis=0), flat.max(axis=0)]).astype(np.float64)
-    far = np.abs(ends - mean) / std
-    if far.max() > FARTHEST:
-        end, channel = np.unravel_index(far.argmax(), far.shape)
-        raise UserError(f'{where} cannot be standardised: number {channel} of the last axis is once '
-                        f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and '
-                        f'its standard deviation {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
 
 
 def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
@@ -309,7 +216,8 @@ class ArrayPlan:
     with rows of weight 0.
     """
 
-    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False):
+    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False,
+                 preprocessing: Preprocessing | None = None):
         """Plans every epoch.
 
         Args:
@@ -319,6 +227,7 @@ class ArrayPlan:
           seed: the seed of the order and of the augmentation; None keeps the order, for evaluation.
           crop: the number of pixels of value 0 by which images are padded on each side before a random crop.
           flip: whether images are mirrored, left to right, with probability 1/2.
+          preprocessing: the preprocessing of a run that resumes; None: that of the training split.
 
         Raises:
           UserError: if `rows` is not positive, or series are to be cropped or flipped.
@@ -333,7 +242,7 @@ class ArrayPlan:
             raise UserError(f'config.data.crop={crop} shifts images of {" x ".join(map(str, self._inputs.shape[1:3]))} '
                             'pixels out of themselves')
         self.rows = [rows]
-        self._preprocessing, self._split = data.preprocessing, split
+        self._preprocessing, self._split = preprocessing or data.preprocessing, split
         self._seed, self._crop, self._flip = seed, crop, flip
         self._epoch = functools.lru_cache(maxsize=2)(self._order)
 

@@ -75,7 +75,8 @@ def _remove_abandoned(parent: Path) -> None:
     """Removes the folders of killed builds. They are unlocked: the system releases a lock when its process ends."""
     for place in parent.glob(f'*{BUILDING}*'):
         try:
-            lock = locked(place / 'lock')
+            # A new file would keep the owner of the folder from removing it.
+            lock = locked(place / 'lock', create=False)
         except OSError:  # it is in use, already gone, or we may not remove it
             continue
         log.info('%s is what a killed build left: removed', place)
@@ -83,16 +84,17 @@ def _remove_abandoned(parent: Path) -> None:
         os.close(lock)
 
 
-def locked(path: Path) -> int:
-    """Locks a file, which is made if it is not there yet. Returns the lock's descriptor.
+def locked(path: Path, create: bool = True) -> int:
+    """Locks a file, which is created if it does not exist (with `create`). Returns the lock's descriptor.
 
     The lock lasts until the descriptor is closed or the process ends, however it ends.
 
     Raises:
-      BlockingIOError, FileNotFoundError: if another process holds it, or has removed its folder.
+      BlockingIOError: if another process holds it.
+      FileNotFoundError: if another process has removed its folder, or it does not exist.
       OSError: if the file system has no locks.
     """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT)
+    lock = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0))
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.stat(path)

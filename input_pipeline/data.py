@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
-from input_pipeline.arrays import LARGEST_SCALE, SMALLEST_STD, ArrayPlan, Preprocessing, open_arrays
+from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
@@ -53,7 +54,10 @@ class Data(Protocol):
 
 
 def open_data(config: ConfigDict, run: Path | None = None) -> Data:
-    """Opens the data of `config`. If `run`, a run directory, is given, its tokenizers are used; else they are learned.
+    """Opens the data of `config`.
+
+    If `run`, a run directory, is given, its tokenizers or its preprocessing are used. Otherwise they are made from the
+    training split.
 
     Raises:
       UserError: if the data or the run's tokenizers are missing or damaged.
@@ -174,15 +178,24 @@ class ExampleData:
 
     def __init__(self, config: ConfigDict, kept: Path | None):
         self._config, self.arrays = config, open_arrays(config.data, self.labelled)
+        if kept:
+            sizes = _read_sizes(kept)
+            if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
+                raise UserError(f'config.data: {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
+                                f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
+            self._preprocessing = Preprocessing(**sizes['preprocessing'])
+        else:
+            self._preprocessing = self.arrays.preprocessing
         self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
-                                          'preprocessing': dataclasses.asdict(self.arrays.preprocessing)}
+                                          'preprocessing': dataclasses.asdict(self._preprocessing)}
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
         """Returns batches of examples; those of 'train' are cropped and flipped as in `config.data`."""
         data = self._config.data
         training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
-        return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split), **training)
+        return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
+                         preprocessing=self._preprocessing, **training)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns the arrays' fingerprint of the split."""
@@ -243,6 +256,11 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 def _absent(written: Tokenizer) -> dict[str, Any]:
     """What a model must know of the tokens that its vocabulary lacks; nothing, if it lacks none."""
     return {'absent': list(written.absent)} if written.absent else {}
+
+
+def _described(sizes: Mapping[str, Any]) -> str:
+    """Returns the sizes of images or series in words."""
+    return f'examples of {" x ".join(map(str, sizes["shape"]))} with {sizes["outputs"]} classes or values'
 
 
 def _keep_sizes(folder: Path, sizes: dict[str, Any]) -> None:

@@ -57,7 +57,8 @@ class HeldOut:
                 f'config.data.validation_share={share}: of {len(different)} different {what}, {count} for each of '
                 f'{" and ".join(splits)} leave nothing to train on: lower it, add data, or give '
                 f'{" and ".join(splits)} files of their own')
-        self._last = candidates[count - 1:count * len(splits):count].tolist()  # key of each split
+        self._held_out = candidates[:count * len(splits)]
+        self._last = self._held_out[count - 1::count].tolist()  # key of each split
         say(f'{" and ".join(splits)}: cut off the training data, since there are no files: of {len(different)} '
             f'different {what}, {count} for each (the share config.data.validation_share={share}), chosen by a hash '
             'and not trained on')
@@ -65,6 +66,12 @@ class HeldOut:
     def split(self, key: int) -> str:
         """Returns the split of the example with this key: one of `splits`, or 'train'."""
         return 'train' if key in self._kept else (*self.splits, 'train')[bisect.bisect_left(self._last, key)]
+
+
+    def has(self, key: int) -> bool:
+        """Returns whether an example with this key is held out."""
+        place = np.searchsorted(self._held_out, np.uint64(key))
+        return bool((self._held_out[place:place + 1] == np.uint64(key)).any())
 
 
 @functools.cache

@@ -5,6 +5,9 @@ that reads the text and tokenises the next shard that nobody else has. A shard i
 built. A worker locks the shard that it works on; so one that is killed loses this shard only, which another builds
 again, and a build that is started again goes on with the shards that are there. The joined store is the same, to the
 bit, as one built at once, whoever built which shard.
+
+Locks only prevent that work is done twice. Without them, several workers may build a shard and several processes may
+join the shards. The first one gives its result the final name, and all others use that result.
 """
 
 import contextlib
@@ -55,14 +58,19 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     with contextlib.suppress(_Large):
         return build_once(folder, lambda temporary: write(_small(rows()), temporary))
     shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
-    with cache_errors(folder):
-        shards.mkdir(exist_ok=True)
-    count = _tokenise(shards, rows, write)
-    parts = [_place(shards, number) for number in range(count)]
-    with _alone(shards / 'join'):
-        if not folder.is_dir():
+    try:
+        with cache_errors(folder):
+            shards.mkdir(exist_ok=True)
+        count = _tokenise(shards, rows, write)
+        parts = [_place(shards, number) for number in range(count)]
+        with _alone(shards / 'join'):
             build_once(folder, lambda temporary: join(parts, temporary))
-        shutil.rmtree(shards, ignore_errors=True)
+    except UserError:
+        # Shards are removed after the store has its name. So without locks, another process may have built the store
+        # and removed the shards that this one needed.
+        if not folder.is_dir():
+            raise
+    shutil.rmtree(shards, ignore_errors=True)
     return folder
 
 
@@ -171,9 +179,14 @@ def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[A
 
 
 def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
-    """Builds what is not there and not being built; returns the number of all shards, and those that others build."""
+    """Builds what is not there and not being built; returns the number of all shards, and those that others build.
+
+    Stops where another process has joined the shards and removed them.
+    """
     count, others = 0, []
     for number, rows in shards:
+        if not folder.is_dir():
+            break
         count, place = number + 1, _place(folder, number)
         if place.is_dir():
             continue
@@ -209,14 +222,14 @@ def _is_free(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other process is in here."""
+    """Waits until no other process is in here. Has no effect on a file system without locks."""
     while True:
         try:
             lock = locked(path)
             break
         except BlockingIOError:
             time.sleep(PAUSE)
-        except OSError:  # no locks here, or another process has joined the shards and removed them
+        except OSError:  # there are no locks, or another process has joined the shards and removed them
             lock = None
             break
     try:

@@ -159,9 +159,13 @@ class TextCorpus(Corpus):
             return self.all_pairs(split)
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
 
-    def _split(self, pair: Pair) -> str:
-        """Returns the split of a pair of the training files: 'train' for an empty side, which cannot be scored."""
-        return self._held_out.split(text_key(pair[0])) if all(text.strip() for text in pair) else 'train'
+    def _split(self, pair: Pair) -> str | None:
+        """Returns the split of a pair of the training files, or None if it is in no split."""
+        source_key = text_key(pair[0])
+        if all(text.strip() for text in pair):
+            return self._held_out.split(source_key)
+        # It cannot be scored, so it is for training. But training must not see a source that is held out.
+        return None if self._held_out.has(source_key) else 'train'
 
     @functools.cached_property
     def _held_out(self) -> HeldOut:

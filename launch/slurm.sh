@@ -1,13 +1,15 @@
 #!/bin/bash
-# Trains on several GPUs or nodes of a Slurm cluster, a process for each GPU:
+# Trains on several GPUs or nodes of a Slurm cluster, with one process per GPU:
 #
 #   sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 launch/slurm.sh --config=configs/wmt14_base.py --workdir=RUN
 #
-# RUN and config.cache_dir must be on a file system that all nodes share. Give the partition, the account and the time
-# as your cluster wants them, on the command line or below; as many tasks a node as it has GPUs (or one task, which
-# then uses all of them). Sent again, the same command goes on where the run stopped, on any number of nodes: the mesh
-# follows, and with it nothing but rounding. Where train.py ends with 75 (it was told to stop, or has lost a process) or is
-# killed, the job is queued again, up to RESTARTS times (20).
+# Submit it from the root of this repository, in a folder that all nodes share. RUN and config.cache_dir must be on a
+# shared file system, too. Give the partition, the account and the time as your cluster requires, on the command line or
+# below. Start as many tasks per node as it has GPUs, or one task, which then uses all of them. The same command, submitted
+# again, continues where the run stopped, on any number of nodes: the mesh changes, and the results only by rounding.
+#
+# If any task ends with 2, an error that the log explains, the job ends with 2. Otherwise, if a task ends with 75 (it was
+# asked to stop, or has lost a process) or is killed, the job is requeued, at most RESTARTS times (20).
 #
 #SBATCH --job-name=allyouneed
 #SBATCH --cpus-per-task=8
@@ -15,15 +17,29 @@
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-cd "${SLURM_SUBMIT_DIR:-.}"
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
 
-# Slurm tells each task which one it is and where the first one runs; train.py finds that out by itself.
-# --kill-on-bad-exit: where one task fails, the others would wait for it.
-srun --kill-on-bad-exit=1 "${PYTHON:-python}" train.py "$@"
+# srun returns one status for all tasks: 128 + signal if a signal ended any of them, otherwise the highest exit status.
+# --kill-on-bad-exit, without which the remaining tasks might wait for a task that failed, ends tasks by signals. So the
+# status of srun does not show whether a task ended with 2. Such a task writes a line to this file instead.
+errors=allyouneed-$SLURM_JOB_ID.errors
+: > "$errors" || exit 2
+trap 'rm -f "$errors"' EXIT
+
+# Slurm gives each task its number and the address of the first one; train.py reads them itself. Slurm sends signals to
+# bash, too: with a trap, it waits until train.py has ended.
+# shellcheck disable=SC2016  # the inner bash expands these variables
+srun --kill-on-bad-exit=1 bash -c '
+  trap : TERM
+  "$@"
+  status=$?
+  ((status == 2)) && echo "task $SLURM_PROCID" >> "$0"
+  exit "$status"' "$errors" "${PYTHON:-python}" train.py "$@"
 status=$?
-# The status is the highest of all tasks: 75 or, of a task that was killed, more than 128; and 2 for what you must mend.
-if ((status == 75 || status > 128)) && ((${SLURM_RESTART_COUNT:-0} < ${RESTARTS:-20})); then
-  echo "train.py ended with $status: queued again" >&2
+if [[ -s $errors ]]; then
+  status=2
+elif ((status == 75 || status > 128)) && ((${SLURM_RESTART_COUNT:-0} < ${RESTARTS:-20})); then
+  echo "train.py ended with $status: requeued" >&2
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

@@ -117,7 +117,9 @@ class PatchTransformer(nn.Module):
         x = encoder(x, deterministic=deterministic)
         pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
-        return nn.Dense(self.outputs, dtype=config.dtype, kernel_init=init, name='head')(pooled).astype(jnp.float32)
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
+        head = nn.Dense(self.outputs, dtype=config.dtype, kernel_init=init, bias_init=bias_init, name='head')
+        return head(pooled).astype(jnp.float32)
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
         """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""

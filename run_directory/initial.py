@@ -91,7 +91,7 @@ def begin_from(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Known
                         f'{"; ".join(unlike[:MOST_NAMES]) or "no parameter has a name that one here has"}. Give the '
                         f'model options of that run, as --config=configs/fine_tune.py:{path} does')
     log.info('begins with the parameters of %s, step %s: %d of %d, %s numbers', path, ', '.join(map(str, steps)),
-             len(known), len(known) + len(fresh), f'{sum(int(_count(each)) for each in known.values()):,}')
+             len(known), len(known) + len(fresh), f'{sum(map(_count, known.values())):,}')
     for names, what in ((partly, 'rows that both have'), (fresh, 'fresh'),
                         (sorted(there), 'left there, as this model has none of this name')):
         if names:
@@ -139,4 +139,4 @@ def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[in
 
 
 def _count(known: Known) -> int:
-    return known.values.size * known.rows.mean()
+    return int(np.broadcast_to(known.rows, known.values.shape).sum())

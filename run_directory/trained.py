@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from configs.options import flatten
+from configs.options import TEXTS, flatten
 from configs.tasks import TASKS
 from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
 from input_pipeline.tokenizer import PAD, Tokenizer
@@ -145,12 +145,14 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
     """Returns the run directory whose tokenizers a new run takes over; None if it has its own.
 
     It is that of its first teacher, or else that of the run which it begins from, unless config.train.init_vocabulary
-    is False.
+    is False. Images and series have no vocabulary.
 
     Raises:
       UserError: if the options of the tokenizers, or the task, are not that run's.
     """
     train = config.train
+    if TASKS[config.task].data not in TEXTS['task.data']:
+        return None
     if train.teacher:
         path, option, why = run_paths(train.teacher)[0], 'teacher', 'a student has the vocabulary of its teacher'
     elif train.init_from and train.init_vocabulary:

@@ -268,3 +268,18 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     rows = list(csv.DictReader((tmp_path / 'out/report.csv').open()))
     assert [row['seeds'] for row in rows] == ['2', '2']
     assert all(float(row['bleu']) >= 0 and int(row['parameters']) > 1000 and int(row['tokens/s']) > 0 for row in rows)
+
+
+def test_a_sweep_starts_where_files_cannot_be_locked_and_says_so(tmp_path):
+    (tmp_path / 'logs').mkdir()
+    code = """
+import errno, fcntl, pathlib, sys
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, 'No locks available')
+fcntl.flock = no_locks
+import sweep
+sweep.lock_directory(pathlib.Path(sys.argv[1])).close()
+"""
+    done = subprocess.run([sys.executable, '-c', code, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f'{tmp_path} cannot be locked (No locks available)' in done.stderr

@@ -4,7 +4,7 @@ Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): 
 makes of the training sources by beam search, instead of on the references. --workdir=A,B,C is an ensemble of teachers.
 DIR gets the files that data.source=files reads, with line n of one for line n of the other: train.SOURCE and
 train.TARGET, the sources and their translations, and the splits for validation and test as they are, under the names
-that they have. Then
+that they have. Sources that are too long for the teacher (config.data.max_length) are left out. Then
 
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 
@@ -87,7 +87,7 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     for changed in changed_data(run.workdir, data, ['train']):
         log.warning('not the data that the run was trained with: %s', changed)
     pairs = list(data.pairs('train'))
-    sources = [source for source, _ in pairs][:sentences or None]
+    sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     names, tests = split_names(run.config.data), sets_to_test(run.config.data)
@@ -112,6 +112,23 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
 def file_name(split: str) -> str:
     """Returns the name of a split on disk, with '-' for what no name of one file has: 'news/dev-*' has 'news-dev'."""
     return re.sub(r'[^\w.+-]+', '-', split).strip('-')
+
+
+def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
+    """Returns the sources that the teacher reads whole. A truncated source would not match its translation.
+
+    Raises:
+      UserError: if none of them has text.
+    """
+    kept = [source for source in sources if model.reads_whole(source)]
+    if not any(source.strip() for source in kept):
+        raise UserError(f'every training source has more than {model.max_length - 1} tokens (config.data.max_length='
+                        f'{model.max_length}), so that the teacher would read only its beginning. Use a teacher that '
+                        'was trained with a larger config.data.max_length')
+    if left_out := len(sources) - len(kept):
+        log.warning('left out: %d of %d training sources, of more than %d tokens (config.data.max_length), because the '
+                    'teacher would translate only their beginnings', left_out, len(sources), model.max_length - 1)
+    return kept
 
 
 def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:

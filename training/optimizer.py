@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from runtime.errors import UserError
-from training.tuning import EVERYTHING, Tuning
+from training.tuning import EVERYTHING, Tuning, parameter_name
 
 SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
@@ -59,8 +59,7 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
     """Whether weight decay applies: to matrices, but not to biases, which may have two axes if stacked over layers."""
-    name = next((str(part.key) for part in reversed(path) if isinstance(part, jax.tree_util.DictKey)), '')
-    return parameter.ndim > 1 and not name.endswith('bias')
+    return parameter.ndim > 1 and not parameter_name(path).endswith('bias')
 
 
 class AverageState(NamedTuple):

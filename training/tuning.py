@@ -68,7 +68,7 @@ class Tuning(NamedTuple):
     def labels(self, params: Params) -> PyTree[str]:
         """Returns for each parameter whether it is TRAINED or FROZEN."""
         def label(path, _):
-            name = jax.tree_util.keystr(path, simple=True, separator='/')
+            name = parameter_name(path)
             changes = name.startswith(f'{ADAPTERS}/of/') if self.rank else not matches(name, self.frozen)
             return TRAINED if changes else FROZEN
 
@@ -104,6 +104,14 @@ def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
         return tuple(part.strip() for part in text.split(',') if part.strip())
 
     return Tuning(patterns(config['frozen']), config['lora_rank'], config['lora_alpha'], patterns(config['lora_parts']))
+
+
+def parameter_name(path: Sequence[Any]) -> str:
+    """Returns the name of the parameter at a path of JAX's trees, whether or not it is in one of Flax's boxes.
+
+    A box adds an attribute to the path, which is not part of the name.
+    """
+    return '/'.join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

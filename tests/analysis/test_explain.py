@@ -19,7 +19,7 @@ from inference.generate import Generator
 from inference.predict import Predictor
 from inference.text import Hypothesis, Output, TokenProbability
 from inference.translate import Translator
-from input_pipeline.arrays import Preprocessing
+from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.tokenizer import BOS, EOS, ByteTokenizer
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel

@@ -7,6 +7,7 @@ import pytest
 
 from inference.predict import Predictor
 from input_pipeline.arrays import Preprocessing
+from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
 
 SERIES = np.random.default_rng(0).normal(5, 2, (3, 4, 2))

@@ -94,8 +94,8 @@ def write_npz(folder, **arrays):
 def test_npz_files(tmp_path, targets, expected, outputs, classes):
     write_npz(tmp_path, inputs=INPUTS, targets=targets)
     data = open_arrays(options(dir=str(tmp_path)), labelled=bool(classes))
-    assert data.inputs('test').dtype == np.float32
-    assert data.targets('test').dtype == (np.int32 if classes else np.float32)
+    assert data.inputs('test').dtype == np.float64
+    assert data.targets('test').dtype == (np.int32 if classes else np.float64)
     np.testing.assert_allclose(data.inputs('test'), INPUTS, rtol=1e-6)
     np.testing.assert_allclose(data.targets('test'), expected, rtol=1e-6)
     assert data.sizes == {'outputs': outputs, 'shape': [7, 2]} and data.classes == classes
@@ -235,13 +235,13 @@ def test_csv_files(tmp_path, suffix):
     inputs, targets = read(tmp_path)
     np.testing.assert_array_equal(inputs, [[[1.5, -2], [2.5, -3]], [[1000, 0], [4, 5]]])
     np.testing.assert_array_equal(targets, [1, 0])
-    assert inputs.dtype == np.float32 and targets.dtype == np.int32
+    assert inputs.dtype == np.float64 and targets.dtype == np.int32
 
 
 def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
     write_csv(tmp_path, HEADER, *ROWS)
     write_csv(tmp_path, '\ufefftarget,y,series,x', '0,1,s,2', split='test')
-    with pytest.raises(UserError, match=r'test\.csv: inputs are float32 \(1, 2\), but .* \(2, 2\)'):
+    with pytest.raises(UserError, match=r'test\.csv: inputs are float64 \(1, 2\), but .* \(2, 2\)'):
         read(tmp_path, 'test')
     write_csv(tmp_path, '\ufefftarget,y,series,x', '0,1,s,2', '0,3,s,4', split='test')
     np.testing.assert_array_equal(read(tmp_path, 'test')[0], [[[2, 1], [4, 3]]])
@@ -250,7 +250,7 @@ def test_csv_channels_go_by_their_names_in_the_training_file(tmp_path):
 @pytest.mark.parametrize('three', ['3', '3.0', '3e0'])
 def test_csv_targets_are_what_the_task_says(tmp_path, three):
     write_csv(tmp_path, 'series,x,target', f'a,1,{three}', 'b,2,4')
-    np.testing.assert_array_equal(read(tmp_path, labelled=False)[1], np.float32([[3], [4]]), strict=True)
+    np.testing.assert_array_equal(read(tmp_path, labelled=False)[1], np.float64([[3], [4]]), strict=True)
     np.testing.assert_array_equal(read(tmp_path)[1], np.int32([3, 4]), strict=True)
     write_csv(tmp_path, 'series,x,target', 'a,1,3', 'b,2,3.5')
     with pytest.raises(UserError, match=r'train\.csv: class 3\.5 of example 1: classes are 0, 1'):

@@ -247,6 +247,16 @@ def test_a_pair_with_an_empty_side_is_not_scored_with(tmp_path):
     assert len(parts['train']) == 12 + 40
 
 
+def test_a_held_out_source_is_in_no_pair_of_training_not_even_beside_an_empty_side(tmp_path):
+    write(tmp_path, [*PAIRS[:20], *((f' {source.upper()}', ' ') for source, _ in PAIRS[:20]), ('', 'alone')])
+    corpus = opened(tmp_path, validation_share=0.2)
+    assert all(len(splits) == 1 for splits in split_of(corpus).values())
+    sources = {split: {source.strip().casefold() for source, _ in corpus.pairs(split)} for split in SPLITS}
+    assert [len(sources[split] - {''}) for split in SPLITS] == [12, 4, 4]
+    assert len(list(corpus.pairs('train'))) == 2 * 12 + 1
+    assert not sources['train'] & (sources['validation'] | sources['test'])
+
+
 def test_the_same_text_written_in_other_characters_stays_together():
     assert text_key('Caf\u00e9  NOIR') == text_key('cafe\u0301 noir') == text_key('\uff23\uff21\uff26\u00c9 noir')
     assert text_key('cafe noir') != text_key('caf\u00e9 noir')

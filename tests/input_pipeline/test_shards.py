@@ -105,6 +105,59 @@ def test_processes_of_a_job_build_together(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ['once', 'store']
 
 
+# Each file of this folder is imported by every process whose path begins with it.
+WITHOUT_LOCKS = '''
+import errno, fcntl
+def flock(*_):
+    raise OSError(errno.{}, 'flock does not work here')
+fcntl.flock = flock
+'''
+# A process of a job that is slow: it waits until the other process has built the store and removed the shards.
+SLOW = '''
+import functools, pathlib, sys
+from input_pipeline import shards
+from tests.input_pipeline import test_shards
+shards.LARGE, shards.SHARD = 2_000, 10_000
+store, where = pathlib.Path(sys.argv[1]), sys.argv[3]
+rows, write = test_shards.parts(pathlib.Path(sys.argv[2]))
+if where == 'a worker':
+    rows = functools.partial(test_shards.late_rows, store, rows)
+elif where == 'joining':
+    join = shards.join
+    shards.join = lambda parts, folder: (test_shards.wait_for(store), join(parts, folder))
+assert shards.build_together(store, rows, write) == store
+'''
+
+
+def wait_for(store):
+    """Waits until the store is built and its shards are removed."""
+    until = time.monotonic() + 60
+    while not store.is_dir() or store.with_name(f'{store.name}.shards-10000').exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def late_rows(store, rows):
+    for number, row in enumerate(rows()):
+        if number == 500:  # in the middle of a shard, and after `build_together` has seen that the text is large
+            wait_for(store)
+        yield row
+
+
+@pytest.mark.parametrize('slow, error', [('a worker', 'ENOLCK'), ('joining', 'ENOTSUP'), ('neither', 'ENOLCK')])
+def test_without_locks_the_slower_process_uses_the_store_of_the_faster_one(slow, error, folder, tmp_path):
+    (tmp_path / 'site').mkdir()
+    (tmp_path / 'site' / 'sitecustomize.py').write_text(WITHOUT_LOCKS.format(error))
+    store = tmp_path / 'cache' / 'store'
+    environment = os.environ | {'PYTHONPATH': str(tmp_path / 'site')}
+    job = [subprocess.Popen([sys.executable, '-c', code, store, folder, slow], cwd=ROOT, stderr=subprocess.PIPE,
+                            env=environment) for code in (SLOW, BUILD)]
+    for each in job:
+        assert each.wait(120) == 0, each.stderr.read().decode()
+    assert contents(store) == at_once(folder, tmp_path / 'once')
+    assert [path.name for path in (tmp_path / 'cache').iterdir()] == ['store']
+
+
 def workers_of(pid):
     return [int(each) for each in pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
 

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import yaml
@@ -19,14 +19,7 @@ from runtime.preemption import STOPPED
 from runtime.processes import detected
 from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
 
-# What Slurm's srun does for two tasks on one node: start the command twice, and tell each which one it is.
-SRUN = '''#!/bin/bash
-while [[ $1 == --* ]]; do shift; done
-export SLURM_JOB_ID=1 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1 SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2
-SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
-SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!
-wait $first && wait $second
-'''
+SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
 
 
 def environment(devices, **more):
@@ -65,10 +58,14 @@ def test_the_kubernetes_job_counts_its_pods_once():
     assert spec['completionMode'] == 'Indexed'
 
 
-@pytest.mark.parametrize('path', ['launch/slurm.sh', 'launch/tpu_vm.sh', 'launch/multi30k_best.sh'])
-def test_the_scripts_are_well_formed(path):
-    assert subprocess.run(['bash', '-n', path], cwd=ROOT).returncode == 0
-    assert os.access(ROOT / path, os.X_OK)
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_shellcheck_finds_nothing_in_the_scripts(name):
+    shellcheck = shutil.which('shellcheck', path=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')
+    if not shellcheck:
+        pytest.skip("needs shellcheck: pip install -e '.[test]'")
+    done = subprocess.run([shellcheck, name], cwd=ROOT / 'launch', capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert os.access(ROOT / 'launch' / name, os.X_OK)
 
 
 def test_the_directives_of_slurm_are_known():
@@ -81,61 +78,41 @@ def test_the_directives_of_slurm_are_known():
         assert not given or re.fullmatch(forms[name], value), directive
 
 
-COUNT, TEXT, NAMES = {'type': 'integer', 'minimum': 0}, {'type': 'string'}, {'type': 'object', 'additionalProperties': {
-    'type': 'string'}}
-
-
-def thing(required, **properties):
-    """A schema: no other field, as the API server of Kubernetes refuses unknown ones."""
-    return {'type': 'object', 'required': required.split(), 'properties': properties, 'additionalProperties': False}
-
-
-def several(schema):
-    return {'type': 'array', 'minItems': 1, 'items': schema}
-
-
-# Of https://kubernetes.io/docs/reference/kubernetes-api and https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2:
-# the fields that the launch files use.
-POD = thing(
-    'restartPolicy containers', subdomain=TEXT, restartPolicy={'enum': ['Always', 'OnFailure', 'Never']},
-    terminationGracePeriodSeconds=COUNT, nodeSelector=NAMES,
-    containers=several(thing(
-        'name image', name=TEXT, image=TEXT, workingDir=TEXT, command=several(TEXT),
-        env=several(thing('name value', name=TEXT, value=TEXT)),
-        resources=thing('', limits={'type': 'object', 'additionalProperties': COUNT}),
-        volumeMounts=several(thing('name mountPath', name=TEXT, mountPath=TEXT)))),
-    volumes=several(thing('name', name=TEXT, persistentVolumeClaim=thing('claimName', claimName=TEXT),
-                          emptyDir=thing('', medium={'enum': ['', 'Memory']}))))
-JOB = thing(
-    'template', completionMode={'enum': ['Indexed', 'NonIndexed']}, completions=COUNT, parallelism=COUNT,
-    backoffLimit=COUNT, template=thing('spec', spec=POD),
-    podFailurePolicy=thing('rules', rules=several(thing(
-        'action', action={'enum': ['FailJob', 'FailIndex', 'Ignore', 'Count']},
-        onExitCodes=thing('operator values', containerName=TEXT, operator={'enum': ['In', 'NotIn']},
-                          values=several(COUNT))))))
-SCHEMAS = {
-    'Service': thing('apiVersion kind metadata spec', apiVersion={'const': 'v1'}, kind=TEXT,
-                     metadata=thing('name', name=TEXT), spec=thing(
-                         'selector', clusterIP=TEXT, publishNotReadyAddresses={'type': 'boolean'}, selector=NAMES)),
-    'Job': thing('apiVersion kind metadata spec', apiVersion={'const': 'batch/v1'}, kind=TEXT,
-                 metadata=thing('name', name=TEXT), spec=JOB),
-    'JobSet': thing(
-        'apiVersion kind metadata spec', apiVersion={'const': 'jobset.x-k8s.io/v1alpha2'}, kind=TEXT,
-        metadata=thing('name', name=TEXT, annotations=NAMES), spec=thing(
-            'replicatedJobs',
-            failurePolicy=thing('', maxRestarts=COUNT, rules=several(thing(
-                'name action', name=TEXT,
-                action={'enum': ['FailJobSet', 'RestartJobSet', 'RestartJobSetAndIgnoreMaxRestarts']},
-                onJobFailureReasons=several({'enum': ['BackoffLimitExceeded', 'DeadlineExceeded', 'FailedIndexes',
-                                                      'MaxFailedIndexesExceeded', 'PodFailurePolicy']})))),
-            replicatedJobs=several(thing('name template', name=TEXT, replicas=COUNT,
-                                         template=thing('spec', spec=JOB)))))}
+def unknown_fields(document, model, path=''):
+    """The fields of a document that its model, which keeps those that it knows, has dropped."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key in model:
+                yield from unknown_fields(value, model[key], f'{path}.{key}')
+            else:
+                yield f'{path}.{key}'
+    elif isinstance(document, list):
+        for number, (one, other) in enumerate(zip(document, model, strict=True)):
+            yield from unknown_fields(one, other, f'{path}[{number}]')
 
 
 @pytest.mark.parametrize('name', ['kubernetes.yaml', 'jobset.yaml'])
-def test_the_files_of_kubernetes_have_the_form_that_it_wants(name):
-    for each in yaml.safe_load_all((ROOT / 'launch' / name).read_text()):
-        jsonschema.validate(each, SCHEMAS[each['kind']])
+def test_the_launch_files_match_the_schemas_of_kubernetes_and_jobset(name):
+    """Kubeflow's models are generated from these schemas: names, types and required fields."""
+    models = pytest.importorskip('kubeflow_trainer_api.models', reason="needs pip install -e '.[test]'")
+    schemas = {'Service': models.IoK8sApiCoreV1Service, 'Job': models.IoK8sApiBatchV1Job,
+               'JobSet': models.JobsetV1alpha2JobSet}
+
+    def check(document):
+        model = schemas[document['kind']].model_validate(document)
+        assert not list(unknown_fields(document, model.to_dict()))
+
+    def without_quantities(fields):  # the models take no quantity, whatever its form; all of ours are counts of devices
+        return {key: value for key, value in fields.items()
+                if key != 'limits' or not all(isinstance(count, int) for count in value.values())}
+
+    for document in yaml.safe_load_all((ROOT / 'launch' / name).read_text()):
+        document = json.loads(json.dumps(document), object_hook=without_quantities)
+        check(document)
+        for wrong in (document | {'misspelt': 1}, document | {'spec': document['spec'] | {'misspelt': 1}},
+                      document | {'spec': []}):
+            with pytest.raises((AssertionError, ValueError)):
+                check(wrong)
 
 
 def jobs():
@@ -153,8 +130,12 @@ def test_kubernetes_starts_again_what_can_go_on_and_nothing_else():
         assert pod['restartPolicy'] == 'Never'  # the policy needs it
         volumes = {volume['name'] for volume in pod['volumes']}
         assert {mount['name'] for mount in pod['containers'][0]['volumeMounts']} <= volumes
-    assert STOPPED != 2 and both['Job']['backoffLimit'] and not both['JobSet']['backoffLimit']
-    assert jobset['failurePolicy']['maxRestarts'] and jobset['failurePolicy']['rules'][0]['action'] == 'FailJobSet'
+    # The Job starts single pods again, and counts for each; the JobSet starts the whole Job again.
+    assert both['JobSet']['backoffLimit'] == 0 and jobset['failurePolicy']['maxRestarts'] == 100
+    assert jobset['failurePolicy']['rules'][0]['action'] == 'FailJobSet'
+    assert 'backoffLimit' not in both['Job'] and both['Job']['backoffLimitPerIndex'] == 100
+    assert both['Job']['maxFailedIndexes'] == 0 and both['Job']['completionMode'] == 'Indexed'
+    assert both['Job']['successPolicy'] == {'rules': [{'succeededIndexes': '0'}]}
 
 
 def test_the_slice_has_the_machines_that_its_topology_says():
@@ -205,10 +186,24 @@ def calls(path):
     ([0], 0), ([2], 2), ([75, 75, 0], 0), ([75, 137, 2], 2), ([134, 0], 0), ([1], 1), ([75, 75, 75, 75], 75)])
 def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
     python = fake(*statuses)
-    done = subprocess.run(['launch/tpu_vm.sh', '--config=x', '--workdir=a b'], cwd=ROOT, capture_output=True,
+    run = python.with_name('a b')
+    run.with_name('.a b.ended').write_text('2\n')  # of an earlier start
+    done = subprocess.run(['launch/tpu_vm.sh', '--config=x', f'--workdir={run}'], cwd=ROOT, capture_output=True,
                           env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'RESTARTS': '3'}, timeout=60)
     assert done.returncode == status
-    assert calls(python) == ['train.py --config=x --workdir=a b'] * len(statuses)
+    assert calls(python) == [f'train.py --config=x --workdir={run}'] * len(statuses)
+
+
+@pytest.mark.parametrize('leader, others, status', [
+    ([2], [75], 2), ([0], [137], 0), ([0], [0], 0), ([1], [75], 1)])
+def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path):
+    """Each VM has a script of its own; one whose train.py has only lost the leader does not start it for ever."""
+    pythons = [fake(*leader, name='leader'), fake(*others, 0, name='other')]
+    scripts = [subprocess.Popen(
+        ['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT,
+        env=os.environ | {'PYTHON': str(python), 'PAUSE': pause}) for python, pause in zip(pythons, '12', strict=True)]
+    assert [script.wait(30) for script in scripts] == [status, status]
+    assert [len(calls(python)) for python in pythons] == [len(leader), len(others)]
 
 
 def test_a_tpu_vm_that_is_told_to_stop_does(fake):
@@ -223,20 +218,6 @@ def test_a_tpu_vm_that_is_told_to_stop_does(fake):
     assert len(calls(python)) == 1
 
 
-@pytest.mark.parametrize('status, restarts, again', [
-    (0, 0, False), (2, 0, False), (75, 0, True), (75, 19, True), (75, 20, False), (137, 1, True), (1, 0, False)])
-def test_slurm_queues_again_what_can_go_on(status, restarts, again, fake, tmp_path):
-    srun = fake(status, name='srun')
-    fake(0, name='scontrol')
-    done = subprocess.run(['bash', 'launch/slurm.sh', '--config=x'], cwd=ROOT, capture_output=True, timeout=60, env={
-        **os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '7', 'PYTHON': 'py',
-        'SLURM_RESTART_COUNT': str(restarts)})
-    assert done.returncode == status
-    assert calls(srun) == ['--kill-on-bad-exit=1 py train.py --config=x']
-    assert (tmp_path / 'scontrol.calls').exists() == again
-    assert not again or calls(tmp_path / 'scontrol') == ['requeue 7']
-
-
 @pytest.mark.slow
 def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(data, cache, tmp_path):  # noqa: F811
     def arguments(name):  # parameters are spread over all devices, hence over the processes
@@ -247,12 +228,12 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
 
     srun = tmp_path / 'bin' / 'srun'
     srun.parent.mkdir()
-    srun.write_text(SRUN)
+    srun.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/launch/srun.py "$@"\n')
     srun.chmod(0o755)
     slurm = subprocess.run(
         ['timeout', '900', 'bash', 'launch/slurm.sh', *arguments('slurm')[1:]], cwd=ROOT, capture_output=True,
         env=environment(2, PATH=f'{srun.parent}:{os.environ["PATH"]}', PYTHON=sys.executable,
-                        JAX_COORDINATOR_PORT=str(free_port())))
+                        TASKS='2', SLURM_JOB_ID='7', JAX_COORDINATOR_PORT=str(free_port())))
     said = slurm.stderr.decode()
     assert slurm.returncode == 0, said
     assert said.count('compilations of the train step') == 1  # one of them tells

@@ -1,6 +1,8 @@
 """python -m tools.distil: a corpus whose targets are a teacher's translations."""
 
+import json
 import logging
+import random
 import re
 import shutil
 import subprocess
@@ -12,7 +14,8 @@ import pytest
 import inference
 from configs import demo
 from input_pipeline.sources import open_corpus
-from tests.scripts import ROOT, cache, data, run  # noqa: F401 (fixtures)
+from runtime.errors import UserError
+from tests.scripts import ROOT, WORDS, cache, data, run  # noqa: F401 (fixtures)
 from tools.distil import write_corpus
 
 
@@ -26,7 +29,12 @@ def lines_of(folder, name):
 
 
 class Echo:
-    """A teacher that gives back what it gets."""
+    """A teacher that gives back what it gets, of up to 100 characters."""
+
+    max_length = 101
+
+    def reads_whole(self, source):
+        return len(source) <= 100
 
     def respond_all(self, sources, options):
         yield [SimpleNamespace(source=source, text=source) for source in sources]
@@ -38,17 +46,19 @@ def corpus(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp('distilled') / 'new'
     done = distil(f'--workdir={run[0]}', f'--output={folder}', '--beam=2')
     assert done.returncode == 0, done.stderr
-    assert '402 of 402 sentences' in done.stderr
+    assert '401 of 401 sentences' in done.stderr
+    assert 'left out: 1 of 402 training sources, of more than 23 tokens' in done.stderr
     return folder
 
 
 def test_the_training_targets_are_the_teachers_and_all_else_is_as_it_was(corpus, run, data):
     assert {path.name for path in corpus.iterdir()} == {
         f'{split}.{side}' for split in ('train', 'validation', 'test') for side in ('en', 'xx')}
-    for name in ('train.en', 'validation.en', 'validation.xx', 'test.en', 'test.xx'):
+    for name in ('validation.en', 'validation.xx', 'test.en', 'test.xx'):
         assert (corpus / name).read_bytes() == (data / name).read_bytes(), name
+    assert lines_of(corpus, 'train.en') == [line for line in lines_of(data, 'train.en') if len(line) < 200]
     sources, found = ((corpus / f'train.{side}').read_text().split('\n') for side in ('en', 'xx'))
-    assert sources[400] == found[400] == '' and len(found) == len(sources) == 403
+    assert sources[400] == found[400] == '' and len(found) == len(sources) == 402
     teacher = inference.load(run[0])
     options = inference.text.search_options(teacher.config, method='beam', beam=2)
     assert found[:40] == [output.line for output in teacher.translate(sources[:40], options)]
@@ -59,7 +69,7 @@ def test_a_student_can_read_it(corpus):
     config = demo.get_config()
     config.data.update(source='files', dir=str(corpus), target_lang='xx')
     pairs = list(open_corpus(config.data).pairs('train'))
-    assert len(pairs) == 402 and pairs[0] == tuple(
+    assert len(pairs) == 401 and pairs[0] == tuple(
         (corpus / f'train.{side}').read_text().split('\n')[0] for side in ('en', 'xx'))
 
 
@@ -87,11 +97,45 @@ def test_held_out_splits_keep_their_names(run, data, tmp_path, caplog):
     assert {path.name for path in new.iterdir()} == {
         f'{split}.{side}' for split in ('train', 'de-v', 'test_1', 'test_2') for side in ('en', 'xx')}
     assert (new / 'test_2.xx').read_bytes() == (data / 'validation.xx').read_bytes()
-    assert (new / 'train.xx').read_bytes() == (data / 'train.en').read_bytes()
+    assert lines_of(new, 'train.xx') == [line for line in lines_of(data, 'train.en') if len(line) <= 100]
     assert 'test_3 is not written' in caplog.text
     flags = re.search('train.py (.*)', caplog.text)[1].split()
     assert flags == [f'--config.data.{option}' for option in (
         'source=files', f'dir={new}', 'splits.train=train', 'splits.validation=de-v', 'splits.test=test_1,test_2')]
+
+
+def test_only_training_sources_that_are_read_whole_are_translated(run, data, tmp_path):
+    """Each source is there with its translation and with an empty side; validation and test are held out by a hash."""
+    folder, workdir, new = tmp_path / 'data', tmp_path / 'run', tmp_path / 'new'
+    shutil.copytree(run[0], workdir)
+    folder.mkdir()
+    sources = [' '.join(random.Random(number).sample(WORDS, 4)) for number in range(50)]
+    longest = ' '.join(WORDS * 3)
+    pairs = [*((source, 'ten nine') for source in sources), *((source, '') for source in sources), (longest, 'one')]
+    (folder / 'train.tsv').write_text(''.join(f'{source}\t{target}\n' for source, target in pairs))
+    config = json.loads((workdir / 'config.json').read_text())
+    config['data'] |= {'dir': str(folder), 'validation_share': 0.1}
+    (workdir / 'config.json').write_text(json.dumps(config))
+    done = distil(f'--workdir={workdir}', f'--output={new}', '--beam=1')
+    assert done.returncode == 0, done.stderr
+    translated, validation, test = (lines_of(new, f'{split}.en')[:-1] for split in ('train', 'validation', 'test'))
+    assert len(validation) == len(test) == 5 and len({*validation, *test}) == 10
+    assert longest not in {*validation, *test}
+    assert sorted(translated) == sorted(2 * [source for source in sources if source not in {*validation, *test}])
+    assert 'left out: 1 of 81 training sources, of more than 23 tokens' in done.stderr
+    teacher = inference.load(run[0])
+    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    found = dict(zip(translated, lines_of(new, 'train.xx'), strict=False))
+    assert [found[source] for source in translated[:8]] == [
+        output.line for output in teacher.translate(translated[:8], options)]
+
+
+def test_a_corpus_of_long_sources_only_is_refused(run, data, tmp_path):
+    teacher = inference.load(run[0])
+    teacher.model.max_length = 1
+    options = inference.text.search_options(teacher.config, method='beam', beam=1)
+    with pytest.raises(UserError, match=r'every training source has more than 0 tokens \(config.data.max_length=1\)'):
+        write_corpus(teacher, teacher.model, tmp_path / 'new', options)
 
 
 @pytest.mark.slow

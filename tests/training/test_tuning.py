@@ -75,6 +75,17 @@ def test_frozen_parameters_keep_every_bit_and_the_others_learn_as_ever():
         np.testing.assert_allclose(one[name], all_of_them[name], atol=1e-6)
 
 
+@pytest.mark.parametrize('pattern', ['*/value', '*l[ue]*'])
+def test_a_pattern_names_the_same_parameters_in_every_step(pattern):
+    """Also where Flax's boxes, whose content is an attribute `value`, are around the parameters."""
+    tuning = Tuning(frozen=(pattern,))
+    before, after, _ = trained(compiled(tuning, optimizer=optax.adam(1e-2)), count=2)
+    frozen = {name for name in before if matches(name, [pattern])}
+    assert 0 < len(frozen) < len(before)
+    for name in before:
+        assert np.array_equal(before[name], after[name]) == (name in frozen), name
+
+
 def test_merged_is_the_sum():
     rng = np.random.default_rng(0)
     matrix, a, b = rng.normal(size=(4, 5, 6)), rng.normal(size=(4, 5, 2)), rng.normal(size=(2, 6))

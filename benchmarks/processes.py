@@ -1,0 +1,354 @@
+"""Faults of many processes, as a table: python -m benchmarks.processes [--cells=REGEX] [--folder=FOLDER] [--again]
+
+Trains a tiny vision Transformer with train.py on CPU devices, in 12 rows (modes of the mesh x processes x devices per
+process) and 8 columns, and prints a table of 96 cells in Markdown. A cell is `ok`, `refused` (train.py ended with 2
+before the first step; its message stands below the table) or `FAILED`, with the reason below the table.
+
+The columns:
+
+    train    a run without a fault
+    save     as train, with a checkpoint every 10 steps; every checkpoint is opened by one process
+    resume   trains half of the steps, then the other half in another row
+    kill     SIGKILL to one process while it saves; then the same command again
+    stop     SIGTERM to each process, in different steps; then the same command again
+    damage   half of the steps; then the newest checkpoint is damaged for one process, and training continues. With
+             fsdp and tensor the files that this process wrote are deleted. With data parallelism and pmap its listing
+             of the checkpoints lacks the newest one, as on a file system that lags.
+    late     one process starts 60 s after the others
+    cache    a second run whose compilation cache is warm; one process, if it finds nothing in it, compiles for 40 s,
+             longer than a collective waits (30 s)
+
+The process that suffers is process 0 in the rows with two devices per process, and the last process in the others.
+
+A cell is ok if
+
+    the statuses are those that a launcher needs: 0 at the end, 75 of each process that lost another one or was stopped;
+    no process is silent for 60 s (plus the lateness) while it runs: no log and no metrics grow;
+    at each save, all processes that hold the same part of the state hold the same bits;
+    all checkpoints and losses agree with those of one process with one device, without a fault: parameters to 1e-5,
+      losses to 1e-4.
+
+FOLDER/cells.json has the results. A second call runs only the cells that are missing; with --again all that --cells
+selects. The runs and logs of cells that are not ok are kept in FOLDER. A cell took 20 to 75 s on two cores that other
+programs used as well, and `late` 90 s (24 November 2026).
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+
+from command_line import run_script
+from run_directory.checkpoints import open_checkpoints
+from runtime.errors import UserError
+from runtime.files import write_text
+from runtime.preemption import STOPPED
+
+ROOT = Path(__file__).parents[1]
+STEPS, EVERY = 40, 10  # of a run, and between checkpoints
+SILENCE, LATE, SLOW = 60, 60, 40  # seconds
+MODES = {'jit data': 'data=-1', 'jit fsdp': 'data=1 fsdp=-1', 'jit tensor': 'data=1 tensor=-1',
+         'pmap': 'data=-1 mode=pmap'}
+OPTIONS = ('model.num_layers=1 model.d_model=24 model.d_ff=48 model.num_heads=6 model.dropout=0 optimizer.warmup=20 '
+           'optimizer.schedule=inverse_sqrt batch.rows=48 train.log_every=5 eval.every=20 checkpoint.keep_last=99')
+# A program runs a few times here, so compiling takes longer than what optimisation saves.
+XLA = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+
+
+class Failed(Exception):
+    """Raised with the reason why a cell is not ok."""
+
+
+class Refused(Exception):
+    """Raised with the message of train.py."""
+
+
+class Row(NamedTuple):
+    """A mode, a number of processes, and the number of devices of each."""
+    mode: str
+    processes: int
+    devices: int
+
+    def __str__(self) -> str:
+        return f'{self.mode} {self.processes}x{self.devices}'
+
+    @property
+    def victim(self) -> int:
+        return 0 if self.devices > 1 else self.processes - 1
+
+
+ROWS = [Row(mode, *shape) for mode in MODES for shape in ((2, 1), (2, 2), (3, 1))]
+ALONE = Row('jit data', 1, 1)
+
+
+class Cell:
+    """The runs of a cell: `start` trains, with any row and fault, until all processes have ended."""
+
+    def __init__(self, row: Row, folder: Path, cache: Path):
+        self.row, self.folder, self._cache, self._starts = row, folder, cache, 0
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def start(self, row: Row | None = None, *, run: str = 'run', steps: int = STEPS, every: int = EVERY,
+              late: int = 0, cache: Path | None = None, expected: Sequence[int] = (), victim: int | None = None,
+              **fault: int) -> None:
+        """Trains.
+
+        Args:
+          row: the mode and the devices; None: those of the cell.
+          run: the name of the run directory.
+          steps: of the training.
+          every: steps between checkpoints.
+          late: seconds after which the victim is started.
+          cache: the folder of the compilation cache.
+          expected: the statuses that the processes must end with; (): all 0.
+          victim: the process with the fault; None: every process.
+          **fault: as in benchmarks/faulty_train.py.
+
+        Raises:
+          Refused: if the first start of the cell ends with 2.
+          Failed: if a status is not `expected`, or a process is silent for too long.
+        """
+        row, port, self._starts = row or self.row, free_port(), self._starts + 1
+        allowed = SILENCE + late + fault.get('slow_compile', 0)
+        name = f'{run}.{self._starts}'
+        logs = [self.folder / f'{name}.{number}.log' for number in range(row.processes)]
+        environment = os.environ | {
+            'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(row.devices), 'GLIBC_TUNABLES': '', 'XLA_FLAGS': XLA,
+            'JAX_COMPILATION_CACHE_DIR': str(cache or self._cache)}
+        options = f'{OPTIONS} train.steps={steps} checkpoint.every={every} ' + ' '.join(
+            f'parallel.{size}' for size in MODES[row.mode].split())
+        processes: dict[int, subprocess.Popen] = {}
+
+        def begin(number: int) -> None:
+            mine = fault if victim in (None, number) else {}
+            if 'signal_at' in mine:
+                mine = {'signal_at': mine['signal_at'] + number}
+            job = [f'--coordinator_address=localhost:{port}', f'--num_processes={row.processes}',
+                   f'--process_id={number}'] if row.processes > 1 else []
+            with logs[number].open('w') as log:
+                processes[number] = subprocess.Popen(
+                    [sys.executable, ROOT / 'benchmarks' / 'faulty_train.py', json.dumps(mine),
+                     self.folder / f'{name}.{number}.shards', '--config=configs/digits_vit.py',
+                     f'--workdir={self.folder / run}', f'--config.cache_dir={self._cache}',
+                     *(f'--config.{option}' for option in options.split()), *job],
+                    cwd=ROOT, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+        with killed_at_the_end(processes):
+            for number in range(row.processes):
+                if not late or number != row.victim:
+                    begin(number)
+            began = time.monotonic()
+            if late:
+                time.sleep(late)
+                begin(row.victim)
+            heard, size = time.monotonic(), 0
+            while any(process.poll() is None for process in processes.values()):
+                time.sleep(0.05)
+                written = sum(path.stat().st_size for path in (*logs, self.folder / run / 'metrics.jsonl')
+                              if path.exists())
+                if written != size:
+                    heard, size = time.monotonic(), written
+                if time.monotonic() - heard > allowed:
+                    raise Failed(f'start {self._starts}: silent for {allowed} s; the statuses are '
+                                 f'{[processes[number].poll() for number in sorted(processes)]}')
+        self._judge([processes[number].returncode for number in range(row.processes)],
+                    list(expected) or [0] * row.processes, logs, time.monotonic() - began)
+        self._same_bits(name)
+
+    def _judge(self, statuses: list[int], expected: list[int], logs: Sequence[Path], seconds: float) -> None:
+        """Raises Refused or Failed if the statuses are not those that are expected."""
+        if statuses == expected:
+            return
+        wrong = next(number for number, status in enumerate(statuses) if status != expected[number])
+        last = ([line for line in logs[wrong].read_text(errors='replace').splitlines() if line.strip()] or [''])[-1]
+        if self._starts == 1 and statuses[0] == 2 and set(statuses) <= {2, STOPPED}:
+            raise Refused(last)
+        raise Failed(f'start {self._starts}, after {seconds:.0f} s: the statuses are {statuses}, not {expected}. '
+                     f'Process {wrong}: {last[:300]}')
+
+    def _same_bits(self, name: str) -> None:
+        """Raises Failed if two processes of a start have saved different bits of the same part of the state."""
+        parts: dict[tuple[int, str], str] = {}
+        for path in sorted(self.folder.glob(f'{name}.*.shards')):
+            for line in map(json.loads, path.read_text().splitlines()):
+                for part, digest in line['shards'].items():
+                    if parts.setdefault((line['step'], part), digest) != digest:
+                        raise Failed(f'start {self._starts}: the processes differ in {part} at step {line["step"]}')
+
+    def compare(self, reference: Path, run: str = 'run', steps: Sequence[int] = range(EVERY, STEPS + 1, EVERY)) -> None:
+        """Raises Failed if a checkpoint of `steps`, or a loss, differs from those of the reference."""
+        found = saved_steps(self.folder / run)
+        if missing := set(steps) - set(found):
+            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing; those of {found} exist')
+        for step in steps:
+            pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
+            if (largest := max(np.abs(one - other).max() for one, other in pairs)) > 1e-5:
+                raise Failed(f'parameters of step {step} differ from those of one process by {largest:.1e}')
+        ours, theirs = losses(self.folder / run), losses(reference)
+        if [key for key, _ in ours] != [key for key, _ in theirs]:
+            raise Failed(f'metrics.jsonl has other lines than that of one process: {[key for key, _ in ours]}')
+        if (largest := max(abs(one - other) for (_, one), (_, other) in zip(ours, theirs, strict=True))) > 1e-4:
+            raise Failed(f'losses differ from those of one process by {largest:.1e}')
+
+
+@contextlib.contextmanager
+def killed_at_the_end(processes: Mapping[int, subprocess.Popen]) -> Iterator[None]:
+    """Kills the processes that still run when the body has ended."""
+    try:
+        yield
+    finally:
+        for process in processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('localhost', 0))
+        return probe.getsockname()[1]
+
+
+def saved_steps(run: Path) -> list[int]:
+    folder = run / 'checkpoints'
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else []
+
+
+def parameters(run: Path, step: int) -> list[np.ndarray]:
+    with open_checkpoints(run) as checkpoints:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpoints.parameters(str(step))[0])]
+
+
+def losses(run: Path) -> list[tuple[tuple[int, str], float]]:
+    lines = map(json.loads, (run / 'metrics.jsonl').read_text().splitlines())
+    return [((line['step'], name), line[name]) for line in lines for name in ('train_loss', 'validation_loss')
+            if name in line]
+
+
+def train(cell: Cell, reference: Path) -> None:
+    cell.start(every=STEPS)
+    cell.compare(reference, steps=[STEPS])
+
+
+def save(cell: Cell, reference: Path) -> None:
+    cell.start()
+    cell.compare(reference)
+
+
+def resume(cell: Cell, reference: Path) -> None:
+    cell.start(steps=STEPS // 2)
+    # 5 rows on: another mode, and other processes or devices.
+    cell.start(ROWS[(ROWS.index(cell.row) + 5) % len(ROWS)])
+    cell.compare(reference)
+
+
+def kill(cell: Cell, reference: Path) -> None:
+    victim, expected = cell.row.victim, [STOPPED] * cell.row.processes
+    expected[victim] = -signal.SIGKILL
+    cell.start(expected=expected, victim=victim, kill_in_save=2 * EVERY)
+    cell.start()
+    cell.compare(reference)
+
+
+def stop(cell: Cell, reference: Path) -> None:
+    cell.start(expected=[STOPPED] * cell.row.processes, signal_at=EVERY + 3)
+    if not EVERY < (last := saved_steps(cell.folder / 'run')[-1]) < STEPS:
+        raise Failed(f'SIGTERM in step {EVERY + 3}: the newest checkpoint is of step {last}')
+    cell.start()
+    cell.compare(reference)
+
+
+def damage(cell: Cell, reference: Path) -> None:
+    half, victim = STEPS // 2, cell.row.victim
+    cell.start(steps=half)
+    own = cell.folder / 'run' / 'checkpoints' / str(half) / 'state' / f'ocdbt.process_{victim}' / 'd'
+    if cell.row.mode in ('jit fsdp', 'jit tensor'):
+        for path in own.iterdir():
+            path.unlink()
+        cell.start()
+    else:
+        cell.start(victim=victim, hide=half)
+    cell.compare(reference, steps=[half - EVERY, *range(half + EVERY, STEPS + 1, EVERY)])
+
+
+def late(cell: Cell, reference: Path) -> None:
+    cell.start(late=LATE)
+    cell.compare(reference)
+
+
+def cache(cell: Cell, reference: Path) -> None:
+    cell.start(run='cold', cache=cell.folder / 'xla')
+    cell.start(cache=cell.folder / 'xla', victim=cell.row.processes - 1, slow_compile=SLOW)
+    cell.compare(reference)
+
+
+COLUMNS: dict[str, Callable[[Cell, Path], None]] = {
+    function.__name__: function for function in (train, save, resume, kill, stop, damage, late, cache)}
+
+
+def run_cell(row: Row, column: str, folder: Path, reference: Path) -> dict[str, Any]:
+    """Returns {'outcome': ..., 'reason': ..., 'seconds': ...} of a cell."""
+    began = time.monotonic()
+    cell = Cell(row, folder / f'{row} {column}'.replace(' ', '-'), folder / 'cache')
+    try:
+        COLUMNS[column](cell, reference)
+        outcome, reason = 'ok', ''
+        shutil.rmtree(cell.folder)
+    except Refused as refusal:
+        outcome, reason = 'refused', str(refusal)
+    except (Failed, UserError, OSError) as error:
+        outcome, reason = 'FAILED', str(error)
+    return {'outcome': outcome, 'reason': reason, 'seconds': round(time.monotonic() - began, 1)}
+
+
+def table(cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the table in Markdown, and the reasons as a list below it."""
+    lines = ['| ' + ' | '.join(('mode, processes x devices', *COLUMNS)) + ' |', '| --- ' * (len(COLUMNS) + 1) + '|']
+    for row in ROWS:
+        outcomes = (cells.get(f'{row} {column}', {}).get('outcome', '') for column in COLUMNS)
+        lines.append('| ' + ' | '.join((str(row), *outcomes)) + ' |')
+    reasons = [f'- {name}, {cell["outcome"]}: {cell["reason"]}' for name, cell in cells.items() if cell['reason']]
+    return '\n'.join([*lines, *([''] if reasons else []), *reasons])
+
+
+def main() -> None:
+    jax.config.update('jax_platforms', 'cpu')
+    folder = Path(FOLDER.value).absolute()
+    results, reference = folder / 'cells.json', folder / 'reference'
+    cells = json.loads(results.read_text()) if results.exists() else {}
+    asked = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
+    if not asked:
+        raise UserError(f'--cells={CELLS.value} selects no cell. Cells have names such as "{ROWS[0]} train"')
+    if not reference.exists():
+        alone = Cell(ALONE, folder / 'alone', folder / 'cache')
+        alone.start()
+        (alone.folder / 'run').rename(reference)
+    for row, column in asked:
+        name = f'{row} {column}'
+        if AGAIN.value or name not in cells:
+            cells[name] = run_cell(row, column, folder, reference)
+            write_text(results, json.dumps(cells, indent=2) + '\n')
+            print(f'{name}: {cells[name]["outcome"]} ({cells[name]["seconds"]} s) {cells[name]["reason"]}',
+                  file=sys.stderr, flush=True)
+    print(table(cells))
+
+
+if __name__ == '__main__':
+    CELLS = flags.DEFINE_string('cells', '', 'The cells to run: a regular expression that is searched in their names.')
+    FOLDER = flags.DEFINE_string('folder', 'build/processes', 'Where results, the reference and failed runs are kept.')
+    AGAIN = flags.DEFINE_bool('again', False, 'Run the selected cells again that have a result.')
+    run_script(main)

@@ -1,0 +1,137 @@
+"""Runs of images and series: how they begin with the parameters of other runs, and what they keep when they resume."""
+
+import json
+import logging
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+import inference
+from run_directory.records import read_config
+from runtime.errors import UserError
+from tests.scripts import script
+from tests.tiny_run import cache, start, steps, tiny_config  # noqa: F401 (fixture)
+
+
+def write_series(folder, kind=np.uint8, classes=3, values=False, count=24):
+    """Series of four different numbers."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for split in ('train', 'validation', 'test'):
+        targets = rng.normal(5, 2, (count, 2)) if values else np.arange(count) % classes
+        np.savez(folder / f'{split}.npz', inputs=rng.integers(0, 4, (count, 8, 2)).astype(kind), targets=targets)
+    return folder
+
+
+def series_config(cache, folder, **changes):
+    return tiny_config(cache, data__source='files', data__name='', data__dir=str(folder), data__crop=0, **{
+        'batch__rows': 24, 'train__steps': 2, 'eval__every': 2, 'checkpoint__every': 2, 'optimizer__warmup': 1,
+        'model__position': 'sinusoidal'} | changes)
+
+
+def preprocessing(workdir):
+    return json.loads((workdir / 'data' / 'sizes.json').read_text())['preprocessing']
+
+
+def params(workdir):
+    return flatten_dict(jax.device_get(inference.load(workdir, 'latest').model.params), sep='/')
+
+
+@pytest.fixture(scope='module')
+def three(tmp_path_factory, cache):
+    """A run on three classes of series."""
+    folder = tmp_path_factory.mktemp('three')
+    start(folder / 'run', series_config(cache, write_series(folder / 'data')))
+    return folder / 'run'
+
+
+def test_a_run_on_series_of_bytes_has_the_preprocessing_of_one_on_series_of_other_numbers(three, cache, tmp_path):
+    start(tmp_path / 'run', series_config(cache, write_series(tmp_path / 'data', np.int16)))
+    assert preprocessing(tmp_path / 'run') == preprocessing(three)
+    assert all(mean == pytest.approx(1.5, abs=0.2) for mean in preprocessing(three)['input_mean'])
+    for name, leaf in params(three).items():
+        np.testing.assert_array_equal(leaf, params(tmp_path / 'run')[name], err_msg=name)
+
+
+def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
+    """As a run of an earlier version, which scaled series of bytes as images."""
+    config = series_config(cache, write_series(tmp_path / 'data'))
+    start(tmp_path / 'run', config)
+    sizes = json.loads((tmp_path / 'run' / 'data' / 'sizes.json').read_text())
+    sizes['preprocessing'] |= {'input_mean': [127.5] * 2, 'input_std': [127.5] * 2}
+    (tmp_path / 'run' / 'data' / 'sizes.json').write_text(json.dumps(sizes))
+    data = inference.load(tmp_path / 'run').data()
+    raw = np.load(tmp_path / 'data' / 'validation.npz')['inputs']
+    np.testing.assert_allclose(data.plan('validation').batch(0)['inputs']['inputs'], raw / 127.5 - 1, atol=1e-6)
+    config.train.steps = 4
+    start(tmp_path / 'run', config)
+    assert steps(tmp_path / 'run')[-1] == 4 and preprocessing(tmp_path / 'run') == sizes['preprocessing']
+
+
+def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp_path):
+    config = series_config(cache, write_series(tmp_path / 'data', classes=5))
+    with pytest.raises(UserError, match='examples of 8 x 2 with 5 classes or values, but the run in .* with 3 classes'):
+        start(three, config)
+
+
+def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
+    classes = 5
+    caplog.set_level(logging.INFO)
+    config = series_config(cache, write_series(tmp_path / 'data', classes=classes), train__init_from=str(three),
+                           optimizer__peak=1e-12)
+    start(tmp_path / 'run', config)
+    theirs, found = params(three), params(tmp_path / 'run')
+    for name in theirs:
+        if name.startswith('head/'):
+            assert found[name].shape[-1] == classes
+        else:
+            np.testing.assert_allclose(found[name], theirs[name], atol=1e-9, err_msg=name)
+    for name, shapes in (('head/bias', rf'\(3,\) there, \({classes},\) here'),
+                         ('head/kernel', rf'\(16, 3\) there, \(16, {classes}\) here')):
+        line = next(record.getMessage() for record in caplog.records if 'fresh: ' in record.getMessage())
+        assert re.search(f'{name} \\({shapes}\\)', line), line
+    assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
+
+
+def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, tmp_path):
+    folder = write_series(tmp_path / 'data', values=True)
+    config = series_config(cache, folder)
+    flags = [f'--config.{name}={value}' for name, value in {
+        'task': 'regression', 'eval.metric': 'loss', 'train.init_from': three, 'data.source': 'files',
+        'data.name': '', 'data.dir': folder, 'data.crop': 0, 'cache_dir': cache,
+        **{name: config[name.split('.')[0]][name.split('.')[1]] for name in (
+            'batch.rows', 'train.steps', 'eval.every', 'checkpoint.every', 'optimizer.warmup', 'optimizer.schedule',
+            'model.position', 'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads')}}.items()]
+    done = script('train.py', '--config=configs/digits_vit.py', f'--workdir={tmp_path}/run', *flags)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b'fresh: ' in done.stderr and b'vocabulary' not in done.stderr
+    assert preprocessing(tmp_path / 'run')['target_mean'] is not None
+    assert inference.load(tmp_path / 'run').config.task == 'regression'
+
+
+def tune(parent, workdir, *flags):
+    """Fine-tunes by the command line, for two steps."""
+    return script('train.py', f'--config=configs/fine_tune.py:{parent}', f'--workdir={workdir}',
+                  '--config.train.steps=2', '--config.optimizer.warmup=1', *flags)
+
+
+def test_a_run_with_adapters_is_fine_tuned(three, cache, tmp_path):
+    adapted = read_config(three)
+    adapted.train.update(init_from=str(three), lora_rank=2, lora_alpha=32.0, lora_parts='*attention/key')
+    start(tmp_path / 'adapted', adapted)
+    done = tune(tmp_path / 'adapted', tmp_path / 'tuned')
+    assert done.returncode == 0, done.stderr.decode()
+    config, theirs, found = read_config(tmp_path / 'tuned'), params(tmp_path / 'adapted'), params(tmp_path / 'tuned')
+    assert config.train.lora_rank == 0 and config.train.lora_alpha == 16.0
+    assert all(not np.array_equal(found[name], theirs[name]) for name in theirs)
+
+
+def test_a_pattern_that_ends_in_value_freezes_what_it_names(three, tmp_path):
+    done = tune(three, tmp_path / 'tuned', '--config.train.frozen=*/value')
+    assert done.returncode == 0, done.stderr.decode()
+    theirs, found = params(three), params(tmp_path / 'tuned')
+    assert {name for name in theirs if np.array_equal(found[name], theirs[name])} == {
+        'encoder/layers_0/self_attention/value/kernel'}
