@@ -156,7 +156,7 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     free = model.translate(SOURCES, options)
     found = model.translate(SOURCES, dataclasses.replace(options, avoid=AVOID), prefixes=PREFIXES)
     for number, (output, prefix) in enumerate(zip(found, PREFIXES, strict=True)):
-        forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA
+        forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA + 1
         expected = alone(model, output.source_tokens, limit, options, functools.partial(
             may_come, limit=limit, cut=False, prefix=forced), number)
         assert [(*each.tokens, *[EOS] * each.ended) for each in output.hypotheses] == [each[2] for each in expected]
@@ -259,11 +259,11 @@ def test_a_space_ends_the_word_of_a_prefix():
 
 
 @pytest.mark.parametrize('source, prefix, avoid, says', [
-    ('ab', 'bbbbbb', (), 'line 8: .* it has 6 tokens, but the translation has room for 6'),
+    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation has room for 7'),
     ('ab', 'bxb', (), 'characters that the vocabulary has not'),
     ('', 'b', (), 'its sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
-    ('ab', 'b b a', ('A',), 'a word to avoid'),  # nothing can follow
+    ('ab', 'b bb a', ('A',), 'a word to avoid'),  # nothing can follow
 ])
 def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
     with pytest.raises(UserError, match=says):
