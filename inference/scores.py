@@ -62,8 +62,8 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
     """Returns {'bleu': [low, high], ...}, the 95 % interval of each score by bootstrap resampling of the sentences.
 
     The ends are the percentiles 2.5 and 97.5 of the scores of sacreBLEU's resamples (Koehn 2004, W04-3250). sacreBLEU
-    itself reports the mean and half of the width, which may reach beyond what a score can be. 'signature' has the number
-    of resamples and the seed.
+    itself reports the mean and half of the width, so its intervals may contain values that no score can have.
+    'signature' has the number of resamples and the seed.
     """
     from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
 

@@ -40,14 +40,14 @@ class Tokenizer(abc.ABC):
                      prompt: str = '') -> str:
         """Returns the text that `tokens` add to the text of the tokens `before`.
 
-        decode(before) + continuation(before, tokens) == decode([*before, *tokens]). The only exception: if `before` ends
-        within a character, whose bytes are invalid so far, the whole character belongs to the continuation.
+        decode(before) + continuation(before, tokens) == decode([*before, *tokens]). The only exception: if `before`
+        ends within a character, the whole character belongs to the continuation.
 
         Args:
           before: the tokens of a prompt.
           tokens: the tokens that follow.
-          prompt: the text of `before`, if all of its tokens are there. Some imported tokenizers drop spaces at the end of
-            a text; with the prompt given, the continuation does not repeat them.
+          prompt: the text that `before` encodes, if it is known. Some imported tokenizers drop spaces at the end of a
+            text. The continuation does not repeat a space that the prompt has.
         """
         whole = self.decode([*before, *tokens])
         known = prompt if prompt and whole.startswith(prompt) else self.decode(before)

@@ -13,7 +13,8 @@ from tests.interchange.lines import mixed_lines, sentences
 
 DATA = Path(os.environ.get('ALLYOUNEED_DATA', 'data'))
 ODD = ['', ' ', '  ', '\n', '\t', '\r\n', ' a', 'a ', 'a  b', '\n    x', '\u00a0', '26\u00a0%', '88\u202f926,93',
-       '\u2581', ' \u2581 a', '\ufffd', '\ufeff', '\u2028', '😀', '👩\u200d👩\u200d👧', 'e\u0301é', '漢字', '</s>', '<s>', '<0x41>', '\x00']
+       '\u2581', ' \u2581 a', '\ufffd', '\ufeff', '\u2028', '😀', '👩\u200d👩\u200d👧', 'e\u0301é', '漢字', '</s>',
+       '<s>', '<0x41>', '\x00']
 
 
 @functools.cache

@@ -157,7 +157,7 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_docume
     def drawn(self, sources, numbers, options, draw=0, limits=None, begins=None):
         """In place of a search: tokens drawn from real text, several hypotheses for each source."""
         found = []
-        for number, limit in zip(numbers, limits, strict=True):
+        for limit in limits:
             tokens = [rng.choices(draws['tokens'], k=limit) for _ in range(options.n_best)]
             found.append([Hypothesis(tokenizer.decode(each), each, -1.0, -1.0, False) for each in tokens])
         return found

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.tasks import SUBWORDS, TOKENIZERS
-from input_pipeline.tokenizer import BOS, EOS, PAD, ByteTokenizer, train_tokenizer
+from input_pipeline.tokenizer import BOS, PAD, ByteTokenizer, train_tokenizer
 from tests.real_text import ODD, assert_continued, training_lines
 
 
