@@ -66,7 +66,7 @@ class Generator(SearchModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The text of an output is what stands behind its prompt: prompt + text is the text of the tokens of both
+        The text of an output is the text that follows its prompt: prompt + text is the text of the tokens of both
         (`Tokenizer.continuation`). So it begins with a space if a new word begins there. An empty prompt is the start
         token, and its continuation is the beginning of a text.
 
