@@ -184,7 +184,8 @@ def _one_product(projection, targets, weights, *, label_smoothing, absent=()):
     """
     states, table, bias = projection.states, projection.table, projection.bias
     dtype, classes = states.dtype, len(table)
-    matrix, possible, spread = table.astype(dtype), _possible(classes, absent), _spread(classes, label_smoothing, absent)
+    matrix, possible = table.astype(dtype), _possible(classes, absent)
+    spread = _spread(classes, label_smoothing, absent)
 
     def step(carry, part):
         states, targets, weights = part
