@@ -178,12 +178,13 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, va
     half = query.dtype in (jnp.float16, jnp.bfloat16)
     on_gpu = jax.default_backend() == 'gpu' and half
     mask, bias = relation.whole_mask(), relation.whole_bias()
-    sees_any = None if mask is None else mask.any(axis=-1, keepdims=True)
+    sees_any = None
     if bias is not None:
         bias = bias.astype(query.dtype)
     if mask is not None:
         # A query that sees no key is given all keys, and its output is set to 0 below. cuDNN's kernel may compute NaN
         # for a query without keys, and jnp.where would not keep that NaN out of the gradients.
+        sees_any = mask.any(axis=-1, keepdims=True)
         mask = mask | ~sees_any
     pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,
                                           implementation='cudnn' if on_gpu else 'xla')

@@ -117,9 +117,9 @@ def _forward(projection, targets, weights, label_smoothing, absent):
 def _backward(label_smoothing, absent, gradients, cotangents):
     scale, of_nll, _ = cotangents  # the accuracy is piecewise constant, so its gradient is 0
     if not isinstance(of_nll, SymbolicZero):
-        raise NotImplementedError(f"cross_entropy of a Projection has a gradient of its loss, but not of 'nll'. {WHOLE}")
+        raise NotImplementedError(f"cross_entropy of a Projection has a gradient of its loss, not of 'nll'. {WHOLE}")
     if isinstance(scale, SymbolicZero):
-        scale = jnp.zeros(scale.shape, scale.dtype)
+        scale = jnp.zeros((), jnp.float32)
     return jax.tree.map(lambda each: each * scale.astype(each.dtype), gradients), None, None
 
 

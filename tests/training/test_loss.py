@@ -236,7 +236,8 @@ def test_smoothing_spreads_over_the_tokens_that_can_occur(monkeypatch, form, sha
 
 @pytest.mark.parametrize('tiled', [False, True])
 def test_the_loss_of_1000_tokens_with_2_absent(tiled):
-    projection = Projection(jnp.ones((1, 3, 4)), jnp.zeros((1000, 4)), jnp.zeros(1000).at[:2].set(ABSENT).at[2].set(14.0))
+    bias = jnp.zeros(1000).at[:2].set(ABSENT).at[2].set(14.0)
+    projection = Projection(jnp.ones((1, 3, 4)), jnp.zeros((1000, 4)), bias)
     sums = cross_entropy(projection if tiled else projection.logits(), jnp.array([[3, 4, 5]]), jnp.ones((1, 3)), 0.1,
                          absent=(0, 1))
     # All but the absent tokens and one have a logit of 0, and that one has 14.
