@@ -26,6 +26,7 @@ from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
 from errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from files import naming
+from model.xla import avoid_wrong_sums
 
 # matplotlib reads MPLBACKEND when it is imported and refuses a backend that it does not know. Scripts draw into files,
 # which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
@@ -89,6 +90,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None) -> None:
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
         with _explained(), full_disk_explained(_no_room), little_memory_explained():
+            if too_late := avoid_wrong_sums():
+                raise UserError(too_late)
             main(*argv[1:])
             _flush()
 

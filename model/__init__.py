@@ -5,16 +5,13 @@ Each matrix declares what its axes are, by names: `nn.with_logical_partitioning(
 parameters in boxes that hold the names; `nn.unbox` takes them out, and `module.apply` takes both.
 """
 
-import importlib.metadata
-import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from model.xla import avoid_wrong_sums
+
 Params = Mapping[str, Any]  # of a module, as Linen nests them: {submodule: {'kernel': array}}
 
-# jaxlib 0.10.2 computes some fused sums wrongly on the CPU (github.com/jax-ml/jax, issue 39103): YNNPACK's reductions.
-# Without those, its matrix products stay as quick. 0.10.0, 0.10.1, 0.11.0 and 0.11.1 have been tried and are right.
-# XLA reads this when it first computes something, so it holds for whoever imports this package before.
-if importlib.metadata.version('jaxlib') == '0.10.2' and 'ynn_fusion_type' not in os.environ.get('XLA_FLAGS', ''):
-    WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {WITHOUT_REDUCTIONS}'.strip()
+if too_late := avoid_wrong_sums():
+    warnings.warn(too_late, RuntimeWarning, stacklevel=2)

@@ -13,7 +13,7 @@ PACKAGES = {'analysis', 'configs', 'inference', 'input_pipeline', 'interchange',
 MAY_IMPORT = {
     'errors': set(),
     'files': {'errors'},
-    'command_line': {'errors', 'files', 'configs'},
+    'command_line': {'errors', 'files', 'configs', 'model'},
     'executors': {'errors'},
     'train': {'errors', 'files', 'command_line', *PACKAGES},
     'decode': {'errors', 'files', 'command_line', *PACKAGES},
