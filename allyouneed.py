@@ -2,10 +2,12 @@
 
 Each name is loaded when it is first used. The packages behind it (`model`, `inference`, ...) are in the folder of this
 file, which comes first on the path while they are imported, so a notebook may lie beside a `model.py` of its own.
+Import this module before you use JAX: it sets an XLA flag that one version of jaxlib needs (kernels/xla.py).
 """
 
 import importlib
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,25 +41,22 @@ def __getattr__(name: str) -> Any:
     """Imports the module of a public name.
 
     Raises:
-      ImportError: if this file is a copy without the packages, or another module has the name of a package.
+      ImportError: if another module has the name of a package.
     """
     if name not in MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}. It has {", ".join(__all__)}')
-    _check_packages()
-    sys.path.insert(0, str(HOME))
-    try:
-        for package in PACKAGES:  # all of them, so that later imports find these packages and no others of their names
-            importlib.import_module(package)
-        return getattr(importlib.import_module(MODULES[name]), name)
-    finally:
-        sys.path.remove(str(HOME))
+    return getattr(_imported(*PACKAGES, MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def _check_packages() -> None:
+def _imported(*names: str) -> Any:
+    """Imports modules of this checkout, and returns the last one.
+
+    The packages are imported before the module, so that its own later imports find them and no others of their names.
+    """
     if not (HOME / 'inference').is_dir():
         raise ImportError(f'{HOME} has allyouneed.py but not its packages. allyouneed is a codebase to clone: run '
                           '`pip install -e .` in the clone')
@@ -67,3 +66,13 @@ def _check_packages() -> None:
             raise ImportError(f'{file or "a folder without __init__.py"} was imported as `{package}`, the name of a '
                               f'package of allyouneed ({HOME / package}). Rename that module, or use allyouneed in '
                               'another process')
+    sys.path.insert(0, str(HOME))
+    try:
+        return [importlib.import_module(name) for name in names][-1]
+    finally:
+        sys.path.remove(str(HOME))
+
+
+# Before JAX is used: XLA reads its flags once.
+if too_late := _imported('kernels.xla').avoid_wrong_sums():
+    warnings.warn(too_late, RuntimeWarning, stacklevel=2)

@@ -23,6 +23,7 @@ from absl import logging as absl_logging
 
 from configs.checks import NO_CONFIG, no_recipe
 from configs.options import DEFAULTS, OPTIONS
+from kernels.xla import avoid_wrong_sums
 from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from runtime.files import naming
 
@@ -90,6 +91,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
         with _explained(), full_disk_explained(_no_room), little_memory_explained():
+            if too_late := avoid_wrong_sums():
+                raise UserError(too_late)
             main(*argv[1:])
             _flush()
 

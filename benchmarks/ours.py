@@ -97,7 +97,7 @@ class Translations:
         params['target_embedding']['embedding'] = table.at[EOS].set(0.0)
         self.params = params
         self._options = SearchOptions(method=search.method, beam=search.beam, batch_size=search.batch,
-                                      extra_length=search.target - search.source)
+                                      extra_length=search.target - 1 - search.source)
         self._translator = Translator(module, params, {'source': Numbers(), 'target': Numbers()}, search.source)
 
     def __call__(self) -> list[list[int]]:

@@ -227,7 +227,8 @@ OPTIONS = (
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "added to the root of Adam's second moment", Between(1e-30, 1)),
     Option('optimizer.clip', 0.0, 'largest norm of the gradient; 0: not clipped', Between(0, 1e9)),
-    Option('optimizer.weight_decay', 0.0, "AdamW's weight decay, of matrices only; 0: Adam", Between(0, 1000)),
+    Option('optimizer.weight_decay', 0.0,
+           "AdamW's weight decay, of parameters with two axes or more except biases; 0: Adam", Between(0, 1000)),
     Option('optimizer.ema', 0.0, 'decay of an exponential moving average of the parameters, such as 0.999: evaluation '
            'and `decode.py` use the average; 0: none', FRACTION),
 

@@ -65,6 +65,10 @@ class Generator(SearchModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
+        The text of an output is the text that follows its prompt: prompt + text is the text of the tokens of both
+        (`Tokenizer.continuation`). So it begins with a space if a new word begins there. An empty prompt is the start
+        token, and its continuation is the beginning of a text.
+
         No end token is forced: the log-probability of a continuation is that of its tokens, with the end token if the
         document ends. A prompt is read in one pass; of one that is longer than a window only the end is read, with a
         warning. `first` is the number of the first prompt in its file; draws depend on it and on the seed.
@@ -82,7 +86,8 @@ class Generator(SearchModel):
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:
             room = kept = self.context - options.extra_length
-        tokens = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
+        begins = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
+        tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         automaton = self.automaton(options)
@@ -94,17 +99,21 @@ class Generator(SearchModel):
                      for row, source in zip(open_rows, sources, strict=True)]
             # A multiple of LENGTHS, as each length is compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
-            begins = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
+            states = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
                                     for row in open_rows]
             found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=longest), draw, rooms, begins)
+                                  dataclasses.replace(options, extra_length=longest), draw, rooms, states)
             still = []
             for row, hypotheses in zip(open_rows, found, strict=True):
                 best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
                 if not best[row].ended and len(best[row].tokens) < options.extra_length:
                     still.append(row)
             open_rows, draw = still, draw + 1
-        return [Output(prompt, tokens[row], [best[row], *rest.get(row, [])]) for row, prompt in enumerate(prompts)]
+        tokenizer = self.tokenizers['target']
+        return [Output(prompt, read, [
+            dataclasses.replace(each, text=tokenizer.continuation(read, each.tokens, known))
+            for each in (best[row], *rest.get(row, []))])
+            for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """For each text, an output whose one hypothesis is the text, as a whole document: it is given and not found.
@@ -203,15 +212,15 @@ class Generator(SearchModel):
     def _shown(self, output):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
-    def _begin(self, prompt: str, number: int, room: int, kept: int) -> list[int]:
-        """A prompt's tokens, the last `kept` of them if they are more than `room`."""
+    def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
+        """Returns a prompt's tokens and the prompt; if it has more than `room`, its last `kept` tokens and ''."""
         length, first, last = self._ends(prompt, room)
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:
-            return start + first
+            return start + first, prompt
         log.warning('line %d has %d tokens: only the last %d are read (config.data.context)', number + 1, length,
                     min(kept, length))
-        return last[-kept:]
+        return last[-kept:], ''
 
     def _window(self, tokens: list[int]) -> list[int]:
         return tokens if len(tokens) < self.context else tokens[-max(1, self.context // 2):]
@@ -219,7 +228,7 @@ class Generator(SearchModel):
     def _joined(self, so_far: Hypothesis, new: Hypothesis, alpha: float) -> Hypothesis:
         tokens, log_prob = [*so_far.tokens, *new.tokens], so_far.log_prob + new.log_prob
         score = float(log_prob / length_penalty(len(tokens) + new.ended, alpha))
-        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, log_prob, score, new.ended)
+        return Hypothesis('', tokens, log_prob, score, new.ended)  # `generate` adds the text
 
     @override
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:

@@ -23,7 +23,8 @@ class SearchOptions:
       beam: hypotheses that live at a time.
       alpha: of the length penalty ((5 + |Y|) / 6)^alpha.
       n_best: hypotheses to return; for 'sample', independent draws.
-      extra_length: a translation has at most this many tokens more than its source, a continuation this many.
+      extra_length: a translation has at most this many tokens more than its source, both without their end tokens; a
+        continuation has at most this many tokens.
       batch_size: sentences at a time.
       temperature: what logits are divided by before a draw.
       top_k: a draw is from so many of the most probable tokens; 0: from all.

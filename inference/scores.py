@@ -3,7 +3,6 @@
 BLEU, chrF and TER are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,17 +59,22 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: s
 
 
 def confidence_intervals(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
-    """{'bleu': [low, high], ...}: the interval of 95 % of each score, by bootstrap resampling of the sentences.
+    """Returns {'bleu': [low, high], ...}, the 95 % interval of each score by bootstrap resampling of the sentences.
 
-    This is sacreBLEU's (Koehn 2004, W04-3250); 'signature' says how many resamples, and from which seed.
+    The ends are the percentiles 2.5 and 97.5 of the scores of sacreBLEU's resamples (Koehn 2004, W04-3250). sacreBLEU
+    itself reports the mean and half of the width, so its intervals may contain values that no score can have.
+    'signature' has the number of resamples and the seed.
     """
+    from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
+
     found, signature = {}, None
     for name, metric in translation_metrics(language).items():
-        score = metric.corpus_score(outputs, [references], n_bootstrap=SAMPLES)
-        signature = metric.get_signature()
-        told = json.loads(score.format(width=6, signature=str(signature), is_json=True))
-        mean, half = told.get('confidence_mean', 0), told.get('confidence_var', 0)  # not said where all are 0
-        found[name] = [round(mean - half, 4), round(mean + half, 4)]
+        # As `corpus_score(n_bootstrap=SAMPLES)` of sacreBLEU, which does not return the scores of its resamples.
+        statistics = metric._extract_corpus_statistics(outputs, [references])
+        metric.n_bootstrap = SAMPLES
+        metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
+        signature, resampled = metric.get_signature(), [each.score for each in scores]
+        found[name] = np.percentile(resampled, [2.5, 97.5]).round(4).tolist()
     return found | {'signature': _resampling(signature)}
 
 

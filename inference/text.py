@@ -90,16 +90,16 @@ class Begin(NamedTuple):
 
 
 def encode_prefix(tokenizer: Tokenizer, prefix: str) -> Begin:
-    """How an output begins with a text.
+    """Returns how an output begins with a text.
 
-    Of subwords, a space is the beginning of the next word, which is left to the search: any token that begins with one.
+    Of subwords, a space at the end is the beginning of the next word. The search chooses it: any token that begins with
+    a space. So it does if the tokenizer drops a space at the end of a text, as SentencePiece does by default.
     """
     if not prefix.strip():
         return Begin()
-    if prefix.endswith(' ') and len(tokenizer.encode(prefix)) > len(tokenizer.encode(prefix[:-1])) and (
-            begin_words(tokenizer).sum() > 1):
-        return Begin([*tokenizer.encode(prefix[:-1]), search.NEW_WORD])
-    return Begin(tokenizer.encode(prefix))
+    tokens, without = tokenizer.encode(prefix), tokenizer.encode(prefix[:-1])
+    spaces = begin_words(tokenizer).sum() if prefix.endswith(' ') else 0
+    return Begin([*without, search.NEW_WORD]) if spaces > 1 or spaces and tokens == without else Begin(tokens)
 
 
 class SearchInput(NamedTuple):

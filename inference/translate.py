@@ -273,12 +273,12 @@ class Translator(SearchModel):
 
     @override
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
-        limit = len(tokens) + options.extra_length
+        limit = len(tokens) + options.extra_length + 1  # the end token
         return SearchInput([*tokens, EOS], BOS, min(limit, self.module.length_limit or limit))
 
     @override
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        return width - 1 + options.extra_length
+        return width + options.extra_length  # both with an end token
 
     def _target_tokens(self, text: str, number: int, options: SearchOptions) -> list[int]:
         """A target's tokens.

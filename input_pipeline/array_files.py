@@ -232,7 +232,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         found = False
         for row in table:
             if row:
-                yield table.line_num, [cell.strip().removeprefix('\ufeff') for cell in row]  # spreadsheets write it
+                yield table.line_num, [cell.strip() for cell in row]
                 found = True
     except csv.Error as error:
         raise UserError(f'{path}:{table.line_num}: {error}') from None

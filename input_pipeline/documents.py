@@ -17,6 +17,8 @@ from typing_extensions import override
 from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
+    decode_text,
+    has_mark,
     naming_option,
     open_binary,
     open_tfds,
@@ -125,7 +127,7 @@ class FileDocuments(Documents):
         files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
         cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
         return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
-                'files': files} | (cut if part else {})
+                'files': files} | (cut if part else {}) | (_marks(self.files(split)) if self._kind == 'file' else {})
 
     def _found(self, split: str) -> list[Path]:
         return [path for base in named_files(self._folder, self._names[split], ('.txt', '.txt.gz', ''))
@@ -188,7 +190,8 @@ class OneFile(Documents):
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         return {'source': 'file', 'documents': self._kind, 'file': [self._path.name, sha256(self._path)],
-                'validation_share': self._validation_share, 'part': 'train' if split == 'train' else 'validation'}
+                'validation_share': self._validation_share, 'part': 'train' if split == 'train' else 'validation'
+                } | _marks([self._path])
 
 
 class TfdsDocuments(Documents):
@@ -234,7 +237,7 @@ class LibraryDocuments(Documents):
             hundredth = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100
             split = next(split for split, share in self.SHARES.items() if hundredth in share)
             try:
-                self._modules[split].append((name, path.read_bytes().decode()))
+                self._modules[split].append((name, decode_text(path.read_bytes())))
             except UnicodeDecodeError:
                 undecodable += 1
         if undecodable:
@@ -265,6 +268,11 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 }
 
 
+def _marks(files: Iterable[Path]) -> dict[str, str]:
+    """Returns what a fingerprint must say of byte order marks: earlier versions took them for a part of the text."""
+    return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
+
+
 def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
     """Returns the part of a text for a split: `share` of the characters at the end for each of `cut_off`, the rest for
     'train'.
@@ -291,7 +299,7 @@ def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
 
 
 def read_text(path: Path) -> str:
-    """Reads a whole UTF-8 file, plain or .gz, and keeps its line ends.
+    """Reads a whole UTF-8 file, plain or .gz. Keeps its line ends; removes a byte order mark.
 
     Raises:
       UserError: if the file cannot be read, or with file:line where it is not UTF-8.
@@ -299,7 +307,7 @@ def read_text(path: Path) -> str:
     with open_binary(path) as file:
         content = file.read()
     try:
-        return content.decode()
+        return decode_text(content)
     except UnicodeDecodeError:
         for _ in decode_lines(io.BytesIO(content), str(path)):  # raises at the line
             continue

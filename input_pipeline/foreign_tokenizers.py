@@ -66,7 +66,8 @@ class ForeignTokenizer(Tokenizer):
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        yield self._ours[np.array(self.original(text), np.int64)]
+        if text:  # some tokenizers write a space in front of any text, even an empty one
+            yield self._ours[np.array(self.original(text), np.int64)]
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:

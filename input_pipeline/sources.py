@@ -378,16 +378,26 @@ def _is_terminal(path: Path | str) -> bool:
         return file.isatty()
 
 
+def decode_text(content: bytes) -> str:
+    """Decodes the beginning of a UTF-8 file, or all of it. A byte order mark, as Windows writes, is removed."""
+    return content.removeprefix(codecs.BOM_UTF8).decode()
+
+
+def has_mark(path: Path) -> bool:
+    """Returns whether a file, plain or .gz, begins with a byte order mark."""
+    with open_binary(path) as file:
+        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+
+
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     """Yields the lines of an open binary file; messages call it `name`."""
     for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
         try:
-            yield line.removesuffix(b'\n').removesuffix(b'\r').decode()
+            text = decode_text(line) if number == 1 else line.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f'{name}:{number}: not UTF-8 (byte {line[error.start]:#04x} at column '
+            raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column '
                             f'{error.start + 1}): convert the file, for example with iconv -t UTF-8') from None
+        yield text.removesuffix('\n').removesuffix('\r')
 
 
 def sha256(path: Path) -> str:

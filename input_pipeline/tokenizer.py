@@ -68,7 +68,7 @@ class SubwordTokenizer(Tokenizer):
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        for part in PART.finditer(' ' + text):  # a word begins with its space, also the first one
+        for part in PART.finditer(' ' + text if text else ''):  # a word begins with its space, also the first one
             first, *rest = part[0].split(SPACE)
             tokens = self._processor.encode(first)
             for behind_it in rest:

@@ -1,7 +1,8 @@
 """What every tokenizer offers, and the special tokens that all have in common."""
 
 import abc
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,28 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        """Yields the tokens of a text of any length, one part at a time."""
+        """Yields the tokens of a text of any length, one part at a time; an empty text has none."""
 
     @abc.abstractmethod
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
         """Returns the text of `tokens`; padding, start and end tokens are left out."""
+
+    def continuation(self, before: Sequence[int | np.integer], tokens: Sequence[int | np.integer],
+                     prompt: str = '') -> str:
+        """Returns the text that `tokens` add to the text of the tokens `before`.
+
+        decode(before) + continuation(before, tokens) == decode([*before, *tokens]). The only exception: if `before`
+        ends within a character, the whole character belongs to the continuation.
+
+        Args:
+          before: the tokens of a prompt.
+          tokens: the tokens that follow.
+          prompt: the text that `before` encodes, if it is known. Some imported tokenizers drop spaces at the end of a
+            text. The continuation does not repeat a space that the prompt has.
+        """
+        whole = self.decode([*before, *tokens])
+        known = prompt if prompt and whole.startswith(prompt) else self.decode(before)
+        return whole[len(os.path.commonprefix([known, whole])):]
 
     @abc.abstractmethod
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:

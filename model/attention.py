@@ -141,7 +141,7 @@ def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array,
 def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
                       score: Callable[[Array, Array], Scores] = scaled_dot_scores,
                       drop: Callable[[Scores, Array], Scores] | None = None, chunk: int = CHUNK) -> Pooled:
-    """The same as `attention` in O(n) memory: CHUNK queries at a time, their weights forgotten at once.
+    """Computes `attention` in O(n) memory: at most `chunk` queries at a time, whose weights are not kept.
 
     The backward pass computes each chunk's weights again (Rabe and Staats 2021, arXiv:2112.05682, section 3; here
     all keys of a chunk of queries are scored together, so that the softmax stays the plain one). `drop` is also
@@ -149,6 +149,7 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
     """
     batch, length = query.shape[:2]
     count = -(-length // chunk)
+    chunk = -(-length // count)  # chunks of equal size: a few queries are not padded to a whole chunk
     fields, axes = relation.rows()
 
     def split(array, axis):
@@ -177,14 +178,17 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Keys, va
     half = query.dtype in (jnp.float16, jnp.bfloat16)
     on_gpu = jax.default_backend() == 'gpu' and half
     mask, bias = relation.whole_mask(), relation.whole_bias()
+    sees_any = None
     if bias is not None:
         bias = bias.astype(query.dtype)
+    if mask is not None:
+        # A query that sees no key is given all keys, and its output is set to 0 below. cuDNN's kernel may compute NaN
+        # for a query without keys, and jnp.where would not keep that NaN out of the gradients.
+        sees_any = mask.any(axis=-1, keepdims=True)
+        mask = mask | ~sees_any
     pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,
                                           implementation='cudnn' if on_gpu else 'xla')
-    if mask is None:
-        return pooled
-    sees_any = jnp.moveaxis(mask.any(axis=-1, keepdims=True), 1, 2)
-    return jnp.where(sees_any, pooled, 0)  # jax gives the mean of the values there
+    return pooled if sees_any is None else jnp.where(jnp.moveaxis(sees_any, 1, 2), pooled, 0)
 
 
 def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:

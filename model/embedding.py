@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from kernels.product import dot_general, narrowed
+
 ABSENT = -1e4  # the logit of a token that a vocabulary lacks: its probability is 0 in float32, and nothing overflows
 SHARING = ('all', 'target', 'none')
 
@@ -44,17 +46,25 @@ class Projection(flax.struct.PyTreeNode):
     devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
-        """Logits in float32, of a product in the dtype of the states."""
-        logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(self.states.dtype),
-                            preferred_element_type=jnp.float32)
+        """Returns the logits in float32, of a product in the dtype of the states.
+
+        Within `jax.default_matmul_precision('bfloat16')` the product and its gradients are those of `dot_general`.
+        """
+        dtype = self.states.dtype
+        if narrowed(dtype) != dtype:
+            last_with_first = ((self.states.ndim - 1,), (0,)), ((), ())
+            logits = dot_general(self.states, self.table.T, last_with_first)
+        else:
+            logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(dtype),
+                                preferred_element_type=jnp.float32)
         return logits if self.bias is None else logits + self.bias
 
 
 def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
-    """The bias of the logits of `size` tokens, the `absent` of which are never to come; None where there is none."""
+    """Returns the bias of the logits of `size` tokens, ABSENT for `absent` tokens; None if no logit has a bias."""
     if not absent:
         return bias
-    return (jnp.zeros(size) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
+    return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
 
 
 def tied(states: Float[Array, '*batch d_model'], table: nn.Embed) -> Projection:

@@ -23,6 +23,10 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from kernels.xla import avoid_wrong_sums  # noqa: E402
+
+avoid_wrong_sums()
+
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 

@@ -13,7 +13,7 @@ PACKAGES = {'analysis', 'configs', 'inference', 'input_pipeline', 'interchange',
             'runtime', 'training'}
 MAY_IMPORT = {
     'allyouneed': PACKAGES,
-    'command_line': {'runtime', 'configs'},
+    'command_line': {'runtime', 'configs', 'kernels'},
     'train': {'command_line', *PACKAGES},
     'decode': {'command_line', *PACKAGES},
     'sweep': {'command_line', *PACKAGES},

@@ -30,7 +30,10 @@ Variant = Callable[[Measure], Objective]
 
 
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the objective of the config's task, with the options of config.train; only a teacher needs the data."""
+    """Returns the objective of the config's task, with the options of config.train.
+
+    Without the data, no token of the vocabulary is absent, and a teacher cannot be read.
+    """
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
@@ -41,7 +44,8 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
       UserError: if the teacher cannot be read, or is of another vocabulary.
     """
     train = config.train
-    measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing)
+    absent = tuple(data.sizes.get('absent', ())) if data else ()
+    measure = functools.partial(cross_entropy, label_smoothing=train.label_smoothing, absent=absent)
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)

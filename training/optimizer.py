@@ -41,8 +41,10 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
                    tuning: Tuning = EVERYTHING) -> optax.GradientTransformation:
     """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9). If config.clip > 0, the gradient's norm is clipped first.
 
-    With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): matrices decay by
-    learning rate * weight_decay a step; vectors, such as the scales of layer norms, and biases of any shape do not.
+    With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): parameters with two
+    axes or more decay by learning rate * weight_decay per step, except biases. These are the matrices, the tables of
+    embeddings and positions, the class token and the vectors of the alignment networks (one row per head). Parameters
+    with one axis, such as the scales of layer norms, do not decay.
     Parameters that `tuning` leaves alone have no update and no state. With config.ema the state also has an average of
     the parameters (`average_parameters`).
     """
@@ -58,7 +60,7 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
 
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
-    """Whether weight decay applies: to matrices, but not to biases, which may have two axes if stacked over layers."""
+    """Returns whether weight decay applies: to parameters with two axes or more whose name does not end in 'bias'."""
     return parameter.ndim > 1 and not parameter_name(path).endswith('bias')
 
 

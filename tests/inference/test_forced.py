@@ -19,7 +19,7 @@ from inference.generate import Generator
 from inference.tables import to_pandas
 from inference.text import Hypothesis, Output, SearchOptions
 from inference.translate import Translator
-from input_pipeline.tokenizer import BOS, EOS, CharTokenizer
+from input_pipeline.tokenizer import BOS, EOS, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig
 from model.language_model import LanguageModel
 from model.transformer import Transformer
@@ -78,6 +78,26 @@ def test_pairs_in_batches_have_the_log_probability_of_each_alone(translating, mo
             found.hypotheses[0].log_prob, abs=1e-3)
 
 
+def test_an_empty_text_of_subwords_is_its_end_token_alone():
+    tokenizer = train_tokenizer(['the cat and the dog'] * 9, kind='bpe', vocab_size=275, split_digits=False,
+                                normalization='identity')
+    size, ones = len(tokenizer), np.ones((1, 4), np.int32)
+    module = Transformer(BLOCKS, 1, size, size)
+    translator = Translator(module, parameters(module, ones, ones), dict.fromkeys(('source', 'target'), tokenizer), 12)
+    pairs = [('the dog', ''), ('', ''), ('', 'the')]
+    outputs = translator.forced_all(pairs)
+    for output, (source, target) in zip(outputs, pairs, strict=True):
+        read, written = ([*(tokenizer.encode(text) if text else []), EOS] for text in (source, target))
+        expected = summed(translator, written, source=read, target=[BOS, *written[:-1]])
+        assert output.hypotheses[0].log_prob == pytest.approx(expected, abs=1e-4)
+    assert translator.perplexity(translator._encoded(pairs[:1]), 8) == pytest.approx(
+        np.exp(-outputs[0].hypotheses[0].log_prob), rel=1e-4)
+    module = LanguageModel(BLOCKS, 1, size)
+    generator = Generator(module, parameters(module, ones), tokenizer, 8, True)
+    empty, = generator.forced_all([''])
+    assert empty.hypotheses[0].log_prob == pytest.approx(summed(generator, [EOS], tokens=[BOS]), abs=1e-4)
+
+
 def test_a_text_is_scored_window_by_window(generating):
     """A window has 8 tokens; what follows is predicted from the 4 before."""
     lines = ['', 'a', 'abcabc', 'abcabca', 'abcabcab', *texts(9, 30)]
@@ -108,9 +128,9 @@ def test_lines_of_two_columns(translating, generating):
 
 
 def test_a_target_longer_than_a_translation_is_named(translating):
-    assert translating.forced_all([('a', 'b' * 14)], SearchOptions(extra_length=4))
-    with pytest.raises(UserError, match='line 7: this translation has 15 tokens, but with the end token 15'):
-        translating.forced_all([('a', 'b'), ('a', 'b' * 15)], SearchOptions(extra_length=4), first=5)
+    assert translating.forced_all([('a', 'b' * 15)], SearchOptions(extra_length=4))
+    with pytest.raises(UserError, match='line 7: this translation has 16 tokens, but with the end token 16'):
+        translating.forced_all([('a', 'b'), ('a', 'b' * 16)], SearchOptions(extra_length=4), first=5)
 
 
 def test_the_command_line_scores_and_a_run_says_what_it_is(tmp_path):

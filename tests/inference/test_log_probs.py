@@ -74,8 +74,16 @@ def test_of_a_translation_at_its_limit_or_not(translating, search):
     np.testing.assert_allclose([each.log_prob for _, each in found], expected, atol=1e-4)
     lengths = np.array([len(each.tokens) + 1 for _, each in found])
     np.testing.assert_allclose([each.score for _, each in found], expected / ((5 + lengths) / 6) ** 0.6, atol=1e-4)
-    at_limit = lengths == [len(output.source_tokens) + EXTRA for output, _ in found]
+    at_limit = lengths == [len(output.source_tokens) + EXTRA + 1 for output, _ in found]
     assert at_limit.mean() > 0.05 and (search in ('greedy', 'cool sample') or at_limit.mean() < 0.95)
+
+
+@pytest.mark.parametrize('search', SEARCHES)
+def test_without_extra_length_a_translation_may_be_as_long_as_its_source(translating, search):
+    options = dataclasses.replace(SEARCHES[search], extra_length=0)
+    longest = [max(len(each.tokens) for each in output.hypotheses) - len(output.source_tokens)
+               for output in translating.translate(texts((1, 8)), options)]
+    assert max(longest) == 0
 
 
 @pytest.fixture(scope='module')

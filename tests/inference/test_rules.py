@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import json
 import re
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
 
 from inference import batches
 from inference.constraints import DEAD, Automaton, begin_words
@@ -16,6 +18,7 @@ from inference.generate import Generator
 from inference.search import IMPOSSIBLE, NEW_WORD, filter_logits
 from inference.text import SearchOptions, encode_prefix
 from inference.translate import Translator
+from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig
 from model.ensemble import Ensemble
@@ -156,7 +159,7 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     free = model.translate(SOURCES, options)
     found = model.translate(SOURCES, dataclasses.replace(options, avoid=AVOID), prefixes=PREFIXES)
     for number, (output, prefix) in enumerate(zip(found, PREFIXES, strict=True)):
-        forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA
+        forced, limit = TOKENIZER.encode(prefix), len(output.source_tokens) + EXTRA + 1
         expected = alone(model, output.source_tokens, limit, options, functools.partial(
             may_come, limit=limit, cut=False, prefix=forced), number)
         assert [(*each.tokens, *[EOS] * each.ended) for each in output.hypotheses] == [each[2] for each in expected]
@@ -258,12 +261,34 @@ def test_a_space_ends_the_word_of_a_prefix():
     assert begin_words(tokenizer).sum() > 1
 
 
+@pytest.mark.parametrize('kind', ['unigram', 'bpe', 'char'])
+@pytest.mark.parametrize('numbered', [False, True], ids=['alone', 'with a vocabulary beside it'])
+def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, numbered):
+    content, rng = io.BytesIO(), np.random.default_rng(0)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(' '.join(rng.choice(WORDS, 6)) for _ in range(300)), model_writer=content, vocab_size=60,
+        model_type=kind, hard_vocab_limit=False, num_threads=1, minloglevel=2)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=content.getvalue())
+    size = processor.get_piece_size()
+    numbers = {processor.id_to_piece(number): size - 1 - number for number in range(size)}
+    special, vocabulary = ([None, size - 2, size - 3, size - 1], numbers) if numbered else ([None, 1, 2, 0], None)
+    tokenizer = sentencepiece_tokenizer(content.getvalue(), special, size, vocabulary)
+    assert tokenizer.encode('guten Ta ') == tokenizer.encode('guten Ta')
+    assert encode_prefix(tokenizer, 'guten Ta ').prefix == [*tokenizer.encode('guten Ta'), NEW_WORD]
+    model = translator(Transformer(blocks(), 1, len(tokenizer), len(tokenizer)), tokenizer)
+    prefixes = ['der ', 'guten Ta ', 'Mann ']
+    for method in ('greedy', 'beam', 'sample'):
+        for output, prefix in zip(model.translate(WORDS[:3], SearchOptions(method=method, extra_length=9),
+                                                  prefixes=prefixes), prefixes, strict=True):
+            assert output.text.startswith(prefix)
+
+
 @pytest.mark.parametrize('source, prefix, avoid, says', [
-    ('ab', 'bbbbbb', (), 'line 8: .* it has 6 tokens, but the translation has room for 6'),
+    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation has room for 7'),
     ('ab', 'bxb', (), 'characters that the vocabulary has not'),
     ('', 'b', (), 'its sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
-    ('ab', 'b b a', ('A',), 'a word to avoid'),  # nothing can follow
+    ('ab', 'b bb a', ('A',), 'a word to avoid'),  # nothing can follow
 ])
 def test_a_prefix_that_cannot_begin_a_translation(source, prefix, avoid, says):
     with pytest.raises(UserError, match=says):

@@ -3,6 +3,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
 from analysis.pictures import attention_figure, chosen, save_figure
 from inference.moses import MosesTokens
@@ -123,6 +124,18 @@ def test_a_confidence_interval_is_that_of_resampled_sentences():
     assert found['bleu'] == pytest.approx(np.percentile(resampled, [2.5, 97.5]), abs=2)
     more = confidence_intervals(noisy(LINES * 9, 0.3, seed=0), LINES * 9, 'en')
     assert more['bleu'][1] - more['bleu'][0] < 0.5 * (found['bleu'][1] - found['bleu'][0])
+
+
+def test_a_confidence_interval_is_of_percentiles_and_within_what_a_score_can_be():
+    references = LINES[:10]
+    outputs = [*references[:7], *noisy(references[7:], 0.3, seed=0)]
+    found = confidence_intervals(outputs, references, 'en')
+    rows = np.random.default_rng(12345).choice(10, size=(1000, 10))  # sacreBLEU's seed, which the signature gives
+    resampled = [bleu_of_tokens([outputs[row] for row in each], [references[row] for row in each]) for each in rows]
+    assert found['bleu'] == pytest.approx(np.percentile(resampled, [2.5, 97.5]), abs=0.01)
+    assert max(found['bleu'][1], found['chrf'][1]) <= 100 and found['ter'][0] >= 0
+    score = BLEU().corpus_score(outputs, [references], n_bootstrap=1000)
+    assert (found['bleu'][1] - found['bleu'][0]) / 2 == pytest.approx(score._ci, abs=0.5)  # the same resamples
 
 
 def test_the_interval_of_what_is_all_wrong_is_0():

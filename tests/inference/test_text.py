@@ -1,9 +1,11 @@
 """The line discipline of decoding: whatever the lines are, one answer each, in order, and bounded memory."""
 
+import dataclasses
 import gzip
 import io
 import itertools
 import logging
+import random
 import re
 import subprocess
 import sys
@@ -15,13 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.tasks import TOKENIZERS
 from inference import text as text_module
 from inference.generate import Generator
 from inference.text import Hypothesis, Output, SearchOptions, TextModel
 from inference.translate import Translator
 from input_pipeline.sources import decode_lines, read_lines
-from input_pipeline.tokenizer import BOS, ByteTokenizer
+from input_pipeline.tokenizer import BOS, ByteTokenizer, train_tokenizer
 from runtime.errors import UserError
+from tests.real_text import pieces, training_lines
 
 ROOT = Path(__file__).parents[2]
 NASTY = ['', ' ', 'plain', '\x00', 'a\rb', '\r', '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029', '\x1b[31m\x07\x7f', '\t',
@@ -49,8 +53,8 @@ class Echo(Translator):
 class Parrot(Generator):
     find_all = echo
 
-    def __init__(self, context=64, whole_documents=False):
-        super().__init__(nn.Dense(1), {}, ByteTokenizer(), context, whole_documents)
+    def __init__(self, context=64, whole_documents=False, tokenizer=None):
+        super().__init__(nn.Dense(1), {}, tokenizer or ByteTokenizer(), context, whole_documents)
 
 
 class Shout(TextModel):
@@ -139,6 +143,37 @@ def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, kept, warne
     assert warning.getMessage().startswith(f'line 2 has 10 tokens: {kept} (config.data.')
     which = slice(int(kept.split()[3])) if 'first' in kept else slice(-int(kept.split()[3]), None)
     assert model.tokenizers['source'].decode(found[1].source_tokens) == '0123456789'[which]
+
+
+@pytest.mark.parametrize('kind', TOKENIZERS)
+@pytest.mark.parametrize('whole_documents', [False, True])
+def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_documents, monkeypatch):
+    tokenizer = train_tokenizer(training_lines(), kind=kind, vocab_size=1500, split_digits=False,
+                                normalization='identity', indentation=True)
+    prompts = pieces(60)
+    rng = random.Random(0)
+    draws = {}
+
+    def drawn(self, sources, numbers, options, draw=0, limits=None, begins=None):
+        """In place of a search: tokens drawn from real text, several hypotheses for each source."""
+        found = []
+        for limit in limits:
+            tokens = [rng.choices(draws['tokens'], k=limit) for _ in range(options.n_best)]
+            found.append([Hypothesis(tokenizer.decode(each), each, -1.0, -1.0, False) for each in tokens])
+        return found
+
+    monkeypatch.setattr(Parrot, 'find_all', drawn)
+    draws['tokens'] = tokenizer.encode(''.join(pieces(300, seed=1)))
+    one_window = SearchOptions(method='sample', n_best=3, extra_length=9, batch_size=8)
+    for context, options in (400, one_window), (400, OPTIONS), (16, dataclasses.replace(OPTIONS, extra_length=50)):
+        for output in Parrot(context, whole_documents, tokenizer).generate(prompts, options):
+            read, cut = tokenizer.decode(output.source_tokens), len(output.source_tokens) == context // 2
+            for each in output.hypotheses:
+                whole = tokenizer.decode([*output.source_tokens, *each.tokens])
+                assert read + each.text == whole or cut and read.startswith('\ufffd')
+                assert output.source + each.text == whole or cut or kind == 'char' and '\ufffd' in whole
+    read, = Parrot(400, whole_documents, tokenizer).generate([''], OPTIONS)
+    assert read.source_tokens == [BOS] and read.text == tokenizer.decode(read.hypotheses[0].tokens)
 
 
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():

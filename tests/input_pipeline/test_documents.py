@@ -92,6 +92,35 @@ def test_one_file_is_cut_by_characters(tmp_path, kind, name):
         assert '\n'.join(parts[1]) == '\n'.join(['é' * 9] * 10)
 
 
+@pytest.mark.parametrize('kind', CUT)
+@pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
+def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path, kind, suffix):
+    content, plain = CONTENT.encode(), tmp_path / f'train{suffix}'
+    found = []
+    for begin in b'', b'\xef\xbb\xbf':
+        whole = begin + content
+        plain.write_bytes(gzip.compress(whole) if suffix == '.txt.gz' else whole)
+        found.append((read(dir=tmp_path, documents=kind, validation_share=0.0), read(file=plain, documents=kind)))
+    assert found[0] == found[1] and found[0][0] == CUT[kind]
+
+
+@pytest.mark.parametrize('where', ['dir', 'file'])
+def test_a_store_of_text_with_its_mark_is_not_used_for_text_without_it(tmp_path, where):
+    """Earlier versions took the mark for text: their fingerprint of the same files must be another one."""
+    path = tmp_path / 'train.txt'
+    place = tmp_path if where == 'dir' else path
+    path.write_text('one')
+    assert 'mark' not in fingerprint(**{where: place})
+    path.write_bytes(b'\xef\xbb\xbfone')
+    assert '"byte_order_marks": "removed"' in fingerprint(**{where: place})
+
+
+def test_a_module_with_a_mark_is_read_without_it(tmp_path):
+    for number in range(60):
+        (tmp_path / f'{number}.py').write_bytes(b'\xef\xbb\xbfx = 1\n')
+    assert set(LibraryDocuments(tmp_path).documents('train')) == {'x = 1\n'}
+
+
 def test_nanogpts_split_of_tiny_shakespeare(tmp_path):
     (tmp_path / 'input.txt').write_text('x' * 1_115_394)
     assert [len(read(split, file=tmp_path / 'input.txt')[0]) for split in SPLITS] == [1_003_854, 111_540, 111_540]

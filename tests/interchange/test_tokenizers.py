@@ -11,13 +11,16 @@ for library in 'tokenizers', 'transformers':
     pytest.importorskip(library, reason="it is in the extra 'test-interchange', and is not installed here")
 
 import sentencepiece
+import tokenizers
 import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from input_pipeline.foreign_tokenizers import NONE, sentencepiece_tokenizer, tokenizers_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, load_tokenizer
 from runtime.errors import UserError
 from tests.interchange import originals
 from tests.interchange.lines import mixed_lines, sentences
+from tests.real_text import assert_continued
 
 LINES = mixed_lines(8000) + sentences(os.environ.get('ALLYOUNEED_DATA', 'data'), 2000)
 LINES += mixed_lines(10_000 - len(LINES), seed=1)
@@ -126,6 +129,71 @@ def test_the_bytes_of_tokens_are_those_of_the_text(make):
             assert written.replace(b' ', b'') == line.replace('\u2581', '').replace(' ', '').encode(), line
         else:
             assert written == line.encode()
+
+
+def plain_sentencepiece():
+    """SentencePiece with its defaults: NFKC, spaces collapsed and dropped at both ends."""
+    model = originals.sentencepiece_model(model_type='unigram')
+    return sentencepiece_tokenizer(model, [None, 1, 2, 0], sentencepiece.SentencePieceProcessor(
+        model_proto=model).get_piece_size())
+
+
+def trained(model, trainer, **parts):
+    """A tokenizer of the library tokenizers, learned from the same lines as the others."""
+    tokenizer = tokenizers.Tokenizer(model)
+    for part, value in parts.items():
+        setattr(tokenizer, part, value)
+    tokenizer.train_from_iterator(originals.TEXT, trainer(
+        vocab_size=1500, show_progress=False, special_tokens=['<unk>', '<s>', '</s>']))
+    return tokenizers_tokenizer(tokenizer.to_str(), [None, 1, 2, 0], tokenizer.get_vocab_size())
+
+
+def metaspace():
+    return trained(models.Unigram(), functools.partial(trainers.UnigramTrainer, unk_token='<unk>'),
+                   pre_tokenizer=pre_tokenizers.Metaspace(), decoder=decoders.Metaspace())
+
+
+def word_pieces():
+    return trained(models.WordPiece(unk_token='<unk>'), trainers.WordPieceTrainer,
+                   pre_tokenizer=pre_tokenizers.BertPreTokenizer(), decoder=decoders.WordPiece(cleanup=True))
+
+
+def word_ends():
+    """BPE whose tokens have a sign at the end of a word instead of a space at its beginning, as the first GPT's."""
+    return trained(models.BPE(unk_token='<unk>', end_of_word_suffix='</w>'), functools.partial(
+        trainers.BpeTrainer, end_of_word_suffix='</w>'), pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.BPEDecoder())
+
+
+CONTINUED = {name: lambda make=make: make()[0] for name, make in TOKENIZERS.items()} | {
+    make.__name__: make for make in (plain_sentencepiece, metaspace, word_pieces, word_ends)}
+
+
+@pytest.fixture(scope='module', params=[*CONTINUED, 'marian'])
+def continued(request):
+    """Each imported tokenizer, Marian's with its vocabulary beside it among them."""
+    return request.getfixturevalue('marian')[2] if request.param == 'marian' else CONTINUED[request.param]()
+
+
+def test_prompt_and_continuation_are_the_text_of_their_tokens(continued):
+    assert_continued(continued, 1000)
+
+
+@pytest.mark.slow
+def test_prompt_and_continuation_are_the_text_of_their_tokens_for_10_000_pieces(continued):
+    assert_continued(continued, 10_000)
+
+
+def test_an_empty_text_has_no_tokens(continued):
+    assert continued.encode('') == [] and continued.decode([]) == ''
+
+
+def test_a_space_that_a_tokenizer_drops_is_not_repeated_in_the_continuation():
+    tokenizer = plain_sentencepiece()
+    before, after = tokenizer.encode('the and '), tokenizer.encode('is')
+    assert before == tokenizer.encode('the and')
+    assert tokenizer.continuation(before, after, 'the and ') == 'is'
+    assert tokenizer.continuation(before, after, 'the and') == ' is'
 
 
 def test_pieces_of_bytes_are_readable():

@@ -6,7 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.blocks import ACTIVATIONS, NORMS, BlockConfig, DecoderBlock, Dense, EncoderBlock, FeedForward, Residual
+from model.blocks import (
+    ACTIVATIONS,
+    NORMS,
+    BlockConfig,
+    DecoderBlock,
+    Dense,
+    EncoderBlock,
+    FeedForward,
+    Residual,
+    layer_norm,
+)
 from model.relation import Relation, look_ahead_mask
 from tests.model import reference
 from tests.model.helpers import close, float64, normal, random_params
@@ -139,3 +149,12 @@ def test_feed_forward_dropout_is_before_the_second_layer():
     module, x = FeedForward(tiny(feed_forward_dropout=1.0)), normal(0, 2, 4, 8)
     params = random_params(module, x)
     close(apply(module, params, x, dropout_key=0), jnp.broadcast_to(params['outer']['bias'], x.shape))
+
+
+@pytest.mark.parametrize('mean', [0, 100, 1000])
+def test_layer_norm_is_right_where_the_mean_is_large(mean):
+    x = normal(0, 4, 64) + mean  # the standard deviation is 1
+    found = layer_norm(tiny()).apply({'params': {'scale': jnp.ones(64), 'bias': jnp.zeros(64)}}, x)
+    exact = np.asarray(x, np.float64)
+    expected = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-6)
+    close(found, expected, atol=1e-6 * max(mean, 1))  # float32 rounds the inputs and their mean

@@ -1,10 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from model import losses as loss
-from model.embedding import Projection
+from model.embedding import ABSENT, Projection
 from model.losses import cross_entropy, squared_error, tiles
 
 
@@ -174,3 +176,146 @@ def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):
 
     compiled = jax.jit(jax.grad(total, argnums=(0, 1))).lower(states, table).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 64 * 128 * 20_000
+
+
+# Smoothing over the tokens that can occur
+
+ABSENT_TOKENS = (0, 4)
+
+
+def with_absent_tokens(seed=9, shape=(3, 5)):
+    """A projection of 11 tokens, two of which are absent, its targets and weights."""
+    rng = np.random.default_rng(seed)
+    bias = jnp.float32(rng.normal(size=11)).at[jnp.array(ABSENT_TOKENS)].set(ABSENT)
+    projection = Projection(jnp.float32(rng.normal(size=(*shape, 6))), jnp.float32(rng.normal(size=(11, 6))), bias)
+    targets = rng.choice(np.delete(np.arange(11), ABSENT_TOKENS), shape)
+    return projection, jnp.int32(targets), jnp.float32(rng.integers(0, 3, shape))
+
+
+def smoothed_in_float64(projection, targets, weights, smoothing):
+    """Returns the loss and its gradients (states, table, bias), with the smoothed distribution spelled out."""
+    states, table, bias = (np.asarray(array, np.float64) for array in jax.tree.leaves(projection))
+    targets, weights, possible = np.asarray(targets), np.asarray(weights, np.float64), np.ones(11)
+    possible[list(ABSENT_TOKENS)] = 0
+    smoothed = (1 - smoothing) * np.eye(11)[targets] + smoothing * possible / possible.sum()
+    logits = states @ table.T + bias
+    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    log_p = logits - logits.max(axis=-1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
+    grad_logits = weights[..., None] * (probabilities - smoothed)
+    rows = grad_logits.reshape(-1, 11)
+    gradients = grad_logits @ table, rows.T @ states.reshape(-1, 6), rows.sum(axis=0)
+    return -(weights[..., None] * smoothed * log_p).sum(), gradients
+
+
+FORMS = {
+    'whole': lambda *arguments: jax.value_and_grad(
+        lambda projection: cross_entropy(projection.logits(), *arguments[1:], ABSENT_TOKENS).loss)(arguments[0]),
+    'tiled': lambda *arguments: jax.value_and_grad(
+        lambda projection: cross_entropy(projection, *arguments[1:], ABSENT_TOKENS).loss)(arguments[0]),
+    'evaluated': lambda *arguments: (cross_entropy(*arguments, ABSENT_TOKENS).loss, None),
+    'one product': lambda *arguments: (lambda sums, gradients: (sums[0], gradients))(*loss._one_product(
+        *arguments[:3], label_smoothing=arguments[3], absent=ABSENT_TOKENS))}
+
+
+@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize('shape', [(3, 5), (4,)], ids=str)
+@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.5])
+def test_smoothing_spreads_over_the_tokens_that_can_occur(monkeypatch, form, shape, smoothing):
+    monkeypatch.setattr(loss, 'TILE', 60)
+    projection, targets, weights = with_absent_tokens(shape=shape)
+    value, gradients = FORMS[form](projection, targets, weights, smoothing)
+    expected, expected_gradients = smoothed_in_float64(projection, targets, weights, smoothing)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    if gradients is not None:
+        for found, exact in zip(jax.tree.leaves(gradients), expected_gradients, strict=True):
+            np.testing.assert_allclose(found, exact, rtol=2e-5, atol=2e-5)
+        assert np.all(gradients.table[jnp.array(ABSENT_TOKENS)] == 0)
+
+
+@pytest.mark.parametrize('tiled', [False, True])
+def test_the_loss_of_1000_tokens_with_2_absent(tiled):
+    bias = jnp.zeros(1000).at[:2].set(ABSENT).at[2].set(14.0)
+    projection = Projection(jnp.ones((1, 3, 4)), jnp.zeros((1000, 4)), bias)
+    sums = cross_entropy(projection if tiled else projection.logits(), jnp.array([[3, 4, 5]]), jnp.ones((1, 3)), 0.1,
+                         absent=(0, 1))
+    # All but the absent tokens and one have a logit of 0, and that one has 14.
+    expected = np.log(np.exp(14) + 997) - 0.1 * 14 / 998
+    assert float(sums.loss) / 3 == pytest.approx(expected, rel=1e-5)
+
+
+# Accuracy
+
+@pytest.mark.parametrize('form', ['whole', 'tiled', 'gradient', 'one product'])
+def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
+    rng = np.random.default_rng(10)  # logits are small whole numbers, so many are equal
+    states, table = jnp.float32(rng.integers(-1, 2, (8, 40, 2))), jnp.float32(rng.integers(-1, 2, (9, 2)))
+    targets, weights = jnp.int32(rng.integers(0, 9, (8, 40))), jnp.float32(rng.integers(0, 2, (8, 40)))
+    projection = Projection(states, table)
+    if form == 'one product':
+        accuracy = loss._one_product(projection, targets, weights, label_smoothing=0.1)[0][2]
+    elif form == 'gradient':
+        accuracy = jax.grad(lambda projection: (lambda sums: (sums.loss, sums.others['accuracy']))(
+            cross_entropy(projection, targets, weights, 0.1)), has_aux=True)(projection)[1]
+    else:
+        outputs = projection if form == 'tiled' else projection.logits()
+        accuracy = cross_entropy(outputs, targets, weights, 0.1).others['accuracy']
+    logits = np.asarray(states, np.float64) @ np.asarray(table, np.float64).T
+    chosen = logits.argmax(axis=-1)
+    assert accuracy == (np.asarray(weights) * (chosen == np.asarray(targets))).sum()
+    tied = np.take_along_axis(logits, np.asarray(targets)[..., None], -1)[..., 0] >= logits.max(axis=-1)
+    assert (tied * np.asarray(weights)).sum() > accuracy  # targets that equal the argmax's logit, behind it
+
+
+# What a tiled loss has no gradient of
+
+def test_a_gradient_that_a_tiled_loss_lacks_raises():
+    projection, targets, weights = with_absent_tokens()
+    with pytest.raises(NotImplementedError, match=r"not of 'nll'. Use cross_entropy\(projection.logits\(\)"):
+        jax.grad(lambda projection: cross_entropy(projection, targets, weights, 0.1).others['nll'])(projection)
+    with pytest.raises(NotImplementedError, match='no gradient with respect to its weights'):
+        jax.jit(jax.grad(lambda weights: cross_entropy(projection, targets, weights, 0.1).loss))(weights)
+    gradient = jax.grad(lambda weights: cross_entropy(projection.logits(), targets, weights, 0.1).loss)(weights)
+    assert np.all(gradient > 0)  # the whole logits have it
+
+
+def test_the_accuracy_of_a_tiled_loss_may_be_in_what_is_differentiated():
+    projection, targets, weights = with_absent_tokens()
+
+    def total(projection):
+        sums = cross_entropy(projection, targets, weights, 0.1)
+        return sums.loss + sums.others['accuracy']
+
+    expected = jax.grad(lambda projection: cross_entropy(projection, targets, weights, 0.1).loss)(projection)
+    found = jax.jit(jax.grad(total))(projection)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
+
+
+# JAX_ENABLE_X64
+
+@pytest.mark.parametrize('form', ['scan', 'one product'])
+@pytest.mark.parametrize('biased', [False, True])
+def test_sums_are_of_float32_with_jax_enable_x64(form, biased):
+    projection, targets, weights = with_absent_tokens()
+    projection = projection if biased else projection.replace(bias=None)
+    with jax.enable_x64(True):
+        form = functools.partial(loss._scan, gradients=True) if form == 'scan' else loss._one_product
+        sums, gradients = jax.jit(functools.partial(form, label_smoothing=0.1))(projection, targets, weights)
+    assert {leaf.dtype for leaf in jax.tree.leaves((sums, gradients))} == {np.dtype(np.float32)}
+
+
+# config.train.matmul_precision
+
+def test_at_bfloat16_the_whole_logits_and_their_gradients_are_of_rounded_factors():
+    rng = np.random.default_rng(11)
+    states, table, cotangent = (jnp.float32(rng.normal(size=size)) for size in ((3, 5, 64), (40, 64), (3, 5, 40)))
+    with jax.default_matmul_precision('bfloat16'):
+        logits, transposed = jax.vjp(lambda *factors: Projection(*factors).logits(), states, table)
+        gradients = transposed(cotangent)
+    states, table, cotangent = (np.asarray(array.astype(jnp.bfloat16), np.float64)
+                                for array in (states, table, cotangent))
+    expected = states @ table.T, cotangent @ table, np.einsum('btv,btd->vd', cotangent, states)
+    for found, exact in zip((logits, *gradients), expected, strict=True):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)

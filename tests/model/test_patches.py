@@ -162,3 +162,23 @@ def test_bfloat16_computation_gives_float32_outputs():
 def test_unknown_choices(options, message):
     with pytest.raises(ValueError, match=message):
         build(IMAGES, 2, **options)
+
+
+# Precision
+
+def test_logits_of_a_bfloat16_model_are_float32():
+    model, variables = build(IMAGES, (2, 3), tiny(dtype=jnp.bfloat16))
+    outputs = model.apply(variables, IMAGES)
+    assert outputs.dtype == jnp.float32
+    assert np.all(outputs != outputs.astype(jnp.bfloat16).astype(jnp.float32))  # so ties are rare
+
+
+@pytest.mark.parametrize('layer', ['embedding', 'head'])
+@pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
+def test_matmul_precision_reaches_the_embedding_and_the_head(layer, precision):
+    model, variables = build(IMAGES, (2, 3))
+    kernel = variables['params'][layer]['kernel']
+    rounded = kernel.astype(jnp.bfloat16).astype(jnp.float32)
+    others = {'params': {**variables['params'], layer: {**variables['params'][layer], 'kernel': rounded}}}
+    with jax.default_matmul_precision(precision):  # a product of bfloat16 rounds the kernel itself
+        assert np.array_equal(model.apply(variables, IMAGES), model.apply(others, IMAGES)) == (precision == 'bfloat16')

@@ -15,6 +15,7 @@ from model.attention import (
     chunked_attention,
     fused_attention,
     general_scores,
+    scaled_dot_scores,
 )
 from model.positional import RELATIVE, RelativeBias
 from model.relation import Relation, look_ahead_mask
@@ -135,3 +136,41 @@ def test_the_fused_kernel_says_what_it_cannot_do():
     x = jnp.zeros((1, 2, 4))
     with pytest.raises(ValueError, match='the fused kernel knows neither attention_dropout nor scores'):
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)
+
+
+@pytest.mark.parametrize('length, chunk, size', [(1, 512, 1), (7, 512, 7), (7, 4, 4), (7, 7, 7), (6, 5, 3)])
+def test_the_chunked_kernel_pads_fewer_queries_than_it_has_chunks(length, chunk, size):
+    query, key, value = query_key_value()
+    query, sizes = query[:, :length], []
+
+    def score(query, key):
+        sizes.append(query.shape[1])
+        return scaled_dot_scores(query, key)
+
+    close(chunked_attention(query, key, value, score=score, chunk=chunk), attention(query, key, value)[0])
+    assert set(sizes) == {size}
+
+
+def kernel_without_a_guard(query, key, value, bias=None, mask=None, scale=None, implementation=None):
+    """Computes attention with -inf for hidden keys, so a query that sees no key becomes NaN."""
+    scores = jnp.einsum('bthk,bshk->bhts', query, key) * query.shape[-1] ** -0.5
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+    return jnp.einsum('bhts,bshv->bthv', weights, value)
+
+
+@pytest.mark.parametrize('kernel', ['plain', 'fused', 'fused without a guard'])
+def test_queries_that_see_no_key_have_zeros_and_no_nan_in_gradients(monkeypatch, kernel):
+    if kernel == 'fused without a guard':  # as cuDNN's may be
+        monkeypatch.setattr(jax.nn, 'dot_product_attention', kernel_without_a_guard)
+    query, key, value = query_key_value()
+    inputs = query, key, value[..., :4]  # the fused kernel needs values as wide as the keys
+    relation = Relation(mask=RELATIONS['mask'].mask.at[:, :, 2].set(False).at[1, 0].set(False))
+    function = (lambda *inputs: attention(*inputs, relation)[0]) if kernel == 'plain' else (
+        lambda *inputs: fused_attention(*inputs, relation))
+    with jax.debug_nans(True):
+        pooled, transposed = jax.vjp(function, *inputs)
+        gradients = transposed(normal(9, *pooled.shape))
+    assert np.all(pooled[:, 2] == 0) and np.all(pooled[1, :, 0] == 0)
+    assert np.all(gradients[0][:, 2] == 0) and np.all(gradients[0][1, :, 0] == 0)
+    expected, transposed = jax.vjp(lambda *inputs: attention(*inputs, relation)[0], *inputs)
+    jax.tree.map(close, (pooled, gradients), (expected, transposed(normal(9, *pooled.shape))))

@@ -1,11 +1,14 @@
 """Sums that XLA fuses with what comes before them, against float64: a version of jaxlib got some of them wrong."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kernels.xla import WITHOUT_REDUCTIONS, WRONG
 
 ROOT = Path(__file__).parents[2]
 # What jaxlib 0.10.2 gets wrong by itself, at the numbers of rows and widths where it may show.
@@ -33,10 +36,45 @@ def worst(imported, flags=''):
     return float(done.stdout)
 
 
-@pytest.mark.parametrize('imported', ['train', 'inference'])
+@pytest.mark.parametrize('imported', ['allyouneed, inference', 'kernels.xla; kernels.xla.avoid_wrong_sums()'])
 def test_fused_sums_are_right_whatever_is_imported(imported):
     assert worst(imported) < 1e-3
 
 
 def test_flags_of_the_user_are_kept_beside():
-    assert worst('inference', '--xla_force_host_platform_device_count=2') < 1e-3
+    assert worst('allyouneed, inference', '--xla_force_host_platform_device_count=2') < 1e-3
+
+
+NEEDED = pytest.mark.skipif(importlib.metadata.version('jaxlib') != WRONG, reason=f'only jaxlib {WRONG} needs the flag')
+
+
+def run(program, flags=''):
+    """Runs Python on a CPU without the flags of these tests, and returns its exit status and stderr."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(('XLA_', 'JAX_'))}
+    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True,
+                          env=environment | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': flags})
+    return done.returncode, done.stderr
+
+
+@NEEDED
+def test_an_import_that_is_too_late_for_the_flag_warns():
+    status, stderr = run('import jax; jax.devices(); import allyouneed, inference')
+    assert status == 0 and stderr.count('RuntimeWarning: jaxlib 0.10.2 computes some sums wrongly') == 1
+    assert 'Import allyouneed before you use JAX, start Python with XLA_FLAGS=' + WITHOUT_REDUCTIONS in stderr
+    assert run('import jax; import allyouneed, inference; jax.devices()') == (0, '')
+    assert run('import jax; jax.devices(); import inference', WITHOUT_REDUCTIONS) == (0, '')
+
+
+@NEEDED
+def test_a_package_sets_no_flag_and_warns_if_it_is_missing():
+    status, stderr = run('import inference, os; assert not os.environ["XLA_FLAGS"]')
+    assert status == 0 and stderr.count('RuntimeWarning: jaxlib 0.10.2 computes some sums wrongly') == 1
+    assert 'Import allyouneed first, which sets it' in stderr
+
+
+@NEEDED
+def test_a_command_that_would_compute_wrong_sums_ends_with_a_message():
+    command = 'from command_line import run_script; import inference; run_script(lambda: print("ran"))'
+    status, stderr = run(f'import jax; jax.devices(); {command}')
+    assert status == 2 and 'error: jaxlib 0.10.2 computes some sums wrongly on CPUs' in stderr
+    assert run(command)[0] == 0

@@ -10,10 +10,12 @@ import optax
 import pytest
 
 from benchmarks.modes import Mode, compiled, train
-from configs import base, digits_vit, pendulum
+from configs import base, digits_vit, pendulum, stdlib_lm
 from input_pipeline.data import open_data
+from model.blocks import BlockConfig
 from model.dropout import WordDropout
 from model.evaluation import forward, supervised
+from model.language_model import LanguageModel
 from model.losses import cross_entropy, divergence, symmetric_divergence
 from training.objective import OBJECTIVES, make_objective, r_drop, simcut
 from training.step import init_state, train_step
@@ -209,3 +211,23 @@ def test_an_objective_may_depend_on_the_data(monkeypatch):
     found = make_objective(config, open_data(config))(lambda *_: (logits, {}), {}, batch, None)
     expected = supervised(SMOOTHED)(lambda *_: (logits, {}), {}, batch, None)  # 0.1, as there are 10 digits
     assert float(found.loss) == float(expected.loss) > 1
+
+
+@pytest.mark.parametrize('options', [{}, {'r_drop': 5.0}, {'simcut': 3.0}], ids=str)
+def test_every_objective_smooths_over_the_tokens_that_can_occur(options):
+    config = stdlib_lm.get_config()
+    config.train.update(options | {'label_smoothing': 0.1})
+    module = LanguageModel(BlockConfig(8, 16, 2, dropout=0.0), 1, vocab_size=9, absent=(0, 3))
+    tokens = jnp.int32(np.random.default_rng(0).choice([1, 2, 4, 5, 6, 7, 8], (2, 6)))
+    batch = {'inputs': {'tokens': tokens}, 'targets': tokens, 'weights': jnp.ones((2, 6))}
+    params = nn.unbox(module.init(jax.random.key(0), tokens))['params']
+    data = open_data(digits_vit.get_config())
+    data.sizes = {'vocab_size': 9, 'absent': [0, 3]}
+    sums = make_objective(config, data)(forward(module), params, batch, jax.random.key(1))
+
+    logits = np.delete(np.asarray(module.apply({'params': params}, tokens), np.float64), [0, 3], axis=-1)
+    targets = np.searchsorted([1, 2, 4, 5, 6, 7, 8], tokens)
+    smoothed = 0.9 * np.eye(7)[targets] + 0.1 / 7  # of the 7 tokens that can occur
+    cross = -(smoothed * log_softmax(logits)).sum()
+    apart = 3.0 * float(sums.others['divergence']) if 'simcut' in options else 0.0
+    assert float(sums.loss) == pytest.approx((2 if 'r_drop' in options else 1) * cross + apart, rel=1e-5)
