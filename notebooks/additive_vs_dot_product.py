@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-import inference
+import allyouneed
 from analysis.examples import example_run
 from analysis.pictures import attention_figure
 from inference.scores import corpus_scores
@@ -33,8 +33,8 @@ from model.attention import additive_scores, dot_scores, scaled_dot_scores
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60
-runs = {'RNNsearch': inference.load(example_run('rnnsearch_demo', 'RNN_RUN')),
-        'Transformer': inference.load(example_run('demo', 'RUN'))}
+runs = {'RNNsearch': allyouneed.load(example_run('rnnsearch_demo', 'RNN_RUN')),
+        'Transformer': allyouneed.load(example_run('demo', 'RUN'))}
 for name, run in runs.items():
     print(f'{name:12} {parameter_count(run.model.params):10,} parameters')
 

@@ -19,7 +19,7 @@ import sys
 if not importlib.util.find_spec('analysis'):
     address = os.environ.get('REPOSITORY') or input('clone the project from: ')
     subprocess.run(['git', 'clone', '--quiet', address, 'allyouneed'], check=True)
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', './allyouneed'], check=True)
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--editable', './allyouneed'], check=True)
     sys.path.insert(0, os.path.abspath('allyouneed'))
     os.chdir('allyouneed')
 
@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
+import allyouneed  # noqa: F401 (it sets a flag of XLA)
 from analysis.pictures import attention_figure, positions_figure
 from model.attention import (
     MultiHeadAttention,

@@ -6,7 +6,7 @@
 #
 # `PRETRAINED=FOLDER jupyter lab` takes a GPT-2, Llama, Mistral or Qwen2 of yours. Without one we make a tiny Llama now:
 # two layers that have read the source code of Python for minutes, written in the form that Hugging Face gives models.
-# `inference.train` is the loop of `train.py`: it draws the curve while it trains, and where it is interrupted, the same
+# `allyouneed.train` is the loop of `train.py`: it draws the curve while it trains, and where it is interrupted, the same
 # call goes on.
 
 # %%
@@ -18,7 +18,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-import inference
+import allyouneed
 from analysis.pictures import attention_figure, chosen, heads_figure
 from configs import fine_tune, llama_tiny
 from interchange.export import export
@@ -37,7 +37,7 @@ def tiny_llama():
     config.data.tokenizer.vocab_size = 1000
     config.optimizer.warmup = steps // 8
     config.train.steps, config.eval.every, config.checkpoint.every = 6 * steps, steps, 3 * steps
-    inference.train(config, folder / 'python')
+    allyouneed.train(config, folder / 'python')
     export(folder / 'python', folder / 'llama', to='huggingface')
     return folder / 'llama'
 
@@ -48,11 +48,11 @@ pretrained = Path(os.environ['PRETRAINED']) if os.environ.get('PRETRAINED') else
 # ## What is in the folder
 #
 # `import_weights` makes a run directory of it, on which everything works that works on a run: `decode.py`, the
-# explorer, `train.py`. (`inference.load` opens the folder as it is, to look at it and to let it write.)
+# explorer, `train.py`. (`allyouneed.load` opens the folder as it is, to look at it and to let it write.)
 
 # %%
 import_weights(pretrained, folder / 'imported')
-before = inference.load(folder / 'imported')
+before = allyouneed.load(folder / 'imported')
 model = before.config.model
 print(sorted(path.name for path in pretrained.iterdir()))
 print(f'{before.config.task}, {parameter_count(before.model.params):,} parameters')
@@ -82,7 +82,7 @@ def recipe(peak, **train):
     return config
 
 
-after = inference.train(recipe(peak=1e-3), folder / 'tuned')
+after = allyouneed.train(recipe(peak=1e-3), folder / 'tuned')
 
 # %% [markdown]
 # ## What it knows now
@@ -91,7 +91,7 @@ after = inference.train(recipe(peak=1e-3), folder / 'tuned')
 # after. $-\frac{1}{n} \log_2 p(\text{text})$, where $n$ is its number of characters: `forced` gives $\log p$.
 
 # %%
-samples = {'documentation': text[-1500:], 'Python': Path(inference.__file__).with_name('search.py').read_text()[:1500]}
+samples = {'documentation': text[-1500:], 'Python': (allyouneed.HOME / 'inference/search.py').read_text()[:1500]}
 
 
 def bits(run):
@@ -156,7 +156,7 @@ attention_figure(np.array(panels), *run.model.axes(output)['encoder'],
 # the sum, so that it is used as any other.
 
 # %%
-adapted = inference.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')
+adapted = allyouneed.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')
 print('adapted ', '   '.join(f'{what} {value:.2f}' for what, value in bits(adapted).items()))
 moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before.model.params, adapted.model.params))
 print(f'{sum(moved)} of {len(moved)} matrices and vectors are other than before')

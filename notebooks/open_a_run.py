@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Open a run
 #
-# A run directory is all that is needed to work with a model: `inference.load` reads the config, the tokenizer and the
+# A run directory is all that is needed to work with a model: `allyouneed.load` reads the config, the tokenizer and the
 # parameters from it, and returns them with the functions that `decode.py` uses. Here we translate, ask how sure the
 # model is, look where it looks, and take heads away to see what breaks.
 #
@@ -13,7 +13,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-import inference
+import allyouneed
 from analysis.ablation import scores_without_heads, without_head
 from analysis.examples import example_run
 from analysis.pictures import attention_figure, chosen, heads_figure
@@ -24,7 +24,7 @@ from training.summary import parameter_table
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
-run = inference.load(example_run('demo', 'RUN'))
+run = allyouneed.load(example_run('demo', 'RUN'))
 print(f'the parameters of step {run.checkpoint}')
 print(', '.join(f'{name} {run.config.model[name]}' for name in (
     'kind', 'num_layers', 'd_model', 'd_ff', 'num_heads', 'norm', 'score', 'position')))

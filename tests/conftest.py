@@ -23,10 +23,6 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from kernels.xla import avoid_wrong_sums  # noqa: E402
-
-avoid_wrong_sums()
-
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 
@@ -35,3 +31,7 @@ jax.config.update('jax_num_cpu_devices', 8)  # of which all tests but those of m
 PACKAGES = ['kernels', 'model', 'run_directory', 'training', 'interchange', 'inference', 'input_pipeline']
 assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not checked'
 jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
+
+from kernels.xla import avoid_wrong_sums  # noqa: E402
+
+avoid_wrong_sums()  # before JAX starts its backends

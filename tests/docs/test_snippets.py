@@ -4,8 +4,7 @@ import pathlib
 import re
 from unittest import mock
 
-import analysis.pictures
-import inference
+import allyouneed
 from inference.run import Run
 from inference.text import Output
 from inference.translate import Translator
@@ -21,14 +20,14 @@ def test_the_python_of_the_pages_calls_what_there_is(monkeypatch, capsys):
     run.model.attention.return_value = {'cross': 'weights'}
     output = mock.create_autospec(Output, instance=True, text='vendredi 25 août 1922')
     run.translate.return_value, run.workdir = [output], pathlib.Path('RUN')
-    monkeypatch.setattr(inference, 'load', mock.create_autospec(inference.load, return_value=run))
-    monkeypatch.setattr(inference, 'train', mock.create_autospec(inference.train, return_value=run), raising=False)
-    for name in 'answer_figure', 'save_figure':
-        monkeypatch.setattr(analysis.pictures, name, mock.create_autospec(getattr(analysis.pictures, name)))
+    returned = {'load': run, 'train': run, 'answer_figure': mock.DEFAULT, 'save_figure': mock.DEFAULT}
+    for name, value in returned.items():
+        function = mock.create_autospec(getattr(allyouneed, name), return_value=value)
+        monkeypatch.setattr(allyouneed, name, function, raising=False)
     for page in PAGES:
         for snippet in re.findall('```python\n(.*?)```', (ROOT / page).read_text(encoding='utf-8'), re.DOTALL):
             exec(compile(snippet, page, 'exec'), {})
-    [trained] = inference.train.call_args_list
+    [trained] = allyouneed.train.call_args_list
     assert trained.args[0].model.num_layers == 3
-    assert analysis.pictures.save_figure.called
+    assert allyouneed.save_figure.called
     assert capsys.readouterr().out == 'vendredi 25 août 1922\n'
