@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-PACKAGES = 'model|input_pipeline|training|interchange|inference|analysis|configs'
+PACKAGES = 'analysis|configs|inference|input_pipeline|interchange|kernels|model|run_directory|runtime|training'
 GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed',
           'planning', 'notebooks', 'results', 'faults', 'extending', 'api')
 PAGES = [*(f'docs/{name}' for name in GUIDES), 'CONTRIBUTING', 'CHANGELOG']

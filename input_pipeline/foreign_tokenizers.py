@@ -211,7 +211,7 @@ def tokenizers_library() -> Any:
       UserError: if it is not installed.
     """
     if importlib.util.find_spec('tokenizers') is None:
-        raise UserError("this tokenizer needs the library tokenizers: pip install '.[interchange]'")
+        raise UserError("this tokenizer needs the library tokenizers: pip install -e '.[interchange]'")
     return importlib.import_module('tokenizers')
 
 

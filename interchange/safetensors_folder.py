@@ -80,6 +80,6 @@ def opened(path: Path) -> Iterator[Any]:
 
 def _library() -> Any:
     if importlib.util.find_spec('safetensors') is None:
-        raise UserError("safetensors is not installed: pip install '.[interchange]'")
+        raise UserError("safetensors is not installed: pip install -e '.[interchange]'")
     importlib.import_module('safetensors.numpy')
     return importlib.import_module('safetensors')

@@ -60,7 +60,7 @@ def write_ctranslate2(trained: Trained, folder: Path, quantization: str = 'float
       UserError: if CTranslate2 is not installed, or cannot compute such a model.
     """
     if importlib.util.find_spec('ctranslate2') is None:
-        raise UserError("CTranslate2 is not installed: pip install '.[interchange]'")
+        raise UserError("CTranslate2 is not installed: pip install -e '.[interchange]'")
     if refused := refusals(trained.config):
         raise UserError(f'CTranslate2 cannot compute this model: {"; ".join(f"config.{each}" for each in refused)}')
     spec = _Writer(trained).specification()

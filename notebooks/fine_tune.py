@@ -6,8 +6,8 @@
 #
 # `PRETRAINED=FOLDER jupyter lab` takes a GPT-2, Llama, Mistral or Qwen2 of yours. Without one we make a tiny Llama now:
 # two layers that have read the source code of Python for minutes, written in the form that Hugging Face gives models.
-# `allyouneed.train` is the loop of `train.py`: it draws the curve while it trains, and where it is interrupted, the same
-# call goes on.
+# `allyouneed.train` is the loop of `train.py`: it draws the curve while it trains, and after an interrupt the same call
+# continues.
 
 # %%
 import os

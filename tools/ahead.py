@@ -84,7 +84,7 @@ def devices_of(topology: Topology) -> Devices:
     except Exception as error:  # jaxlib's own, of no class that is documented
         reason = str(error).splitlines()[0][:300]
         if not importlib.util.find_spec('libtpu'):
-            raise UserError('compiling for a TPU needs libtpu: pip install "allyouneed[plan]", or plan with --formula '
+            raise UserError('compiling for a TPU needs libtpu: pip install -e ".[plan]", or plan with --formula '
                             f'({reason})') from None
         raise UserError(f'--topology={topology}: libtpu has no such devices ({reason}): take the shape of a slice that '
                         'is sold, as v5e:4x4') from None

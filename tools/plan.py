@@ -2,7 +2,7 @@
 
 Compiles the real train step and a step of the search ahead of time for the devices, and tells for each of them memory,
 arithmetic, traffic and communication, and the speed that these allow at best. TPUs (v4, v5e, v5p, v6e) need libtpu, as
-`pip install "allyouneed[plan]"` installs it, and no TPU; GPUs (a100:8, h100:16) are planned by formula. Options are set
+`pip install -e ".[plan]"` installs it, and no TPU; GPUs (a100:8, h100:16) are planned by formula. Options are set
 as for train.py, as --config.parallel.fsdp=4. With --search meshes, remat and batches are tried, by formula first; the
 best are compiled, and the best of those is named. The data need not be there: a batch is full of sentences of --length
 tokens. stdout has the plan, as text or, with --json, as JSON.

@@ -74,7 +74,7 @@ def test_mistakes_are_told_in_a_line(arguments, message):
 def test_where_libtpu_is_missing_it_says_how_to_have_it():
     done = plan('--config=configs/demo.py', '--topology=v5e:4x4')
     assert (done.returncode, done.stdout) == (2, '')
-    assert 'needs libtpu: pip install "allyouneed[plan]", or plan with --formula' in done.stderr.splitlines()[-1]
+    assert 'needs libtpu: pip install -e ".[plan]", or plan with --formula' in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize('options, length, message', [
