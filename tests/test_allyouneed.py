@@ -37,7 +37,7 @@ import allyouneed, tools
 run = allyouneed.load({str(trained)!r})
 print(run.translate(['one two'])[0].text)
 config = run.config.copy_and_resolve_references()
-config.train.steps, config.eval.every, config.checkpoint.every = 5, 5, 5
+config.train.steps, config.eval.every, config.checkpoint.every, config.optimizer.warmup = 5, 5, 5, 2
 config.eval.bleu_sentences = 2
 print(allyouneed.train(config, {str(tmp_path / "run")!r}).checkpoint, tools.SIZE)
 '''
