@@ -53,7 +53,7 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog):
     assert all(isinstance(error, Missing) for error in errors)
     assert all('processes 1, 3 of 4 did not arrive' in str(error) and 'processes 0, 2 did' in str(error)
                for error in errors)
-    assert 'waiting for processes 1, 3 (the start)' in caplog.text
+    assert re.search(r'waiting for processes 1, (2, )?3 \(the start\)', caplog.text)  # process 2 may come a bit later
 
 
 def test_a_missing_process_0_is_no_error_of_the_user():
