@@ -18,7 +18,7 @@ import pytest
 import inference
 from tests.jobs import Job
 from tests.scripts import ROOT
-from tests.test_faults import flip, script_arguments
+from tests.test_faults import script_arguments
 from tests.tiny_run import cache, outcome, steps, tiny_config  # noqa: F401 (fixtures)
 from training.preemption import STOPPED
 
@@ -161,7 +161,7 @@ def without_steps(source, copy, *removed):
 def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cache, tmp_path):  # noqa: F811
     run = without_steps(whole, tmp_path / 'run', 12)
     for path in (run / 'checkpoints' / '9' / 'state' / 'ocdbt.process_1' / 'd').iterdir():
-        flip(path)
+        path.unlink()  # a flipped byte may be in a part that the merged checkpoint does not use
     with Job(2, arguments(run, cache, **TWO), tmp_path / 'logs') as job:
         assert job.end() == [0, 0], job.said(0)
         assert re.search(r'checkpoints/9 is damaged for process \d: .*; it is left as it is', job.said(0))
