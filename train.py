@@ -25,6 +25,7 @@ COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: 
                                   'pods and GKE tell it without these three flags.')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
+PATIENCE = flags.DEFINE_integer('patience', 300, 'Many processes: seconds to wait for a missing or slow one.', 1)
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
@@ -40,7 +41,7 @@ from configs.options import DEFAULTS, flatten
 from inference.loop import run
 from input_pipeline.problems import data_problems
 from training.preemption import StopSignals
-from training.processes import connect, ending_together, is_leader
+from training.processes import connect, ending_together
 from training.profiling import ProfilerWindow
 from training.workdir import RunDirectory
 
@@ -52,10 +53,10 @@ def main() -> None:
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)
-    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
     asked = config_flags.get_override_values(flags.FLAGS['config'])
     with (StopSignals() as stop, ending_together(),
-          RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory):
+          RunDirectory(WORKDIR.value, config, asked=asked) as directory):
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps), answer_figure)
 
 

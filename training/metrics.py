@@ -17,7 +17,7 @@ from tensorboardX.utils import figure_to_image
 
 from errors import full_disk_explained
 from files import write_text
-from training.processes import is_leader
+from training.agreement import is_leader
 from training.records import METRICS_FILE, read_metrics
 from training.trackers import open_trackers
 

@@ -1,6 +1,7 @@
 """The train step, a pure function. training/compiled.py compiles it."""
 
 import functools
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax._src import compilation_cache, compiler
 from jaxtyping import Array, Int, Key, PyTree
 
 from input_pipeline.batches import Batch
@@ -21,6 +23,8 @@ from training.initial import Known, put_first
 from training.loss import Sums
 from training.objective import Apply, Objective
 from training.tuning import EVERYTHING, Tuning
+
+log = logging.getLogger('allyouneed.train')
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -151,3 +155,16 @@ def use_compilation_cache(cache: Path) -> None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+    if jax.process_count() > 1 and jax.process_index() and jax.default_backend() == 'cpu':
+        # JAX lets only process 0 write. But on CPUs the key of a program contains the topology as the process sees it,
+        # so the other processes never find an entry of process 0, and would compile everything at every start.
+        compiler._cache_write = _write_to_cache
+
+
+def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: Any) -> None:
+    """Writes a compiled program to the persistent cache, in the place of JAX's function."""
+    if not callbacks:
+        try:
+            compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))
+        except Exception as error:  # the cache only saves time
+            log.warning('the compiled program %s cannot be written to the cache: %s', name, error)

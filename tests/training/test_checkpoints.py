@@ -10,7 +10,8 @@ import pytest
 
 import training.checkpoints
 from errors import UserError
-from training.checkpoints import SEEDS, checksum, open_checkpoints
+from training.checkpoints import open_checkpoints
+from training.checksums import SEEDS, checksum
 from training.metrics import MetricsWriter
 from training.optimizer import AverageState
 from training.records import evaluations
