@@ -26,6 +26,7 @@ COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Many processes: 
                                   'pods and GKE tell it without these three flags.')
 PROCESSES = flags.DEFINE_integer('num_processes', None, 'Many processes: how many.')
 PROCESS = flags.DEFINE_integer('process_id', None, 'Many processes: which one this is, from 0.')
+PATIENCE = flags.DEFINE_integer('patience', 300, 'Many processes: seconds to wait for a missing or slow one.', 1)
 PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
@@ -39,17 +40,17 @@ def main() -> None:
     from input_pipeline.problems import data_problems
     from run_directory.workdir import RunDirectory
     from runtime.preemption import StopSignals
-    from runtime.processes import connect, ending_together, is_leader
+    from runtime.processes import connect, ending_together
     from training.loop import run
     from training.profiling import ProfilerWindow
 
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, data_problems)
-    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
     asked = config_flags.get_override_values(flags.FLAGS['config'])
     with (StopSignals() as stop, ending_together(),
-          RunDirectory(WORKDIR.value, config, writes=is_leader(), asked=asked) as directory):
+          RunDirectory(WORKDIR.value, config, asked=asked) as directory):
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps), answer_figure)
 
 

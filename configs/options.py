@@ -73,7 +73,8 @@ SEARCH: Users = {'task.answerer': ('translator', 'generator')}
 TRANSLATOR: Users = {'task.answerer': ('translator',)}
 LEARNED: Users = TEXTS | {'data.tokenizer.kind': SUBWORDS}  # tokenizers that are learned by sentencepiece
 KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
-OTHER_SUMS = 'the same batches, but sums in another order: results agree to rounding'
+OTHER_SUMS = ('the same batches, but sums in another order: results agree to rounding; by pmap with dropout they '
+              'differ, because each device draws its own masks')
 SAME_DATA = 'the data there is the same'
 
 OPTIONS = (

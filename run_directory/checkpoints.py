@@ -17,88 +17,29 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import PyTree
 
 from configs.tasks import goodness
 from model import Params
 from model.adapters import merged
+from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
 from run_directory.records import METRICS_FILE, evaluations
+from runtime.agreement import different, exchange, from_leader, is_leader
 from runtime.errors import UserError, full_disk_explained
 from runtime.files import check_name
+from runtime.processes import lost
+from runtime.rendezvous import listed
 
 RAW = 'raw:'  # before a choice of checkpoints: their parameters, and not a moving average that they hold of them
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one
-SEEDS = (0x9e3779b9, 0x7f4a7c15)
 
 log = logging.getLogger('allyouneed.checkpoints')
 
 
 class Damaged(Exception):
     """Raised for a checkpoint that cannot be read, or whose values differ from those written."""
-
-
-@jax.jit
-def checksum(array: Array) -> UInt32[Array, '2']:
-    """Returns two sums mod 2^32 over hashes of (value, index); they do not depend on the array's sharding.
-
-    The finaliser of MurmurHash3 (Appleby, public domain) is a bijection of 32 bits. So a change of one value always
-    changes the checksum; a change of several values goes unnoticed with probability 2^-64. Values are compared by
-    their bits.
-    """
-    array = array.astype(jnp.uint8) if array.dtype == bool else array
-    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
-    words = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
-    place = jnp.zeros(words.shape, jnp.uint32)
-    for axis, size in enumerate(words.shape):
-        place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-
-    def mixed(x):
-        x = (x ^ (x >> 16)) * jnp.uint32(0x85ebca6b)
-        x = (x ^ (x >> 13)) * jnp.uint32(0xc2b2ae35)
-        return x ^ (x >> 16)
-
-    return jnp.stack([jnp.sum(mixed(words ^ mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    """Maps paths such as 'params/Dense_0/kernel' to leaves. A state and Orbax's version of it have the same paths."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def path_tree(tree: Any) -> Any:
-    """Returns the tree with the path of each leaf in its place."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
-
-
-def checksums(tree: Any) -> dict[str, list[int]]:
-    """Maps each leaf's path to its checksum."""
-    # One after the other: programs on several devices that run concurrently may deadlock.
-    return {path: np.asarray(checksum(leaf)).tolist() for path, leaf in by_path(tree).items()}
-
-
-def shapes(tree: Any) -> dict[str, str]:
-    """Maps each leaf's path to its dtype and shape: 'float32[4,3]'."""
-    return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
-
-
-def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from those wanted."""
-    found = {
-        'missing there': sorted(wanted.keys() - saved.keys()),
-        'not known here': sorted(saved.keys() - wanted.keys()),
-        'of another shape or type': [f'{path}: {saved[path]} there, {wanted[path]} here' for path in sorted(saved)
-                                     if saved[path] != wanted.get(path, saved[path])]}
-    if any(found.values()):
-        lines = [f'  {len(which)} {what}: {"; ".join(which[:3])}{"; ..." if len(which) > 3 else ""}'
-                 for what, which in found.items() if which]
-        raise UserError('\n'.join([
-            f'{folder} holds other arrays ({len(saved)}) than this training has ({len(wanted)}):', *lines,
-            'It is not damaged: the model, the optimizer or a library has changed since it was written. Go on with the '
-            'version and the config that wrote it, or begin again in another --workdir']))
 
 
 def refuse_pipes(folder: Path) -> None:
@@ -139,7 +80,7 @@ class Checkpoints:
         if self._folder.exists() and not self._folder.is_dir():
             raise UserError(f'{self._folder} is a file, where the folder of the checkpoints should be: move it away')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
-        self.values = evaluations(workdir, metric)
+        self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
         self._saving = 0      # the last step that the manager was asked to save
         self._damaged = []    # steps newer than the restored one
@@ -160,12 +101,26 @@ class Checkpoints:
         if self._manager is None:
             self._manager = self._open_manager()
         content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state)}
+        self._compare(step, content['leaves'])
         self._saving = step
         with full_disk_explained(self._no_room):
             saved = self._manager.save(step, args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
                 progress=ocp.args.JsonSave(content | {'sha256': _digest(content)})))
-        assert saved, f'Orbax did not save step {step}, and says nothing'
+        if not saved:
+            raise UserError(f'step {step} was not saved: {self._folder} has a checkpoint of step {self.steps()[-1]}, '
+                            'which another program has written. Stop it, then run the same command again')
+
+    def compare(self, state: Any) -> None:
+        """Raises UserError if the processes have different copies of the state."""
+        self._compare(int(state.step), checksums(state))
+
+    def _compare(self, step: int, leaves: Mapping[str, list[int]]) -> None:
+        # Of an array that is whole in each process, the checksum is that of the process's own copy.
+        if others := different(f'the checksums of step {step}', _digest(leaves)):
+            raise UserError(f'the parameters or the optimizer state of {listed(others)} differ from those of process 0 '
+                            f'at step {step}, which is not saved. {_still_valid(self.steps())}. Run the same command '
+                            'again; if they differ again, compare the versions of the libraries and the machines')
 
     def check(self) -> None:
         """Raises the error of the background save, if it has ended; does not wait for it."""
@@ -195,15 +150,16 @@ class Checkpoints:
           UserError: if there are checkpoints, but all are damaged; if there are none, but the run has evaluated steps;
             or if the arrays of the newest readable one differ from `like` in name, shape or type.
         """
-        for step in reversed(self.steps()):
+        steps = from_leader('the checkpoints', self.steps)
+        for step in reversed(steps):
             try:
                 return self._read(step, like)
             except Damaged as damage:
                 # As text: the traceback refers to all that was read, and log records may be kept.
-                log.warning('%s; it is left as it is, and an older one is used', str(damage))
+                _warn(f'{damage}; it is left as it is, and an older one is used')
                 self._damaged.append(step)
         if self._damaged:
-            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())}): restore '
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
             raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up '
@@ -217,7 +173,7 @@ class Checkpoints:
         Raises:
           UserError: if there is no such checkpoint.
         """
-        steps, choice = self.steps(), choice.removeprefix(RAW)
+        steps, choice = from_leader('the checkpoints', self.steps), choice.removeprefix(RAW)
         if not steps:
             raise UserError(f'{self._folder} holds no checkpoint: train first, or give the run directory of a training')
         kind, _, count = choice.partition(':')
@@ -249,12 +205,13 @@ class Checkpoints:
         """
         chosen, read = self.resolve(choice), self._read_raw if choice.startswith(RAW) else self._read_parameters
         if choice.removeprefix(RAW) == 'latest':
-            for step in reversed(self.steps()):
+            steps = from_leader('the checkpoints', self.steps)
+            for step in reversed(steps):
                 try:
                     return _on_device(read(step)), [step]
                 except Damaged as damage:
-                    log.warning('%s; an older one is used', damage)
-            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(self.steps())})')
+                    _warn(f'{damage}; an older one is used')
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)})')
         total = None
         for step in chosen:
             try:
@@ -278,7 +235,7 @@ class Checkpoints:
           UserError: if its arrays differ from those of `like`.
         """
         folder = self._folder / str(step)
-        try:
+        with damage_agreed(folder):
             refuse_pipes(folder)
             content = dict(ocp.JsonCheckpointHandler().restore(folder / 'progress'))  # pyright: ignore[reportArgumentType]
             expected, digest = content['leaves'], content.pop('sha256')
@@ -299,21 +256,17 @@ class Checkpoints:
                 wanted, places = path_tree(like), by_path(like)
             # By path, since parts of an optimizer without arrays are not on disk.
             asked = jax.tree.map(lambda path: places.get(path, ocp.PLACEHOLDER), path_tree(stored))
-            with contextlib.closing(ocp.PyTreeCheckpointer()) as reader:
-                read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(
-                    asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
-            state = jax.tree.map(read.__getitem__, wanted)
+        with damage_agreed(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
+            # Not by a Checkpointer, which waits for all processes: in one of them the arrays may be damaged.
+            read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(  # pyright: ignore[reportArgumentType]
+                asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
+        with damage_agreed(folder):  # now all processes have their shards: checksums are computed by all together
             found = checksums({path: read[path] for path in places})
             if changed := sorted(path for path in expected.keys() | found.keys()
                                  if expected.get(path) != found.get(path)):
                 raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '
                               f'{changed[0]}')
-        except (UserError, jax.errors.JaxRuntimeError, MemoryError):  # not the file's fault
-            raise
-        except Exception as error:  # Orbax and TensorStore raise many types
-            reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
-            raise Damaged(f'{folder} is damaged: {reason}') from error
-        return state, content['progress']
+        return jax.tree.map(read.__getitem__, wanted), content['progress']
 
     def _read_parameters(self, step: int) -> Params:
         return merged(self._read(step, None)[0])
@@ -329,11 +282,12 @@ class Checkpoints:
 
     def _open_manager(self) -> ocp.CheckpointManager:
         """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""
-        if jax.process_index() == 0:
+        def put_aside():
             for step in self._damaged:
                 aside = (self._folder / f'{step}.damaged{again}' for again in ['', *(f'-{n}' for n in range(2, 1000))])
                 (self._folder / str(step)).rename(next(path for path in aside if not path.exists()))
-        multihost_utils.sync_global_devices('damaged checkpoints are put aside')
+
+        from_leader('damaged checkpoints', put_aside)
         self._damaged = []
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
@@ -349,8 +303,7 @@ class Checkpoints:
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
     def _no_room(self, _, reason: str) -> str:
-        whole = [step for step in self.steps() if step != self._saving]
-        still = f'The checkpoint of step {whole[-1]} is still valid' if whole else 'There is no earlier checkpoint'
+        still = _still_valid([step for step in self.steps() if step != self._saving])
         return (f'{self._folder / str(self._saving)} cannot be written: {reason}. {still}: free space, then run the '
                 'same command again')
 
@@ -365,6 +318,33 @@ class _Kept:
         steps = [each.step for each in checkpoints]
         kept = self._checkpoints.kept(steps)
         return [step in kept for step in steps]
+
+
+@contextlib.contextmanager
+def damage_agreed(folder: Path) -> Iterator[None]:
+    """In the body, files of the checkpoint `folder` are read. What fails in one process fails in all of them.
+
+    Raises:
+      Damaged: if the files cannot be read, or their values differ from those written.
+      UserError: if the body raises one.
+    """
+    refused = damaged = cause = None
+    try:
+        yield
+    except UserError as error:
+        refused, cause = str(error), error
+    except (jax.errors.JaxRuntimeError, MemoryError):  # not the file's fault
+        raise
+    except Exception as error:  # Orbax and TensorStore raise many types
+        if lost(error):
+            raise
+        damaged, cause = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__, error
+    for number, (refusal, damage) in enumerate(exchange(f'the check of {folder.name}', (refused, damaged))):
+        where = f' for process {number}' if jax.process_count() > 1 else ''
+        if refusal is not None:
+            raise UserError(refusal) from cause
+        if damage is not None:
+            raise Damaged(f'{folder} is damaged{where}: {damage}') from cause
 
 
 @contextlib.contextmanager
@@ -385,12 +365,17 @@ def _on_device(params: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(np.float32), device), params)
 
 
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator='/')
-
-
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _still_valid(steps: Sequence[int]) -> str:
+    return f'The checkpoint of step {steps[-1]} is still valid' if steps else 'There is no earlier checkpoint'
+
+
+def _warn(message: str) -> None:
+    """Logs a warning that all processes have in common: in the leader only."""
+    log.log(logging.WARNING if is_leader() else logging.INFO, '%s', message)
 
 
 def _listed(steps: Sequence[int]) -> str:

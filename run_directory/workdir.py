@@ -1,12 +1,13 @@
 """The run directory: it belongs to one config and one set of data, and one process at a time uses it."""
 
-import contextlib
 import datetime
 import fcntl
 import json
 import logging
 import os
 import socket
+import time
+import uuid
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,21 @@ from configs.options import BY_NAME, flatten
 from configs.versions import VERSION
 from input_pipeline.data import KEPT, Data
 from model.evaluation import Objective
-from run_directory.checkpoints import checksums
+from run_directory.checksums import checksums
 from run_directory.records import CONFIG, METRICS_FILE, read_said_config
+from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
-from runtime.files import check_folder, check_name, expanded, naming, read_json, write_text
+from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
+from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 TEACHER = 'teacher.json'  # checksums of the arrays of the objective, if it has any: a teacher's parameters
 LOCK = 'lock'
-OWN = (CONFIG, CHANGES, LOCK, KEPT, METRICS_FILE, 'checkpoints')  # parts of a run, which other outputs must not replace
+OWNER = 'owner'  # which training uses the directory: its lease
+VISIBLE = 20  # seconds in which a file that the leader has written must be visible to the other processes
+# Parts of a run, which other outputs must not replace.
+OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
 SPLITS = ('train', 'validation')  # what training reads
 
 log = logging.getLogger('allyouneed.train')
@@ -42,50 +48,58 @@ class RunDirectory:
     command line does not either, `config` gets the value that the run started with.
     """
 
-    def __init__(self, path: str | None, config: ConfigDict, *, writes: bool = True, asked: Collection[str] = ()):
-        """Opens the directory.
+    def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
+        """Opens the directory. Only the leader reads it, writes to it and locks it; the other processes follow.
 
         Args:
           path: the directory.
-          config: the config of this start.
-          writes: whether this process is the one of its job that writes to the directory and locks it.
+          config: the config of this start. Of a resumed run, options that the run began without may get other values.
           asked: the options that the command line sets.
 
         Raises:
-          UserError: if the directory has other files but no run, another process uses it, or options differ that must
-            not change.
+          UserError: if the directory has other files but no run, another training uses it, options differ that must
+            not change, or a process does not see the leader's directory.
         """
         if not path:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
-        self.path, self._writes = expanded(path), writes
+        self.path = expanded(path)
         check_name(self.path.absolute())
+        self._lock, self._changed, self._lease = None, {}, ''
+        kept = from_leader('the run directory', lambda: self._open(config, asked))
+        self.resumed = kept is not None
+        if kept is not None:
+            config.update_from_flattened_dict(kept)
+            self._check_shared()
+
+    def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
+        """Returns the options that keep the value of a resumed run, with these values; None for a new run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file: give a directory')
-        self._lock, self._changed = None, {}
         # A start that was killed while it claimed the directory may have left these files.
         there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
-        others = there - {LOCK, KEPT, f'{CONFIG}.tmp'}
-        if CONFIG not in others and others:
-            raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty '
-                            'directory')
-        self.resumed = CONFIG in others
-        if writes and not self.resumed:
+        others = there - {LOCK, OWNER, f'{OWNER}.tmp', KEPT, f'{CONFIG}.tmp'}
+        if CONFIG not in others:
+            if others:
+                raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty '
+                                'directory')
             check_folder(self.path)
-        if self.resumed:
-            self._hold()
-            there, unsaid = read_said_config(self.path)
-            for key, (then, now) in changed_keys(there, config).items():
-                if key in unsaid and key not in asked and may_change(key) is None:
-                    config.update_from_flattened_dict({key: then})
-                    log.info('config.%s=%r, not %r: the run began before there was this option', key, then, now)
-            self._changed = changed_keys(there, config)
-            if refused := [key for key in self._changed if may_change(key) is None]:
-                self.close()
-                raise UserError(
-                    f'{self.path} holds a run of another config. These keys differ:\n'
-                    + '\n'.join(f'  {key}: {there!r} there, {here!r} asked for'
-                                for key, (there, here) in self._changed.items() if key in refused)
-                    + '\nGive another --workdir, or the config of that run to resume it')
+            return None
+        self._hold()
+        there, unsaid = read_said_config(self.path)
+        kept = {}
+        for key, (then, now) in changed_keys(there, config).items():
+            if key in unsaid and key not in asked and may_change(key) is None:
+                kept[key] = then
+                log.info('config.%s=%r, not %r: the run began before there was this option', key, then, now)
+        self._changed = {key: change for key, change in changed_keys(there, config).items() if key not in kept}
+        if refused := [key for key in self._changed if may_change(key) is None]:
+            self.close()
+            raise UserError(
+                f'{self.path} holds a run of another config. These keys differ:\n'
+                + '\n'.join(f'  {key}: {there!r} there, {here!r} asked for'
+                            for key, (there, here) in self._changed.items() if key in refused)
+                + '\nGive another --workdir, or the config of that run to resume it')
+        return kept
 
     def check_data(self, data: Data) -> None:
         """Raises UserError, naming the changes, if the run started on other data."""
@@ -103,8 +117,11 @@ class RunDirectory:
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         """Writes all that decode.py needs into the directory, and logs the changes of the config."""
-        if not self._writes:
-            return
+        from_leader('the run directory', lambda: self._claim(config, data, objective))
+        if not self.resumed:
+            self._check_shared()
+
+    def _claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
         if not self.resumed:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
@@ -128,6 +145,34 @@ class RunDirectory:
             return
         write_text(self.path / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
 
+    def _check_shared(self) -> None:
+        """Raises UserError if a process does not see the lease that the leader has written."""
+        self._lease = from_leader('the lease', lambda: self._lease)
+        deadline = time.monotonic() + VISIBLE
+        while not (visible := self._read_lease() == self._lease) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        hosts = exchange(f'a look at {self.path}', None if visible else socket.gethostname())
+        if blind := [f'process {number} on {host}' for number, host in enumerate(hosts) if host]:
+            self.close()
+            raise UserError(f'--workdir={self.path}: {", ".join(blind)} cannot see the file {OWNER} that process 0 has '
+                            'written there. Use a directory on a file system that all processes share')
+
+    def check_lease(self) -> None:
+        """Raises UserError if another training has taken over the directory, where locks do not prevent it."""
+        def check():
+            if (holder := self._read_lease()) != self._lease:
+                raise UserError(f'{self.path} is in use by another training now ({holder or "unknown"}): this one '
+                                'ends, and saves nothing more. Stop one of them, or give it another --workdir')
+
+        from_leader('the lease', check)
+
+    def _read_lease(self) -> str:
+        """Returns who uses the directory, or ''."""
+        try:
+            return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
+        except OSError:
+            return ''
+
     def close(self) -> None:
         """Releases the lock."""
         if self._lock:
@@ -141,27 +186,38 @@ class RunDirectory:
         self.close()
 
     def _hold(self) -> None:
-        """Locks the directory. The system releases the lock when the process ends, however it ends."""
-        if not self._writes:
-            return
+        """Locks the directory. The system releases the lock when the process ends, however it ends.
+
+        Where file systems do not support locks, or not between machines, the newest training has the lease.
+        """
         path = self.path / LOCK
         with naming(path):
-            self._lock = open(path, 'a+', encoding='utf-8', errors='replace')  # noqa: SIM115 (until `close`)
+            self._lock = open(path, 'a', encoding='utf-8')  # noqa: SIM115 (until `close`)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.seek(0)
-            holder = ' '.join(self._lock.read().split()) or 'it does not say which'
             self.close()
-            raise UserError(f'{self.path} is in use by another training ({holder}): wait for its end or stop it, or '
-                            'give another --workdir') from None
+            raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}): wait for '
+                            'its end or stop it, or give another --workdir') from None
         except OSError as error:
             log.warning('%s cannot be locked (%s): see to it that no two runs use this directory', path, error.strerror)
-        with contextlib.suppress(OSError):  # a full disk; the lock works without this text
-            self._lock.truncate(0)
-            started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
-            self._lock.write(f'process {os.getpid()} on {socket.gethostname()}, started {started}\n')
-            self._lock.flush()
+        started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
+        self._lease = (f'process {os.getpid()} on {socket.gethostname()}, started {started}, '
+                       f'lease {uuid.uuid4().hex[:8]}')
+        write_text(self.path / OWNER, f'{self._lease}\n')
+
+
+def check_same_inputs(config: ConfigDict, data: Data) -> None:
+    """Raises UserError if processes have other options than process 0, or other data. Locations may differ."""
+    options = {key: value for key, value in flatten(config).items() if not getattr(BY_NAME[key].allowed, 'file', False)}
+    both = exchange('the config', options)
+    for number, theirs in enumerate(both):
+        if changed := [f'{key}: {theirs.get(key)!r}, in process 0 {value!r}' for key, value in both[0].items()
+                       if theirs.get(key) != value]:
+            raise UserError(f'process {number} has another config than process 0 ({"; ".join(changed)}). Start all '
+                            'processes with the same flags')
+    if others := different('the data', [data.fingerprint(split) for split in SPLITS]):
+        raise UserError(f'{listed(others)} and process 0 read different data. Give all processes the same files')
 
 
 def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:

@@ -1,11 +1,16 @@
 """The folder of cached files, and JAX's cache of compiled programs in it."""
 
+import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax._src import compilation_cache, compiler  # JAX has no public interface to them
 
 from runtime.files import expanded
+
+log = logging.getLogger('allyouneed.train')
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -26,3 +31,16 @@ def use_compilation_cache(cache: Path) -> None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+    if jax.process_count() > 1 and jax.process_index() and jax.default_backend() == 'cpu':
+        # JAX lets only process 0 write. But on CPUs the key of a program contains the topology as the process sees it,
+        # so the other processes never find an entry of process 0, and would compile everything at every start.
+        compiler._cache_write = _write_to_cache
+
+
+def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: Any) -> None:
+    """Writes a compiled program to the persistent cache, in the place of JAX's function."""
+    if not callbacks:
+        try:
+            compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))
+        except Exception as error:  # the cache only saves time
+            log.warning('the compiled program %s cannot be written to the cache: %s', name, error)

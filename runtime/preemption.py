@@ -7,9 +7,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+
+from runtime.agreement import Greatest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED = os.EX_TEMPFAIL  # 75, "try again": tells a scheduler that this is no failure
@@ -62,20 +64,21 @@ class StopSignals:
             self._later = False
 
     @contextlib.contextmanager
-    def nothing_to_lose(self, done: str) -> Iterator[None]:
+    def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
         """Inside this, within `at_a_step`, a signal stops the run: the next start repeats the interrupted work.
 
-        `done` says what is saved. With several processes a signal is only recorded: a process that left alone would
-        leave the others waiting, so all continue to the next step.
+        `done` says what is saved. Yields a function to call before each batch of the work. Several processes leave
+        there, all together, one batch after a signal to one of them. One process leaves at once.
         """
         if jax.process_count() > 1:
-            yield
+            greatest = Greatest()
+            yield lambda: self.leave(done) if greatest(float(self.requested))[0] else None
             return
         self._later, self._done = False, done
         try:
             if self._received:
                 self.leave(done)
-            yield
+            yield lambda: None
         finally:
             self._later = True
 

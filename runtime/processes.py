@@ -1,4 +1,8 @@
-"""Several processes: joining a job, choosing a leader, and waiting for each other."""
+"""Several processes: joining a job, choosing a leader, and ending together.
+
+What all processes must do alike is decided by the leader and sent to the other processes (`runtime/agreement.py`):
+nothing local, such as the listing of a folder or a clock, decides alone.
+"""
 
 import contextlib
 import ctypes
@@ -11,29 +15,33 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental.multihost_utils import process_allgather
+from jax._src.distributed import global_state
+from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import multihost
 
+from runtime import agreement
+from runtime.agreement import is_leader
 from runtime.errors import UserError
 from runtime.preemption import STOPPED
+from runtime.rendezvous import Missing, meet
 
-PATIENCE = 300  # seconds that processes wait for each other at the start; JAX's own
 HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost
 FAREWELL = 20  # seconds that a process with an error waits for the others to end, too
 GO_ON = 'What is saved is safe: run the same command again, in all processes, to go on from the newest checkpoint'
 # What XLA says when the connection to another process breaks, on CPUs (Gloo), GPUs (NCCL) and to JAX's coordinator.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
+READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # the same of a ValueError, where a result is read
 
 log = logging.getLogger('allyouneed.train')
 
 
-def connect(address: str | None = None, count: int | None = None, number: int | None = None) -> None:
+def connect(address: str | None = None, count: int | None = None, number: int | None = None,
+            patience: int = agreement.PATIENCE) -> None:
     """Joins this process to the others of its job, if there are any. Call it before anything touches a device.
 
     Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
@@ -44,10 +52,14 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
       address: HOST:PORT of process 0, reachable from all others.
       count: the number of processes.
       number: the number of this process, from 0.
+      patience: seconds to wait for a missing or slow process, now and later.
 
     Raises:
-      UserError: if some but not all arguments are given, one is impossible, or the others cannot be reached.
+      UserError: if some but not all arguments are given, one is impossible, two processes have the same number, the
+        port is taken, or the processes have different numbers of devices. If a process does not arrive, this process
+        ends with the status STOPPED.
     """
+    agreement.PATIENCE = patience
     given = {'--coordinator_address': address, '--num_processes': count, '--process_id': number}
     missing = [flag for flag, value in given.items() if value is None]
     if len(missing) == len(given):
@@ -66,16 +78,46 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d: all meet at %s', number, count, address)
-        if number:
-            wait_for(host, int(port))
     _explain_abort()
     try:
-        jax.distributed.initialize(**options, initialization_timeout=PATIENCE, heartbeat_timeout_seconds=HEARTBEAT)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f'the processes of this job cannot find each other: {str(error).splitlines()[0]}') from None
-    check_devices()
-    if not is_leader():
-        logging.getLogger('allyouneed').setLevel(logging.ERROR)  # only the leader logs progress
+        if address and count and number is not None:
+            meet(host, int(port), count, number, patience)
+        jax.distributed.initialize(**options, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT)
+    except (Missing, RuntimeError) as error:
+        _leave(f'a process of this job is missing: {_first_line(error)}. {GO_ON}', STOPPED)
+    except ValueError as error:
+        raise UserError(f'the processes of this job cannot find each other: {_first_line(error)}') from None
+    with ending_together():
+        check_devices()
+        if not is_leader():  # only the leader logs progress
+            project = logging.getLogger('allyouneed')
+            project.setLevel(logging.WARNING)
+            for handler in project.handlers:
+                handler.setFormatter(logging.Formatter(f'process {jax.process_index()}: %(message)s'))
+        refuse_unequal_devices()
+        agreement.exchange('the start', None)
+        # Gloo gives up if the processes begin their first collective more than 30 s apart; later ones may be slow.
+        sync_global_devices('the start')
+
+
+def refuse_unequal_devices() -> None:
+    """Raises UserError if the processes of this job have different numbers of devices."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        raise UserError('the processes of this job have different numbers of devices ('
+                        + ', '.join(f'process {number}: {count}' for number, count in sorted(counts.items()))
+                        + '). Give all the same number: CUDA_VISIBLE_DEVICES or, on CPUs, JAX_NUM_CPU_DEVICES')
+
+
+def lost(error: BaseException | None) -> bool:
+    """Whether the loss of another process caused `error`, directly or indirectly."""
+    while error is not None:
+        text = str(error)
+        if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
+                or isinstance(error, ValueError) and READING.match(text)):
+            return global_state.client is not None
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager
@@ -90,8 +132,8 @@ def ending_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if jax.process_count() > 1:
-            if isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(str(error)):
+        if global_state.client is not None:  # there are several processes
+            if isinstance(error, Missing) or lost(error):
                 _leave(f'another process of this job is lost ({_first_line(error)}). {GO_ON}', STOPPED)
             farewell = threading.Timer(FAREWELL, _leave, [
                 f'the others have not ended {FAREWELL} s after the error here ({_first_line(error)}): left without '
@@ -130,27 +172,11 @@ def check_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
+        if re.search('coordination|heartbeat|keyvalue', str(error), re.IGNORECASE):  # another process is lost
+            raise
         reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
                         'or leave it out') from None
-
-
-def wait_for(host: str, port: int) -> None:
-    """Waits until process 0 listens at the address. JAX itself would end this process without a helpful message.
-
-    Raises:
-      UserError: if it does not listen within PATIENCE seconds.
-    """
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise UserError(f'--coordinator_address={host}:{port}: process 0 does not answer there ({error}). '
-                                'Start it, at an address that it has and the others can reach') from None
-            time.sleep(0.5)
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -177,23 +203,6 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
     if on_tpu_machine and not hosts and 'TPU_SKIP_MDS_QUERY' not in environment:
         return {'cluster_detection_method': 'gcetpu'}  # asks the machine's metadata for the others
     return None
-
-
-def is_leader() -> bool:
-    """Whether this process is the one that writes the metrics and the log."""
-    return jax.process_index() == 0
-
-
-def greatest(values: Sequence[float | bool], step: int) -> Sequence[float | bool]:
-    """Returns, for each of `values`, the maximum over all processes.
-
-    Several processes compare their values only after every tenth step; after other steps the result is zeros.
-    """
-    if jax.process_count() == 1:
-        return values
-    if step % 10:
-        return [0.0] * len(values)
-    return process_allgather(np.array(values, np.float32)).max(axis=0).tolist()
 
 
 @contextlib.contextmanager

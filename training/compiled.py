@@ -19,6 +19,7 @@ from model.adapters import merged, without_adapters
 from model.evaluation import Objective, eval_step, forward
 from model.losses import Sums
 from run_directory.initial import Known
+from runtime.agreement import exchange
 from runtime.errors import UserError
 from training.mesh import (
     ROWS,
@@ -96,13 +97,13 @@ class Compiled:
         def evaluation(params, batch, objective, **how):
             return eval_step(params, batch, objective=objective, apply=apply, **how)
 
-        self._step = step
+        self._step, self._compiled = step, set()
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
             # `None` gives every device the same state and returns it once: a state has no axis of devices. By default
             # pmap expects arrays with a row for each device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
-                                       devices=devices)
+                                       devices=list(mesh.devices.flat))
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
@@ -158,7 +159,24 @@ class Compiled:
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """Runs train_step on this process's rows of a batch. The old state is donated."""
-        return self._train(state, self._placed(batch), self.objective)
+        state, sums = self._together(self._train, state, self._placed(batch))
+        if self._pmap and jax.process_count() > 1:
+            state = jax.tree.map(self._whole, state)
+        return state, sums
+
+    def _whole(self, leaf: Array) -> Array:
+        """Returns pmap's result, which is local to each of several processes, as an array of all processes."""
+        return jax.make_array_from_single_device_arrays(
+            leaf.shape, self._everywhere, [shard.data for shard in leaf.addressable_shards])
+
+    def _together(self, program: Any, argument: PyTree, batch: Batch) -> Any:
+        """Calls a program. All processes wait until each has compiled it: collectives wait only for a limited time."""
+        shapes = id(program), *(leaf.shape for leaf in jax.tree.leaves(batch))
+        if jax.process_count() > 1 and shapes not in self._compiled:
+            program.lower(argument, batch, self.objective).compile()
+            exchange('compiling', None)
+            self._compiled.add(shapes)
+        return program(argument, batch, self.objective)
 
     def gather(self, params: Params) -> Params:
         """Returns the model's parameters as `eval` and searches need them: whole on each device, except along 'tensor'.
@@ -174,7 +192,7 @@ class Compiled:
 
     def eval(self, params: Params, batch: Batch) -> Sums:
         """Runs eval_step on gathered parameters and this process's rows of a batch."""
-        return jax.block_until_ready(self._eval(params, self._placed(batch), self.objective))
+        return jax.block_until_ready(self._together(self._eval, params, self._placed(batch)))
 
     def distribute(self, arrays: PyTree) -> PyTree:
         """Shards arrays, which every process has whole, by rows over the devices; rows of zeros pad them."""
@@ -194,7 +212,8 @@ class Compiled:
             begin = self.part.rows(rows).start
 
             def of_device(index):
-                return array[index[0].start - begin:index[0].stop - begin]
+                first, last, _ = index[0].indices(rows)  # slice(None) if the devices do not share the rows
+                return array[first - begin:last - begin]
 
             return jax.make_array_from_callback((rows, *array.shape[1:]), self._by_rows, of_device)
 

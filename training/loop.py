@@ -45,11 +45,12 @@ from run_directory.initial import begin_from
 from run_directory.progress import Progress, due_at
 from run_directory.records import EVALUATED
 from run_directory.trained import vocabulary_from
-from run_directory.workdir import RunDirectory
+from run_directory.workdir import RunDirectory, check_same_inputs
+from runtime.agreement import Greatest, from_leader, is_leader
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.preemption import STOPPED, StopSignals
-from runtime.processes import ending_together, greatest, is_leader, leader_first
+from runtime.processes import ending_together, leader_first
 from runtime.resources import compile_time, memory, peak_resident
 from training.compiled import Compiled
 from training.curve import LiveCurve, in_notebook
@@ -109,7 +110,7 @@ class Setup(NamedTuple):
 
     Attributes:
       config: the resolved config.
-      workdir: the run directory.
+      directory: the run directory.
       data: the data of the config, of the class that the task's answerer needs.
       plan: the training batches.
       validation: the validation batches.
@@ -120,7 +121,7 @@ class Setup(NamedTuple):
       draw: the picture of an example, of the model, its answer and its attention weights; None: no pictures.
     """
     config: ConfigDict
-    workdir: Path
+    directory: RunDirectory
     data: Any
     plan: Plan
     validation: Plan
@@ -144,6 +145,7 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
                           keep_best=config.checkpoint.keep_best) as checkpoints, ending_together():
         restored = checkpoints.restore(setup.compiled.shapes)
         state, known = restored or (first_state(setup), {})
+        checkpoints.compare(state)
         directory.claim(config, setup.data, setup.objective)
         if directory.resumed and not restored:
             log.warning('%s holds a run that has saved no checkpoint: it begins again, at step 0', directory.path)
@@ -170,6 +172,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     with leader_first('data'):
         data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
         directory.check_data(data)
+    check_same_inputs(config, data)
     plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
     try:
         check_fits(config.model, data.sizes)
@@ -184,9 +187,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
                         parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
                         accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning)
     model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
-    if isinstance(model, SearchModel):
-        model.distribute = compiled.distribute  # its searches use all devices too
-    return Setup(config, directory.path, data, plan, validation, model, schedule, objective, compiled, draw)
+    return Setup(config, directory, data, plan, validation, model, schedule, objective, compiled, draw)
 
 
 def describe(setup: Setup) -> None:
@@ -217,7 +218,7 @@ def train_steps(setup: Setup, state: TrainState, progress: Progress, checkpoints
         log.info('this run is finished, at step %d', first)
         return
 
-    pending, shapes = [], set()
+    pending, shapes, greatest = [], set(), Greatest()
     began, saved = time.perf_counter(), time.monotonic()
     with show_bar(first, last) as bar:
         for step, batch in enumerate(prefetch(setup.plan, first, last, setup.compiled.part), first + 1):
@@ -228,10 +229,10 @@ def train_steps(setup: Setup, state: TrainState, progress: Progress, checkpoints
                 progress = count_skipped(progress, step - 1, pending[-2], setup)
             profiler.after(step, sums)
             bar.update()
-
-            minutes, requested = greatest(((time.monotonic() - saved) / 60, stop.requested), step)
+            minutes, requested = greatest((time.monotonic() - saved) / 60, float(stop.requested))
             due = due_at(step, config, minutes=minutes, stop_requested=bool(requested))
             if due.log or due.save:
+                setup.directory.check_lease()
                 progress = count_skipped(progress, step, sums, setup)
                 progress = add_up(progress, pending, time.perf_counter() - began)
                 pending, began = [], time.perf_counter()
@@ -242,6 +243,7 @@ def train_steps(setup: Setup, state: TrainState, progress: Progress, checkpoints
             if due.save:
                 checkpoints.save(step, state, progress.to_dict())
                 saved = time.monotonic()
+                greatest.forget()  # the time since the previous checkpoint
             if due.stop:
                 checkpoints.wait()
                 stop.leave(f'at step {step}, which is saved')
@@ -287,7 +289,7 @@ def count_skipped(progress: Progress, step: int, sums: Sums, setup: Setup) -> Pr
     if not int(sums.skipped):
         return progress
     skipped, allowed = progress.skipped + 1, setup.config.train.skip_nonfinite
-    look = f'python -m tools.show_batch --workdir={shlex.quote(str(setup.workdir))} --step={step - 1}'
+    look = f'python -m tools.show_batch --workdir={shlex.quote(str(setup.directory.path))} --step={step - 1}'
     if skipped > allowed:
         raise UserError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} that were left out' if allowed else '')
@@ -328,11 +330,11 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
                    metrics: Metrics, stop: StopSignals) -> float:
     """Evaluates `step`, which has a checkpoint, reports the result, and returns config.eval.metric.
 
-    A signal may end the evaluation at once: the checkpoint exists, and the next start evaluates the step again.
+    A signal ends the evaluation: the checkpoint exists, and the next start evaluates the step again.
     """
     try:
-        with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved'):
-            found = measure(setup, state)
+        with stop.nothing_to_lose(f'in the evaluation of step {step}, which is saved') as before_batch:
+            found = measure(setup, state, before_batch)
             figure = setup.draw(setup.model, found.answer, weights=found.weights) if (
                 setup.draw and found.weights) else None
     except SystemExit:
@@ -346,17 +348,31 @@ def evaluate_saved(setup: Setup, step: int, state: TrainState, checkpoints: Chec
     log.info('step %d: %s; memory %s; compiled for %.1f s in all', step,
              ', '.join(f'{name} {value:.4g}' for name, value in found.metrics.items()),
              ', '.join(f'{name} {value:.2f}' for name, value in memory().items()), compile_time.seconds)
-    checkpoints.values[step] = found.metrics[EVALUATED + setup.config.eval.metric]
+    checkpoints.values[step] = from_leader(
+        'the evaluation', lambda: found.metrics[EVALUATED + setup.config.eval.metric])
     return checkpoints.values[step]
 
 
-def measure(setup: Setup, state: TrainState) -> Evaluation:
-    """Evaluates the model on the validation split. The names of the metrics begin with 'validation_'."""
+def measure(setup: Setup, state: TrainState, before_batch: Callable[[], None]) -> Evaluation:
+    """Evaluates the model on the validation split. The names of the metrics begin with 'validation_'.
+
+    `before_batch` is called before each batch, also before those of a search.
+    """
     compiled, model, validation = setup.compiled, setup.model, setup.validation
-    batches = prefetch(validation, 0, len(validation), compiled.part)
+
+    def eval_batch(params, batch):
+        before_batch()
+        return compiled.eval(params, batch)
+
+    def distribute(arrays):
+        before_batch()
+        return compiled.distribute(arrays)
+
+    if isinstance(model, SearchModel):
+        model.distribute = distribute  # its searches use all devices too
     try:
         model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
-        sums = evaluate(compiled.eval, model.params, batches)
+        sums = evaluate(eval_batch, model.params, prefetch(validation, 0, len(validation), compiled.part))
         found = model.validate(setup.data, sums, setup.config)
     finally:
         model.params = {}  # on many devices, each has a whole copy

@@ -16,9 +16,9 @@ from tensorboardX.summary import image, scalar, text
 from tensorboardX.utils import figure_to_image
 
 from run_directory.records import METRICS_FILE, read_metrics
+from runtime.agreement import is_leader
 from runtime.errors import full_disk_explained
 from runtime.files import write_text
-from runtime.processes import is_leader
 from training.trackers import open_trackers
 
 if TYPE_CHECKING:

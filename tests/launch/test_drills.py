@@ -5,13 +5,11 @@ Each drill prints its line (DRILL ...) of the table in docs/distributed.md:
     python -m pytest -n 0 -m slow -s tests/launch/test_drills.py
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,53 +19,14 @@ import pytest
 
 from runtime.preemption import STOPPED
 from runtime.processes import HEARTBEAT
-from tests.scripts import ROOT, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from tests.jobs import Job
+from tests.scripts import ROOT, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)  # noqa: F401 (fixtures)
 
 STEPS, EVERY = 150, 25  # of the run, and between checkpoints
 SOON = 20  # seconds in which a broken connection is noticed
 LATE = HEARTBEAT + 30  # in which silence is
 
 pytestmark = pytest.mark.slow
-
-
-class Job:
-    """A training on several processes of this machine, each a leader of its own group; `inside` are their commands'
-    beginnings."""
-
-    def __init__(self, count, arguments, folder, inside=None, host='localhost'):
-        folder.mkdir(exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(('localhost', 0))
-            port = probe.getsockname()[1]
-        job = [f'--coordinator_address={host}:{port}', f'--num_processes={count}']
-        self.logs, self.processes = [folder / f'{number}.log' for number in range(count)], []
-        for number, log in enumerate(self.logs):
-            with log.open('w') as file:
-                self.processes.append(subprocess.Popen(
-                    [*(inside[number] if inside else ()), sys.executable, *arguments, *job, f'--process_id={number}'],
-                    cwd=ROOT, stderr=file, env=os.environ | {'JAX_NUM_CPU_DEVICES': '1'}, start_new_session=True))
-
-    def send(self, number, what):
-        os.killpg(self.processes[number].pid, what)
-
-    def wait(self, numbers, seconds):
-        """Seconds until all these have ended."""
-        began = time.monotonic()
-        for number in numbers:
-            self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))
-        return time.monotonic() - began
-
-    def said(self, number):
-        return self.logs[number].read_text(errors='replace')
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        for number, process in enumerate(self.processes):
-            with contextlib.suppress(ProcessLookupError):
-                self.send(number, signal.SIGKILL)
-            process.wait()
 
 
 def arguments(workdir, data, cache):

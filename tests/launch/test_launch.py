@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import yaml
 
 from runtime.preemption import STOPPED
 from runtime.processes import detected
+from tests.jobs import free_port
 from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
@@ -24,12 +24,6 @@ SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
 
 def environment(devices, **more):
     return os.environ | {'JAX_NUM_CPU_DEVICES': str(devices), **more}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(('localhost', 0))
-        return probe.getsockname()[1]
 
 
 def container():

@@ -10,6 +10,7 @@ import pytest
 
 import run_directory.checkpoints
 from run_directory.checkpoints import SEEDS, checksum, open_checkpoints
+from run_directory.checksums import SEEDS, checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
 from training.metrics import MetricsWriter

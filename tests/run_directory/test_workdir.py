@@ -47,6 +47,19 @@ def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
     assert len((copy / 'changes.jsonl').read_text().splitlines()) == 1
 
 
+def test_a_change_of_the_mesh_promises_nothing_about_dropout_by_pmap():
+    for option in ('mode', 'data', 'fsdp', 'tensor'):
+        assert 'agree to rounding; by pmap with dropout they differ' in run_directory.may_change(f'parallel.{option}')
+
+
+def test_the_lease_is_checked_where_there_are_no_locks(copy, cache):
+    with RunDirectory(str(copy), tiny_config(cache)) as directory:
+        directory.check_lease()
+        (copy / 'owner').write_text('process 7 on elsewhere')
+        with pytest.raises(UserError, match='in use by another training now .process 7 on elsewhere.: this one ends'):
+            directory.check_lease()
+
+
 def test_other_changes_are_refused_and_listed(copy, cache):
     before = (copy / 'config.json').read_text()
     with pytest.raises(UserError) as error:

@@ -1,0 +1,78 @@
+"""The arrays of a state by their paths: checksums, shapes, and the comparison with those of a checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+from runtime.errors import UserError
+
+SEEDS = (0x9e3779b9, 0x7f4a7c15)
+
+
+@jax.jit
+def checksum(array: Array) -> UInt32[Array, '2']:
+    """Returns two sums mod 2^32 over hashes of (value, index); they do not depend on the array's sharding.
+
+    The finaliser of MurmurHash3 (Appleby, public domain) is a bijection of 32 bits. So a change of one value always
+    changes the checksum; a change of several values goes unnoticed with probability 2^-64. Values are compared by
+    their bits.
+    """
+    array = array.astype(jnp.uint8) if array.dtype == bool else array
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    words = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+
+    def mixed(x):
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85ebca6b)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xc2b2ae35)
+        return x ^ (x >> 16)
+
+    return jnp.stack([jnp.sum(mixed(words ^ mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Maps paths such as 'params/Dense_0/kernel' to leaves. A state and Orbax's version of it have the same paths."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def path_tree(tree: Any) -> Any:
+    """Returns the tree with the path of each leaf in its place."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
+
+
+def checksums(tree: Any) -> dict[str, list[int]]:
+    """Maps each leaf's path to its checksum."""
+    # One after the other: programs on several devices that run concurrently may deadlock.
+    return {path: np.asarray(checksum(leaf)).tolist() for path, leaf in by_path(tree).items()}
+
+
+def shapes(tree: Any) -> dict[str, str]:
+    """Maps each leaf's path to its dtype and shape: 'float32[4,3]'."""
+    return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
+
+
+def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from those wanted."""
+    found = {
+        'missing there': sorted(wanted.keys() - saved.keys()),
+        'not known here': sorted(saved.keys() - wanted.keys()),
+        'of another shape or type': [f'{path}: {saved[path]} there, {wanted[path]} here' for path in sorted(saved)
+                                     if saved[path] != wanted.get(path, saved[path])]}
+    if any(found.values()):
+        lines = [f'  {len(which)} {what}: {"; ".join(which[:3])}{"; ..." if len(which) > 3 else ""}'
+                 for what, which in found.items() if which]
+        raise UserError('\n'.join([
+            f'{folder} holds other arrays ({len(saved)}) than this training has ({len(wanted)}):', *lines,
+            'It is not damaged: the model, the optimizer or a library has changed since it was written. Go on with the '
+            'version and the config that wrote it, or begin again in another --workdir']))
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator='/')

@@ -1,0 +1,137 @@
+"""Agreement of the processes of a job: the leader's decisions are sent to all, and values are compared.
+
+Values travel through JAX's coordination service, not over devices: so a process may arrive late, and the log names the
+processes that are waited for. With one process, every function returns at once.
+"""
+
+import functools
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax._src.distributed import global_state  # JAX has no public interface to its key-value store
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from runtime.errors import UserError
+from runtime.rendezvous import Missing, Waiting, listed
+
+PATIENCE = 300  # seconds that processes wait for a missing or slow one; --patience
+T = TypeVar('T')
+
+log = logging.getLogger('allyouneed.train')
+_rounds = itertools.count()
+
+
+def is_leader() -> bool:
+    """Whether this process is the one that decides, and writes the metrics and the log."""
+    return jax.process_index() == 0
+
+
+def exchange(what: str, value: Any) -> list[Any]:
+    """Returns the values of all processes, in the order of their numbers. All processes call this together.
+
+    Args:
+      what: what the processes wait for, for the log.
+      value: anything that JSON can express.
+
+    Raises:
+      Missing: if a process does not call this within PATIENCE seconds.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    number, client = next(_rounds), global_state.client
+    assert client is not None, 'several processes have a client'
+    prefix, mine = f'allyouneed/{number}', jax.process_index()
+    client.key_value_set(f'{prefix}/from/{mine}', json.dumps(value))
+    if is_leader():
+        values = _collect(client, f'{prefix}/from/', what)
+        client.key_value_set(f'{prefix}/all', json.dumps(values))
+        if number:
+            client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read it
+        return values
+    deadline = time.monotonic() + PATIENCE + 10  # the leader gives up first, and names the missing processes
+    while True:
+        try:  # in short waits: Python handles signals between them
+            return json.loads(client.blocking_key_value_get(f'{prefix}/all', 1000))
+        except jax.errors.JaxRuntimeError as error:
+            if 'DEADLINE_EXCEEDED' not in str(error):
+                raise
+            if time.monotonic() > deadline:
+                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({what})') from None
+
+
+def _collect(client: Any, prefix: str, what: str) -> list[Any]:
+    """Returns the values that all processes have set, in the order of their numbers."""
+    deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(what), 0.0005
+    while True:
+        found = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
+        missing = set(range(jax.process_count())) - found.keys()
+        if not missing:
+            return [json.loads(found[number]) for number in sorted(found)]
+        if time.monotonic() > deadline:
+            raise Missing(f'{listed(missing)} did not arrive within {PATIENCE} s ({what})')
+        waiting.log(missing)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def from_leader(what: str, decide: Callable[[], T]) -> T:
+    """Returns in every process what `decide` returns in the leader, where alone it is called.
+
+    A UserError of the leader is raised in every process. The result must be something that JSON can express.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    answer = {}
+    if is_leader():
+        try:
+            answer = {'value': decide()}
+        except UserError as error:
+            answer = {'error': str(error)}
+    answer = exchange(what, answer)[0]
+    if 'error' in answer:
+        raise UserError(answer['error'])
+    return answer['value']
+
+
+def different(what: str, value: Any) -> list[int]:
+    """Returns the numbers of the processes whose value differs from the leader's."""
+    values = exchange(what, value)
+    return [number for number, other in enumerate(values) if other != values[0]]
+
+
+class Greatest:
+    """The maxima of numbers over all processes, one call late with several processes.
+
+    The comparison of a call runs on the devices, behind the train step that was started before it, and its result is
+    read at the next call. So the host stays one step ahead of the devices.
+    """
+
+    def __init__(self):
+        self._pending = None
+
+    def __call__(self, *values: float) -> Sequence[float]:
+        """Returns the maxima of the previous call's values; of this call's values if there is one process."""
+        if jax.process_count() == 1:
+            return values
+        before, (compare, each) = self._pending, _comparison()
+        own = np.array([values] * jax.local_device_count(), np.float32)
+        self._pending = compare(jax.make_array_from_process_local_data(each, own))
+        return [0.0] * len(values) if before is None else np.asarray(before).tolist()
+
+    def forget(self) -> None:
+        """Drops the values of the previous call."""
+        self._pending = None
+
+
+@functools.cache
+def _comparison() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
+    """Returns a compiled function of one row of values for each device, and the sharding of these rows."""
+    mesh = Mesh(np.array(jax.devices()), 'devices')
+    compare = jax.jit(lambda values: values.max(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return compare, NamedSharding(mesh, PartitionSpec('devices'))

@@ -1,0 +1,201 @@
+"""The meeting of a job's processes before JAX connects them: missing, duplicate and wrong processes are named.
+
+JAX aborts a process whose number is a duplicate or whose peers are missing, and crashes if its port is taken. So the
+processes meet at the coordinator's address first. Each one sends a line of JSON that says who it is. Process 0 answers
+all of them with one verdict, and frees the port for JAX's coordinator.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import select
+import socket
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from runtime.errors import UserError
+
+PORT_FREED = 20  # seconds in which a process of the previous start frees the port
+LINGER = 5       # seconds in which process 0 reports an error to processes that arrive later
+QUIET, REPEAT = 10, 30  # seconds before the first line of the log about missing processes, and between lines
+
+log = logging.getLogger('allyouneed.train')
+
+
+class Missing(Exception):
+    """Raised if a process of the job did not arrive in time."""
+
+
+def listed(numbers: Collection[int]) -> str:
+    """Returns 'process 3' or 'processes 1, 3'."""
+    return f'process{"es" if len(numbers) > 1 else ""} {", ".join(map(str, sorted(numbers)))}'
+
+
+class Waiting:
+    """The log of a wait for other processes: a line after QUIET seconds, and then one every REPEAT seconds."""
+
+    def __init__(self, what: str):
+        self._what, self._next = what, time.monotonic() + QUIET
+
+    def log(self, missing: Collection[int]) -> None:
+        """Logs the missing processes, if a line is due."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + REPEAT
+            log.warning('waiting for %s (%s)', listed(missing), self._what)
+
+
+def meet(host: str, port: int, count: int, number: int, patience: float | int) -> None:
+    """Returns when all `count` processes of the job have arrived at HOST:PORT, where process 0 listens.
+
+    Args:
+      host: an address of process 0.
+      port: its port.
+      count: the number of processes.
+      number: the number of this process, from 0.
+      patience: seconds to wait for the other processes.
+
+    Raises:
+      UserError: if the port is taken, two processes have the same number, or the processes disagree about `count`.
+      Missing: if a process does not arrive.
+    """
+    ticket = {'count': count, 'number': number, 'where': f'{socket.gethostname()}, PID {os.getpid()}',
+              'key': uuid.uuid4().hex}
+    deadline = time.monotonic() + patience
+    verdict = _arrive(host, port, ticket, deadline) if number else _receive(host, port, ticket, deadline)
+    if error := verdict.get('error'):
+        raise UserError(error)
+    if missing := verdict.get('missing'):
+        raise Missing(missing)
+
+
+def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
+    """Sends the ticket to process 0 and returns its verdict. Tries again until the deadline."""
+    waiting, where, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
+    while time.monotonic() < deadline or reason is None:
+        try:
+            with socket.create_connection((host, port), timeout=5) as connection:
+                connection.sendall(json.dumps(ticket).encode() + b'\n')
+                connection.settimeout(max(1.0, deadline - time.monotonic()) + 2 * LINGER)
+                answer = connection.makefile('rb').readline(100_000)
+            if verdict := _parsed(answer):
+                return verdict
+            strangers, reason = strangers or bool(answer), 'the connection was closed'
+        except OSError as error:
+            reason = error
+        waiting.log([0])
+        time.sleep(0.2)
+    if strangers:
+        raise UserError(f'{where}: another program answers there, perhaps this job, complete without this process. '
+                        f'Give each process its own --process_id (here {ticket["number"]}), and process 0 a free port')
+    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start it, at an address that the other '
+                       'processes can reach'}
+
+
+def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
+    """Waits for the tickets of all processes, sends the verdict to each, and returns it."""
+    with _listener(port) as listener, contextlib.ExitStack() as open_sockets:
+        def leave(connection):
+            open_sockets.callback(connection.close)
+            return connection
+
+        # To itself, at the address that the others use: another process 0 may be listening there.
+        watched = [listener]
+        with contextlib.suppress(OSError):
+            itself = leave(socket.create_connection((host, port), timeout=5))
+            itself.sendall(json.dumps(ticket).encode() + b'\n')
+            watched.append(itself)
+        arrived, verdict, waiting = {0: (ticket, None)}, None, Waiting('the start')
+        while verdict is None:
+            missing = set(range(ticket['count'])) - arrived.keys()
+            if not missing:
+                verdict = {'all': 'here'}
+            elif time.monotonic() > deadline:
+                verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at {host}:{port}; '
+                                      f'{listed(arrived)} did'}
+            else:
+                waiting.log(missing)
+                ready, _, _ = select.select(watched, [], [], 0.2)
+                if len(watched) > 1 and watched[1] in ready:  # nothing arrives here from our own listener
+                    verdict = _parsed(watched.pop().makefile('rb').readline(100_000)) or None
+                elif listener in ready:
+                    verdict = _take(leave(listener.accept()[0]), ticket, arrived)
+        _send(verdict, [connection for _, connection in arrived.values()])
+        end = time.monotonic() + LINGER
+        while 'error' in verdict and (left := end - time.monotonic()) > 0:
+            if select.select([listener], [], [], left)[0]:
+                _send(verdict, [leave(listener.accept()[0])])
+        return verdict
+
+
+def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any]) -> dict[str, str] | None:
+    """Adds the process behind a new connection to those that have `arrived`; returns an error if it is a wrong one."""
+    connection.settimeout(5)
+    try:
+        ticket = _parsed(connection.makefile('rb').readline(10_000))
+    except OSError:
+        ticket = None
+    if not ticket or ticket.get('key') == own['key']:  # not a process of ours, or this one
+        return None
+    number = ticket['number']
+    error = None
+    if ticket['count'] != own['count']:
+        error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, process 0 '
+                 f'({own["where"]}) has {own["count"]}')
+    elif number in arrived and not _is_gone(arrived[number][1]):
+        error = f'--process_id={number} came twice, from {arrived[number][0]["where"]} and from {ticket["where"]}'
+    if error is None:
+        arrived[number] = ticket, connection
+        return None
+    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each its own --process_id '
+                        f'({listed(arrived)} came)'}
+    _send(verdict, [connection])
+    return verdict
+
+
+def _is_gone(connection: socket.socket | None) -> bool:
+    """Whether the process at the other end of a connection has ended."""
+    if connection is None or not select.select([connection], [], [], 0)[0]:
+        return False
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
+def _send(verdict: dict[str, str], connections: Collection[socket.socket | None]) -> None:
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            if connection:
+                connection.sendall(json.dumps(verdict).encode() + b'\n')
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Returns the object in a line of JSON, or {}."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+@contextlib.contextmanager
+def _listener(port: int) -> Iterator[socket.socket]:
+    """Listens on all addresses of this machine, as JAX's coordinator will."""
+    dual = socket.has_dualstack_ipv6()
+    deadline = time.monotonic() + PORT_FREED
+    while True:
+        try:
+            listener = socket.create_server(('', port), backlog=4096, dualstack_ipv6=dual,
+                                            family=socket.AF_INET6 if dual else socket.AF_INET)
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise UserError(f'--coordinator_address: port {port} of {socket.gethostname()} cannot be used: '
+                                f'{os.strerror(error.errno or 0)}. Choose a free port, or end the program that uses it'
+                                ) from None
+            time.sleep(0.2)
+    with listener:
+        yield listener

@@ -1,0 +1,75 @@
+"""Trainings on several processes of this machine, for the tests of what the processes do together."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from tests.scripts import ROOT
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(('localhost', 0))
+        return probe.getsockname()[1]
+
+
+class Job:
+    """A training on several processes, each the leader of its own group.
+
+    Args:
+      count: the number of processes.
+      arguments: the command line after Python, of all processes or of each one.
+      folder: the folder of their logs.
+      inside: what begins the command of each process.
+      host: the host at which they meet.
+      devices: the number of devices of each process.
+      numbers: their numbers, from 0 on by default.
+      total: the number of processes that they are told, `count` by default.
+      more: environment variables.
+    """
+
+    def __init__(self, count, arguments, folder, inside=None, host='localhost', devices=1, numbers=None, total=None,
+                 **more):
+        folder.mkdir(exist_ok=True, parents=True)
+        self.port = free_port()
+        job = [f'--coordinator_address={host}:{self.port}', f'--num_processes={total or count}']
+        arguments = arguments if isinstance(arguments[0], list) else [arguments] * count
+        self.logs, self.processes = [folder / f'{number}.log' for number in range(count)], []
+        for number, log in enumerate(self.logs):
+            with log.open('w') as file:
+                self.processes.append(subprocess.Popen(
+                    [*(inside[number] if inside else ()), sys.executable, *arguments[number], *job,
+                     f'--process_id={numbers[number] if numbers else number}'],
+                    cwd=ROOT, stderr=file, start_new_session=True,
+                    env=os.environ | {'JAX_NUM_CPU_DEVICES': str(devices)} | more))
+
+    def send(self, number, what):
+        os.killpg(self.processes[number].pid, what)
+
+    def wait(self, numbers, seconds):
+        """Seconds until all these have ended."""
+        began = time.monotonic()
+        for number in numbers:
+            self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))
+        return time.monotonic() - began
+
+    def end(self, seconds=120):
+        """Waits for all processes and returns their exit statuses."""
+        self.wait(range(len(self.processes)), seconds)
+        return [process.returncode for process in self.processes]
+
+    def said(self, number):
+        return self.logs[number].read_text(errors='replace')
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for number, process in enumerate(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                self.send(number, signal.SIGKILL)
+            process.wait()

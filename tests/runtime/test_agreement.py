@@ -1,0 +1,57 @@
+"""Losses of other processes, as this process sees them. For real processes see tests/launch/test_processes.py."""
+
+import jax
+import pytest
+
+from run_directory import checkpoints
+from run_directory.checkpoints import Damaged, damage_agreed
+from runtime import agreement, processes
+from runtime.agreement import different, exchange, from_leader
+from runtime.errors import UserError
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """As if this process had a peer."""
+    jax.devices()  # made without the peer
+    monkeypatch.setattr(processes.global_state, 'client', object())
+
+
+GLOO = ('UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer '
+        '[127.0.0.1]:32805')
+
+
+def test_a_broken_connection_during_a_restore_is_a_lost_process_and_no_damage(several, tmp_path):
+    with pytest.raises(ValueError, match='Gloo'), damage_agreed(tmp_path / '30'):
+        raise ValueError(GLOO)  # JAX raises this type where a result is read
+    with pytest.raises(RuntimeError, match='an array'), damage_agreed(tmp_path / '30'):
+        try:
+            raise ValueError(GLOO)
+        except ValueError as error:
+            raise RuntimeError('an array cannot be read') from error
+
+
+def test_other_errors_of_a_restore_are_damage(several, tmp_path):
+    with pytest.raises(Damaged, match='30 is damaged: NOT_FOUND'), damage_agreed(tmp_path / '30'):
+        raise ValueError('NOT_FOUND: Error opening "zarr" driver: /runs/gloo/socket/peer is missing')
+
+
+def test_a_lost_process_ends_this_one_with_75(several, monkeypatch):
+    left = []
+    monkeypatch.setattr(processes, '_leave', lambda why, status: left.append((why, status)))
+    for error in (ValueError(GLOO), agreement.Missing('process 1 did not arrive within 300 s (compiling)')):
+        with pytest.raises(type(error)), processes.ending_together():
+            raise error
+    assert [status for _, status in left] == [75, 75]
+    assert all('another process of this job is lost' in why for why, _ in left)
+
+
+def test_one_process_agrees_with_itself_without_waiting():
+    assert exchange('', {'a': 1}) == [{'a': 1}] and different('', 3) == []
+    assert from_leader('', lambda: (1, 2)) == (1, 2)
+    with pytest.raises(UserError, match='wrong'):
+        from_leader('', lambda: checkpoints._still_valid(fail()))
+
+
+def fail():
+    raise UserError('wrong')

@@ -1,0 +1,131 @@
+"""Processes that meet before JAX connects them, as threads."""
+
+import re
+import socket
+import threading
+from concurrent import futures
+
+import pytest
+
+from runtime import rendezvous
+from runtime.errors import UserError
+from runtime.rendezvous import Missing, meet
+from tests.jobs import free_port
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(rendezvous, 'LINGER', 0.5)
+    monkeypatch.setattr(rendezvous, 'PORT_FREED', 0.5)
+    monkeypatch.setattr(rendezvous, 'QUIET', 0.2)
+
+
+def gather(*processes, patience=20.0, port=None):
+    """The error of each of these (count, number), or None."""
+    port = port or free_port()
+
+    def join(process):
+        try:
+            return meet('localhost', port, *process, patience)
+        except (UserError, Missing) as error:
+            return error
+
+    with futures.ThreadPoolExecutor(len(processes)) as pool:
+        return list(pool.map(join, processes))
+
+
+def test_all_processes_of_a_job_meet():
+    assert gather((4, 2), (4, 0), (4, 3), (4, 1)) == [None] * 4
+
+
+def test_a_process_0_that_starts_late_is_waited_for(caplog):
+    port = free_port()
+    with futures.ThreadPoolExecutor(1) as pool, caplog.at_level('INFO', 'allyouneed.train'):
+        early = pool.submit(gather, (2, 1), port=port)
+        threading.Event().wait(1)
+        assert gather((2, 0), port=port) == [None] and early.result() == [None]
+    assert 'waiting for process 0 (the start)' in caplog.text
+
+
+def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog):
+    with caplog.at_level('INFO', 'allyouneed.train'):
+        errors = gather((4, 0), (4, 2), patience=1)
+    assert all(isinstance(error, Missing) for error in errors)
+    assert all('processes 1, 3 of 4 did not arrive' in str(error) and 'processes 0, 2 did' in str(error)
+               for error in errors)
+    assert re.search(r'waiting for processes 1, (2, )?3 \(the start\)', caplog.text)  # process 2 may come a bit later
+
+
+def test_a_missing_process_0_is_no_error_of_the_user():
+    [error] = gather((2, 1), patience=0.5)
+    assert isinstance(error, Missing) and 'process 0 does not answer there' in str(error)
+
+
+@pytest.mark.parametrize('processes, message', [
+    ([(3, 0), (3, 1), (3, 1)], '--process_id=1 came twice, from .* and from .*processes 0, 1 came'),
+    ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, process 0 .* has 3'),
+    ([(2, 0), (3, 2), (2, 1)], 'has --num_processes=3, process 0 .* has 2')])
+def test_wrong_numbers_are_errors_of_the_user_in_every_process(processes, message):
+    errors = gather(*processes)
+    assert all(isinstance(error, UserError) for error in errors), errors
+    assert any(re.search(message, str(error)) for error in errors), errors
+
+
+def test_a_second_process_0_is_an_error_of_the_user_in_both():
+    port = free_port()
+    errors = gather((2, 0), (2, 0), port=port, patience=5)
+    assert any(isinstance(error, UserError) and 'cannot be used' in str(error) for error in errors)
+
+
+def test_a_process_0_elsewhere_is_found_by_the_address_of_the_job(monkeypatch):
+    """It listens at another port, as if on another machine, and meets the first one at the address."""
+    port, elsewhere, listener = free_port(), free_port(), rendezvous._listener
+    with futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gather, (2, 0), port=port, patience=20.0)
+        while not pool._work_queue.empty() or socket.socket().connect_ex(('localhost', port)):
+            threading.Event().wait(0.05)
+        monkeypatch.setattr(rendezvous, '_listener', lambda _: listener(elsewhere))
+        [second] = gather((2, 0), port=port, patience=20.0)
+        [first] = first.result()
+    for error in (first, second):
+        assert isinstance(error, UserError) and '--process_id=0 came twice' in str(error)
+
+
+def test_a_port_that_is_taken_is_said_in_one_line():
+    with socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True) as other:
+        [error] = gather((2, 0), port=other.getsockname()[1])
+    assert isinstance(error, UserError) and 'Address already in use. Choose a free port' in str(error)
+
+
+def test_a_process_that_was_started_again_takes_the_place_of_the_dead_one():
+    port = free_port()
+    with futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gather, (4, 0), (4, 2), port=port)
+        while (dead := socket.socket()).connect_ex(('localhost', port)):
+            threading.Event().wait(0.05)
+        dead.sendall(b'{"count": 4, "number": 1, "where": "here", "key": "dead"}\n')
+        threading.Event().wait(0.5)
+        dead.close()
+        assert gather((4, 1), (4, 3), port=port) == [None] * 2 and first.result() == [None, None]
+
+
+def test_another_program_at_the_address_is_named():
+    with socket.create_server(('localhost', 0)) as other:
+        def answer():
+            connection, _ = other.accept()
+            connection.recv(1000)
+            connection.sendall(b'\x00\x00\x18\x04\n')
+            connection.close()
+        threading.Thread(target=answer, daemon=True).start()
+        [error] = gather((2, 1), port=other.getsockname()[1], patience=0.3)
+    assert isinstance(error, UserError) and 'another program answers there' in str(error)
+
+
+def test_noise_at_the_port_does_not_disturb_the_meeting():
+    port = free_port()
+    with futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gather, (2, 0), port=port)
+        while (noise := socket.socket()).connect_ex(('localhost', port)):
+            threading.Event().wait(0.05)
+        noise.sendall(b'GET / HTTP/1.1\r\n\n')
+        assert gather((2, 1), port=port) == [None] and first.result() == [None]
