@@ -45,7 +45,7 @@ test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pict
 	tests/browser/install_chromium.sh
 	$(VENV)/bin/python -m pytest -m browser tests/browser
 
-lint: $(VENV)/installed  ## Check style, types and the arrows of imports
+lint: $(VENV)/installed  ## Check style, types and imports
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
 	@# All three, also where the first finds something.
 	@status=0; for check in 'ruff check .' pyright 'lint-imports --no-logo'; do \

@@ -31,6 +31,8 @@ from runtime.files import naming
 # which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
 os.environ.pop('MPLBACKEND', None)
 
+TOO_LATE = avoid_wrong_sums()  # scripts import this file before they use JAX
+
 _arguments: list[str] | None = None  # those that are not flags, after the script's name; None before they are read
 
 
@@ -91,8 +93,8 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
         with _explained(), full_disk_explained(_no_room), little_memory_explained():
-            if too_late := avoid_wrong_sums():
-                raise UserError(too_late)
+            if TOO_LATE:
+                raise UserError(TOO_LATE)
             main(*argv[1:])
             _flush()
 

@@ -36,7 +36,7 @@ def worst(imported, flags=''):
     return float(done.stdout)
 
 
-@pytest.mark.parametrize('imported', ['allyouneed, inference', 'kernels.xla; kernels.xla.avoid_wrong_sums()'])
+@pytest.mark.parametrize('imported', ['allyouneed, inference', 'command_line, inference'])
 def test_fused_sums_are_right_whatever_is_imported(imported):
     assert worst(imported) < 1e-3
 
