@@ -27,6 +27,9 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
+test-all: $(VENV)/installed  ## Run all tests but those of other libraries, of TPUs and of a browser
+	$(VENV)/bin/python -m pytest -m 'not browser'
+
 test-slow: $(VENV)/installed  ## Run the tests that take minutes, the commands of the documentation among them
 	$(VENV)/bin/python -m pytest -m slow
 
@@ -64,4 +67,4 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-.PHONY: help demo docs lint notebooks test test-slow test-browser test-interchange test-plan
+.PHONY: help demo docs lint notebooks test test-all test-slow test-browser test-interchange test-plan
