@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from input_pipeline import builds, token_store
+from input_pipeline import builds
 from input_pipeline.sources import TextCorpus
 from input_pipeline.token_store import (
     SIDES,
@@ -104,18 +104,6 @@ def test_second_opening_reads_nothing_again(tokenizers, tmp_path):
     learned = [learn(corpus, tmp_path)['source'].model for _ in range(2)]
     opened = [texts(open_store(corpus, 'train', tokenizers, 64, tmp_path), tokenizers) for _ in range(2)]
     assert learned[0] == learned[1] and opened[0] == opened[1] == PAIRS
-
-
-@pytest.mark.parametrize('asked, users, expected', [
-    ('', '/somewhere/cache', '/somewhere/cache/allyouneed'), ('', '', '{home}/.cache/allyouneed'),
-    ('', 'not/absolute', '{home}/.cache/allyouneed'), ('', None, '{home}/.cache/allyouneed'),
-    ('/mine', '/somewhere/cache', '/mine'), ('~/mine', '/somewhere/cache', '{home}/mine')])
-def test_where_the_cache_is(tmp_path, monkeypatch, asked, users, expected):
-    monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
-    if users is not None:
-        monkeypatch.setenv('XDG_CACHE_HOME', users)
-    assert str(token_store.cache_folder(asked)) == expected.format(home=tmp_path)
 
 
 def test_joint_and_separate_vocabularies(tmp_path):

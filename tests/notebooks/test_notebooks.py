@@ -129,4 +129,4 @@ def test_the_first_notebook_sets_the_project_up(tmp_path, monkeypatch):
     exec(build.read('attention_by_hand').cells[1].source, {})
     assert os.getcwd() == sys.path[0] == str(tmp_path / 'allyouneed')
     assert (tmp_path / 'allyouneed' / 'analysis' / 'pictures.py').exists()
-    assert commands[1][1:] == ['-m', 'pip', 'install', '--quiet', './allyouneed']
+    assert commands[1][1:] == ['-m', 'pip', 'install', '--quiet', '--editable', './allyouneed']

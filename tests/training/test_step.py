@@ -1,5 +1,4 @@
 import functools
-import os
 
 import flax.linen as nn
 import jax
@@ -13,7 +12,6 @@ from model.blocks import BlockConfig
 from model.evaluation import eval_step, forward, supervised
 from model.losses import cross_entropy, squared_error
 from model.transformer import Transformer
-from runtime.cache import use_compilation_cache
 from training.optimizer import make_optimizer, make_schedule
 from training.step import init_state, train_step
 
@@ -181,16 +179,3 @@ def test_training_fits_one_batch(state):
         state, sums = run(state, ragged_batch())
         losses.append(float(sums.loss / sums.tokens))
     assert losses[-1] < 0.1 < losses[0]
-
-
-def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp_path):
-    chosen = jax.config.jax_compilation_cache_dir
-    assert chosen == os.environ['JAX_COMPILATION_CACHE_DIR']
-    use_compilation_cache(tmp_path)
-    assert jax.config.jax_compilation_cache_dir == chosen
-    try:
-        jax.config.update('jax_compilation_cache_dir', None)
-        use_compilation_cache(tmp_path)
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'xla')
-    finally:
-        jax.config.update('jax_compilation_cache_dir', chosen)

@@ -1,0 +1,33 @@
+"""The folder of the cache, and the compiled programs in it."""
+
+import os
+
+import jax
+import pytest
+
+from runtime.cache import cache_folder, use_compilation_cache
+
+
+@pytest.mark.parametrize('asked, users, expected', [
+    ('', '/somewhere/cache', '/somewhere/cache/allyouneed'), ('', '', '{home}/.cache/allyouneed'),
+    ('', 'not/absolute', '{home}/.cache/allyouneed'), ('', None, '{home}/.cache/allyouneed'),
+    ('/mine', '/somewhere/cache', '/mine'), ('~/mine', '/somewhere/cache', '{home}/mine')])
+def test_where_the_cache_is(tmp_path, monkeypatch, asked, users, expected):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    if users is not None:
+        monkeypatch.setenv('XDG_CACHE_HOME', users)
+    assert str(cache_folder(asked)) == expected.format(home=tmp_path)
+
+
+def test_compiled_programs_are_kept_where_the_user_says_or_else_in_the_cache(tmp_path):
+    chosen = jax.config.jax_compilation_cache_dir
+    assert chosen == os.environ['JAX_COMPILATION_CACHE_DIR']
+    use_compilation_cache(tmp_path)
+    assert jax.config.jax_compilation_cache_dir == chosen
+    try:
+        jax.config.update('jax_compilation_cache_dir', None)
+        use_compilation_cache(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'xla')
+    finally:
+        jax.config.update('jax_compilation_cache_dir', chosen)
