@@ -1,7 +1,10 @@
-"""A live curve for notebooks: the losses and the metric of a training, drawn again as they come."""
+"""Training in notebooks: the log, and a live curve of the losses and the metric."""
 
+import contextlib
+import logging
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,3 +71,21 @@ class LiveCurve:
         else:
             self._display.update(self.figure())
         self._drawn = time.monotonic()
+
+
+@contextlib.contextmanager
+def log_shown() -> Iterator[None]:
+    """Prints the project's log inside the context, unless the notebook has set up handlers."""
+    top = logging.getLogger('allyouneed')
+    if top.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(sys.stderr), top.level
+    handler.setFormatter(logging.Formatter('%(message)s'))
+    top.addHandler(handler)
+    top.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        top.removeHandler(handler)
+        top.setLevel(level)

@@ -53,7 +53,7 @@ from runtime.preemption import STOPPED, StopSignals
 from runtime.processes import ending_together, leader_first
 from runtime.resources import compile_time, memory, peak_resident
 from training.compiled import Compiled
-from training.curve import LiveCurve, in_notebook
+from training.curve import LiveCurve, in_notebook, log_shown
 from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
@@ -93,7 +93,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     if problems:
         raise UserError('\n'.join(problems))
     notebook = in_notebook()
-    with (_log_shown() if notebook else contextlib.nullcontext(),
+    with (log_shown() if notebook else contextlib.nullcontext(),
           StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory):
         try:
             run(config, directory, stop, ProfilerWindow(None, directory.path, config.train.steps), draw,
@@ -383,21 +383,3 @@ def measure(setup: Setup, state: TrainState, before_batch: Callable[[], None]) -
 def judge(progress: Progress, value: float, config: ConfigDict) -> Progress:
     """Returns the progress after an evaluation with the metric `value`."""
     return progress.judge(value, metric=config.eval.metric, patience=config.eval.patience)
-
-
-@contextlib.contextmanager
-def _log_shown() -> Iterator[None]:
-    """Inside this the project's log is printed, unless there are handlers that take it."""
-    top = logging.getLogger('allyouneed')
-    if top.hasHandlers():
-        yield
-        return
-    handler, level = logging.StreamHandler(sys.stderr), top.level
-    handler.setFormatter(logging.Formatter('%(message)s'))
-    top.addHandler(handler)
-    top.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        top.removeHandler(handler)
-        top.setLevel(level)
