@@ -1,11 +1,12 @@
 #!/bin/sh
-# All steps of configs/multi30k_best.py: two teachers, their translations of the training sources, and the student:
+# Runs all steps of configs/multi30k_best.py: trains two teachers, translates the training sources with them, and trains the
+# student:
 #
 #   sh launch/multi30k_best.sh DIR RUNS [flags]
 #
-# DIR is the folder with the pairs, as configs/multi30k.py wants it. RUNS gets the runs `first`, `second` and `best`, and
-# `distilled`, the data of the student. The flags go to all three trainings, such as --config.data.source_lang=de
-# --config.data.target_lang=en. After a stop the same command goes on where it was.
+# DIR is the folder with the pairs that configs/multi30k.py describes. The script writes the runs `first`, `second` and
+# `best` to RUNS, and the data of the student to RUNS/distilled. The flags apply to all three trainings, for example
+# --config.data.source_lang=de --config.data.target_lang=en. After an interruption, the same command resumes.
 set -eu
 pairs=${1:?DIR, the folder with the pairs, and RUNS are needed}
 runs=${2:?RUNS, the folder for the runs, is needed}

@@ -3,13 +3,15 @@
 #
 #   sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 launch/slurm.sh --config=configs/wmt14_base.py --workdir=RUN
 #
-# Submit it from the root of this repository, in a folder that all nodes share. RUN and config.cache_dir must be on a
-# shared file system, too. Give the partition, the account and the time as your cluster requires, on the command line or
-# below. Start as many tasks per node as it has GPUs, or one task, which then uses all of them. The same command, submitted
-# again, continues where the run stopped, on any number of nodes: the mesh changes, and the results only by rounding.
+# Submit the script from the root of this repository, in a folder that all nodes share. RUN and config.cache_dir must be on
+# a shared file system, too. Set the partition, the account and the time as your cluster requires, on the command line or
+# below. Start one task per GPU of a node, or one task per node, which then uses all GPUs of the node. To resume the run,
+# submit the same command again, with any number of nodes. The results then differ only by rounding, because the mesh
+# changes.
 #
-# If any task ends with 2, an error that the log explains, the job ends with 2. Otherwise, if a task ends with 75 (it was
-# asked to stop, or has lost a process) or is killed, the job is requeued, at most RESTARTS times (20).
+# If any task ends with status 2, the job ends with 2: this is an error that the log explains. Otherwise, if a task ends with
+# 75 or is killed, the job is requeued, at most RESTARTS times (20). A task ends with 75 if it was asked to stop or has lost
+# another process.
 #
 #SBATCH --job-name=allyouneed
 #SBATCH --cpus-per-task=8

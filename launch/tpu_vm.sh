@@ -1,14 +1,15 @@
 #!/bin/bash
-# Trains on the chips of one TPU VM, or of all the VMs of a slice:
+# Trains on the chips of one TPU VM, or of all VMs of a slice:
 #
 #   gcloud compute tpus tpu-vm ssh NAME --worker=all --command='cd allyouneed && launch/tpu_vm.sh --config=configs/wmt14_base.py --workdir=RUN'
 #
-# The VMs of a slice find each other. RUN and config.cache_dir must then be on a file system that all of them share. If
-# train.py ends with 75 or is killed, this script starts it again, at most RESTARTS times (100), and training continues from
-# the newest checkpoint. SIGTERM or SIGINT to this script stops it after a checkpoint, without another start.
+# The VMs of a slice find each other. RUN and config.cache_dir must then be on a file system that all VMs share. If train.py
+# ends with status 75 or is killed, this script starts it again, at most RESTARTS times (100), and training resumes from the
+# newest checkpoint. After SIGTERM or SIGINT to this script, train.py saves a checkpoint and ends, and the script ends, too.
 #
-# A script that does not start train.py again writes its status to the file .RUN.ended beside RUN. The scripts of the other
-# VMs, whose train.py has lost a process, then end with this status, too, instead of waiting for that VM again and again.
+# When a script stops starting train.py, it writes the last status to the file .RUN.ended beside RUN. On all other VMs,
+# train.py has then lost a process and ends. Their scripts read the file and end with the same status, because the first VM
+# does not return.
 cd "$(dirname "$0")/.." || exit 2
 
 run=
@@ -16,7 +17,7 @@ for argument; do
   [[ $argument =~ ^--?workdir=(.+)$ ]] && run=${BASH_REMATCH[1]}
 done
 ended=${run:+$(dirname "$run")/.$(basename "$run").ended}
-[[ ! $ended ]] || rm -f "$ended"  # that of an earlier start
+[[ ! $ended ]] || rm -f "$ended"  # the file of an earlier start
 
 child='' stopped=''
 trap 'stopped+=yes; [[ $child ]] && kill -TERM "$child"' TERM INT
@@ -39,6 +40,6 @@ for ((start = 0; start <= ${RESTARTS:-100}; start++)); do
   echo "train.py ended with $status: starting it again" >&2
 done
 if [[ $ended ]] && mkdir -p "$(dirname "$ended")" && new=$(mktemp "$ended.XXXXXX"); then
-  echo "$status" > "$new" && mv "$new" "$ended"  # the other scripts find a complete file or none
+  echo "$status" > "$new" && mv "$new" "$ended"  # so that other scripts see a complete file or no file
 fi
 exit "$status"
