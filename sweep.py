@@ -55,7 +55,7 @@ from configs.checks import check_config, config_from, written
 from configs.options import flatten
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
-from input_pipeline.sources import asked_splits
+from input_pipeline.splits import asked_splits
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 from runtime.executors import STOPPED, Executor, Job, Local, Slurm
 from runtime.files import check_folder, expanded, write_text
