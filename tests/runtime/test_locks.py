@@ -50,8 +50,10 @@ def test_where_there_are_no_locks_a_directory_is_used_with_a_warning(tmp_path, m
 @pytest.mark.parametrize('inheritable', [True, False])
 def test_child_processes_hold_a_lock_that_is_inheritable(inheritable, tmp_path):
     with lock_directory(tmp_path, 'lock', 'sweeps', inheritable=inheritable):
-        child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen([sys.executable, '-c', 'input("started\\n")'], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, close_fds=False)
     try:
+        child.stdout.readline()  # Linux closes files of the parent after Popen has returned
         if inheritable:
             with pytest.raises(BlockingIOError):
                 locked(tmp_path / 'lock')
