@@ -35,7 +35,6 @@ MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory of a run, GB.')
 if __name__ == '__main__':
     read_command_line()  # before the imports that take seconds
 
-import fcntl
 import importlib.machinery
 import importlib.util
 import json
@@ -56,10 +55,11 @@ from configs.checks import check_config, config_from, written
 from configs.options import flatten
 from configs.sweeps import Overrides, run_names
 from configs.versions import VERSION
-from input_pipeline.sources import asked_splits
+from input_pipeline.splits import asked_splits
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 from runtime.executors import STOPPED, Executor, Job, Local, Slurm
 from runtime.files import check_folder, expanded, write_text
+from runtime.locks import lock_directory
 
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
@@ -95,7 +95,10 @@ def main() -> None:
 
     executor = make_executor(directory)
     claim_directory(directory, flatten(config), runs)
-    with lock_directory(directory):
+    busy = (f'{directory} is in use: by another sweep.py, or by runs that went on when theirs was killed. Waiting for '
+            'them to end')
+    # Runs inherit the lock, so that a killed sweep keeps the directory until the last of its runs ends.
+    with lock_directory(directory, f'{LOGS}/lock', 'sweeps', waiting=busy, inheritable=True):
         run_and_report(directory, jobs, executor)
 
 
@@ -220,25 +223,6 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """A line for each option whose values differ."""
     return [f'{option}: {there.get(option)!r} there, {here.get(option)!r} asked for'
             for option in sorted(there.keys() | here.keys()) if there.get(option) != here.get(option)]
-
-
-def lock_directory(directory: Path) -> Any:
-    """Locks the directory. Waits for another sweep that works there, and for runs of a sweep that was killed.
-
-    Runs inherit the file that is returned, and hold the lock until the last of them ends.
-    """
-    file = open(directory / LOGS / 'lock', 'w')  # noqa: SIM115 (open until the process ends)
-    os.set_inheritable(file.fileno(), True)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        log.warning('%s is in use: by another sweep.py, or by runs that went on when theirs was killed. Waiting for '
-                    'them to end', directory)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        log.warning('%s cannot be locked (%s). Make sure that no two sweeps use this directory', directory,
-                    error.strerror)
-    return file
 
 
 def run_jobs(executor: Executor, jobs: Sequence[Job], done: int, total: int) -> None:

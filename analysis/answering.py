@@ -24,7 +24,7 @@ from inference.tables import as_json
 from inference.text import Output, TextModel
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
-from input_pipeline.sources import asked_splits
+from input_pipeline.splits import asked_splits
 from model import parameter_count
 from run_directory.records import read_config
 from run_directory.trained import run_paths

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Num, Shaped, UInt8
 
-from input_pipeline.held_out import without_files
 from input_pipeline.sources import read_lines
+from input_pipeline.splits import SPLITS, Parts, without_files
 from runtime.errors import UserError
 
 IDX_NAMES = {'train': 'train', 'validation': 'train', 'test': 't10k'}
-NAMES = {split: split for split in IDX_NAMES}  # names of the other formats' files
+NAMES = {split: split for split in SPLITS}  # names of the other formats' files
 NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 
@@ -34,7 +34,7 @@ class Examples(NamedTuple):
     where: str
 
 
-def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], tuple[str, ...]]:
+def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], Parts]:
     """Returns a function that reads a split of the data set in `folder`, and the splits without files.
 
     The names of the files tell the format. The splits without files are cut off the training data.
@@ -45,7 +45,7 @@ def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], 
     if not os.path.isdir(folder):
         raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the data set')
     if plain_or_gz(folder / 'train-images-idx3-ubyte'):
-        return functools.partial(load_idx, folder, validation_share), ()  # load_idx cuts off the validation data itself
+        return functools.partial(load_idx, folder, validation_share), Parts()  # it cuts off the validation data itself
     for suffix, load in (('npz', load_npz), ('csv', load_csv)):
         there = [split for split in NAMES if plain_or_gz(folder / f'{split}.{suffix}')]
         if 'train' in there:

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, check_numbers, open_folder
 from input_pipeline.batches import ALL, Batch, Part
-from input_pipeline.held_out import HeldOut, key
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import open_tfds, tfds_errors
+from input_pipeline.splits import HeldOut, Parts, key
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -30,17 +30,16 @@ class ArrayData:
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
-                 parts: tuple[str, ...] = (), share: float = 0.0):
+                 parts: Parts = Parts()):  # noqa: B008 (it is immutable)
         """Reads nothing yet.
 
         Args:
           load: a function that reads a split.
           labelled: whether the targets are classes, which are whole numbers, or values.
           classes: the names of the classes; None for 0, 1, ...
-          parts: the splits that are cut off the training split; see input_pipeline/held_out.py.
-          share: the share of the training split for each of `parts`.
+          parts: the splits that are cut off the training split; see input_pipeline/splits.py.
         """
-        self._load, self._labelled, self._names, self.parts, self._share = load, labelled, classes, parts, share
+        self._load, self._labelled, self._names, self.parts = load, labelled, classes, parts
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
@@ -82,7 +81,7 @@ class ArrayData:
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets, f'{where}: targets')))
 
     def _read(self, split: str) -> Examples:
-        examples = self._part(split) if self.parts and split in ('train', *self.parts) else self._checked(split)
+        examples = self._part(split) if self.parts.is_part(split) else self._checked(split)
         if split != 'train':
             self._require_like_training(*examples)
         return examples
@@ -92,9 +91,9 @@ class ArrayData:
         inputs, targets, where = self._whole('train')
         keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
         kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
-        held_out = HeldOut(self.parts, self._share, keys, f'inputs of {where}', kept)
+        held_out = HeldOut(self.parts, keys, f'inputs of {where}', kept)
         members = np.array([held_out.split(each) == split for each in keys])
-        return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self._share})')
+        return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self.parts.share})')
 
     def _checked(self, split: str) -> Examples:
         """Reads a split and checks it. Converts classes to int32 [n] and values to float64 [n, values]."""
@@ -152,9 +151,8 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
 
 def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens a folder of .npz, .csv or IDX files: see input_pipeline/array_files.py."""
-    share = data['validation_share']
-    load, parts = open_folder(expanded(data['dir']), share)
-    return ArrayData(load, labelled, parts=parts, share=share)
+    load, parts = open_folder(expanded(data['dir']), data['validation_share'])
+    return ArrayData(load, labelled, parts=parts)
 
 
 def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:

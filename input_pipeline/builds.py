@@ -5,7 +5,6 @@ concurrent builds both succeed. The next build removes what a killed build left.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.errors import UserError
+from runtime.locks import locked
 
 BUILDING = '.building-'  # in the names of temporary folders
 
@@ -60,7 +60,7 @@ def _workshop(folder: Path) -> Iterator[Path]:
         while True:
             place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{BUILDING}'))
             try:
-                afterwards.callback(os.close, locked(place / 'lock'))
+                afterwards.enter_context(locked(place / 'lock'))
             except (FileNotFoundError, BlockingIOError):
                 continue  # another process removed it as abandoned before it was locked: try again
             except OSError:
@@ -79,26 +79,6 @@ def _remove_abandoned(parent: Path) -> None:
             lock = locked(place / 'lock', create=False)
         except OSError:  # it is in use, already gone, or we may not remove it
             continue
-        log.info('%s is what a killed build left: removed', place)
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(lock)
-
-
-def locked(path: Path, create: bool = True) -> int:
-    """Locks a file, which is created if it does not exist (with `create`). Returns the lock's descriptor.
-
-    The lock lasts until the descriptor is closed or the process ends, however it ends.
-
-    Raises:
-      BlockingIOError: if another process holds it.
-      FileNotFoundError: if another process has removed its folder, or it does not exist.
-      OSError: if the file system has no locks.
-    """
-    lock = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(path)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+        with lock:
+            log.info('%s is what a killed build left: removed', place)
+            shutil.rmtree(place, ignore_errors=True)

@@ -14,21 +14,19 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from input_pipeline.held_out import HeldOut, say, text_key, without_files
 from input_pipeline.sources import (
     decode_lines,
     decode_text,
     has_mark,
-    naming_option,
     open_binary,
     open_tfds,
     read_lines,
     sha256,
-    split_names,
     tfds_errors,
     tfds_files,
     tfds_text,
 )
+from input_pipeline.splits import HeldOut, Parts, naming_option, split_names, text_key, without_files
 from runtime.errors import UserError
 from runtime.files import expanded, named_files
 
@@ -80,7 +78,7 @@ class FileDocuments(Documents):
     `kind` says what a document is: the whole 'file', a 'line', or the text between two blank lines ('blank_line').
 
     If there are no validation files, `validation_share` of the different training documents is held out instead; if
-    there are no test files either, as many again are held out for test (see input_pipeline/held_out.py). A single
+    there are no test files either, as many again are held out for test (see input_pipeline/splits.py). A single
     document is split by characters, and its last ones are held out.
 
     Attributes:
@@ -91,7 +89,7 @@ class FileDocuments(Documents):
         if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._kind, self._names = folder, kind, names
-        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
+        self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
         """Whether there is a file or a folder for the split; if so, it must contain text."""
@@ -99,20 +97,16 @@ class FileDocuments(Documents):
 
     @override
     def documents(self, split: str) -> Iterator[str]:
-        if not self.is_part(split):
+        if not self.parts.is_part(split):
             return self._read(split)
         if self._kind == 'file' and len(files := self.files('train')) == 1:
-            return iter([characters_of(read_text(files[0]), split, self.parts, self._share, str(files[0]))])
+            return iter([self.parts.characters(read_text(files[0]), split, str(files[0]))])
         return (text for text in self._read('train') if self._held_out.split(text_key(text)) == split)
 
     @functools.cached_property
     def _held_out(self) -> HeldOut:
         keys = (text_key(text) for text in self._read('train') if text.strip())
-        return HeldOut(self.parts, self._share, keys, f'documents of {self.files("train")[0]}')
-
-    def is_part(self, split: str) -> bool:
-        """Whether the split is only a part of the training files."""
-        return bool(self.parts) and split in ('train', *self.parts)
+        return HeldOut(self.parts, keys, f'documents of {self.files("train")[0]}')
 
     def _read(self, split: str) -> Iterator[str]:
         for path in self.files(split):
@@ -123,11 +117,10 @@ class FileDocuments(Documents):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        part = self.is_part(split)
         files = [[str(file.relative_to(self._folder)), sha256(file)] for file in self.files(split)]
-        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
-        return {'source': 'files', 'documents': self._kind, 'split': self._names['train' if part else split],
-                'files': files} | (cut if part else {}) | (_marks(self.files(split)) if self._kind == 'file' else {})
+        return {'source': 'files', 'documents': self._kind, 'split': self._names[self.parts.origin(split)],
+                'files': files} | self.parts.fingerprint(split) | (
+                    _marks(self.files(split)) if self._kind == 'file' else {})
 
     def _found(self, split: str) -> list[Path]:
         return [path for base in named_files(self._folder, self._names[split], ('.txt', '.txt.gz', ''))
@@ -139,8 +132,7 @@ class FileDocuments(Documents):
         Raises:
           UserError: if there is none.
         """
-        if self.is_part(split):
-            split = 'train'
+        split = self.parts.origin(split)
         if files := self._found(split):
             return files
         name = self._names[split]
@@ -166,7 +158,7 @@ class OneFile(Documents):
         if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
-        self.parts = ('validation', 'test')  # by nanoGPT's rule, not by a hash
+        self.parts = Parts(('validation', 'test'), validation_share)  # by nanoGPT's rule, not by a hash
 
     def has_files(self, split: str) -> bool:
         """Returns True: every split is a part of the one file."""
@@ -271,21 +263,6 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 def _marks(files: Iterable[Path]) -> dict[str, str]:
     """Returns what a fingerprint must say of byte order marks: earlier versions took them for a part of the text."""
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
-
-
-def characters_of(text: str, split: str, cut_off: tuple[str, ...], share: float, where: str) -> str:
-    """Returns the part of a text for a split: `share` of the characters at the end for each of `cut_off`, the rest for
-    'train'.
-    """
-    ends = [int(len(text) * (1 - share * (len(cut_off) - number))) for number in range(len(cut_off) + 1)]
-    if ends[0] <= 0:
-        raise UserError(f'config.data.validation_share={share} of {where}, for each of {" and ".join(cut_off)}, leaves '
-                        'nothing to train on: lower it')
-    parts = zip(('train', *cut_off), [0, *ends[:-1]], ends, strict=True)
-    begin, end = next((begin, end) for part, begin, end in parts if part == split)
-    say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for '
-        f'{" and ".join(cut_off)} (config.data.validation_share={share})')
-    return text[begin:end]
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:

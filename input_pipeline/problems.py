@@ -11,7 +11,8 @@ from configs.checks import ELSEWHERE, data_can_be_looked_for
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
-from input_pipeline.sources import Corpus, TextCorpus, open_corpus, sets_to_test
+from input_pipeline.sources import Corpus, TextCorpus, open_corpus
+from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
 from runtime.cache import cache_folder
 from runtime.errors import UserError, told
@@ -19,7 +20,6 @@ from runtime.files import expanded
 
 SMALL = 10_000_000  # bytes; smaller files are read to their end, of larger ones only the first lines
 FIRST_LINES = 1000
-SPLITS = ('train', 'validation', 'test')
 
 
 def data_problems(config: ConfigDict, others: Sequence[str] = ()) -> list[str]:
@@ -53,7 +53,7 @@ def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callabl
     except UserError as error:
         return [str(error)]
     tests = sets_to_test(config.data)
-    there = 'test' in text.parts or any(map(text.has_files, tests))
+    there = 'test' in text.parts.names or any(map(text.has_files, tests))
     splits = [*SPLITS[:2], *(tests if there else ())]
     found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
@@ -68,7 +68,7 @@ def _look_at(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
     """Raises UserError if the files of a split of sentence pairs or documents have a problem."""
     pairs = isinstance(text, Corpus)
     if not _is_small(text.files(split)):
-        if pairs and split not in text.parts:  # a document may be as large as the file
+        if pairs and split not in text.parts.names:  # a document may be as large as the file
             list(itertools.islice(text.all_pairs(split), FIRST_LINES))
         return
     rows = text.pairs(split) if pairs else ((document,) for document in text.documents(split))
@@ -84,7 +84,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
         return [str(error)]
     if not _is_small([path for path in folder.iterdir() if path.is_file()]):
         return []
-    has_test = 'test' in arrays.parts or any(folder.glob('test.*')) or any(folder.glob('t10k-*'))
+    has_test = 'test' in arrays.parts.names or any(folder.glob('test.*')) or any(folder.glob('t10k-*'))
     splits = SPLITS if has_test else SPLITS[:2]
     return [problem for split in splits for problem in told(functools.partial(arrays.inputs, split))]
 

@@ -30,9 +30,10 @@ from typing import Any
 
 import cloudpickle
 
-from input_pipeline.builds import build_once, cache_errors, locked
+from input_pipeline.builds import build_once, cache_errors
 from input_pipeline.stores import join
 from runtime.errors import UserError
+from runtime.locks import locked
 
 LARGE = 2 ** 22  # characters; a text of fewer takes a second or two, and is tokenised here
 SHARD = 2 ** 24  # characters
@@ -207,12 +208,9 @@ def _claimed(folder: Path, number: int) -> Iterator[bool]:
         yield False
         return
     except OSError:
+        lock = contextlib.nullcontext()
+    with lock:
         yield True
-        return
-    try:
-        yield True
-    finally:
-        os.close(lock)
 
 
 def _is_free(folder: Path, number: int) -> bool:
@@ -230,10 +228,7 @@ def _alone(path: Path) -> Iterator[None]:
         except BlockingIOError:
             time.sleep(PAUSE)
         except OSError:  # there are no locks, or another process has joined the shards and removed them
-            lock = None
+            lock = contextlib.nullcontext()
             break
-    try:
+    with lock:
         yield
-    finally:
-        if lock is not None:
-            os.close(lock)

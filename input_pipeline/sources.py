@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline import builtin
-from input_pipeline.held_out import HeldOut, text_key, without_files
-from runtime.errors import UserError, did_you_mean
+from input_pipeline.splits import HeldOut, naming_option, split_names, text_key, without_files
+from runtime.errors import UserError
 from runtime.files import expanded, named_files, plain_or_gz
 
 Pair = tuple[str, str]
@@ -41,41 +41,6 @@ class Corpus(Protocol):
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns all that determines the split's content, as JSON: equal fingerprints mean equal pairs."""
         ...
-
-
-def sets_to_test(data: ConfigDict) -> list[str]:
-    """Returns the splits that a test consists of: ['test'], or the names of config.data.splits.test if it has several.
-
-    Several names have commas between them; each is a split of its own name.
-    """
-    names = data['splits']['test'].split(',')
-    return names if len(names) > 1 else ['test']
-
-
-def split_names(data: ConfigDict) -> dict[str, str]:
-    """Returns {split: its name on disk}."""
-    names, sets = dict(data['splits']), sets_to_test(data)
-    return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
-
-
-def naming_option(split: str) -> str:
-    """Returns the option of config.data that names a split."""
-    return f'splits.{split if split in ("train", "validation") else "test"}'
-
-
-def asked_splits(split: str, data: ConfigDict) -> list[str]:
-    """Returns the splits that --split=`split` asks for: 'test' asks for every set of the test.
-
-    Raises:
-      UserError: if there is no such split.
-    """
-    sets = sets_to_test(data)
-    if split == 'test':
-        return sets
-    known = dict.fromkeys(('train', 'validation', 'test', *sets))
-    if split not in known:
-        raise UserError(f'--split={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
-    return [split]
 
 
 def open_corpus(data: ConfigDict) -> Corpus:
@@ -130,7 +95,7 @@ class TextCorpus(Corpus):
 
     If there are no validation files, `validation_share` of the different source sentences of the training data is held
     out instead; if there are no test files either, as many again are held out for test (see
-    input_pipeline/held_out.py).
+    input_pipeline/splits.py).
 
     Attributes:
       parts: the splits that are cut off the training files.
@@ -147,7 +112,7 @@ class TextCorpus(Corpus):
         if not os.path.isdir(folder):
             raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
-        self._share, self.parts = validation_share, without_files(names, self.has_files, validation_share)
+        self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
         """Whether there is any file for the split; if so, all of its files must exist."""
@@ -155,7 +120,7 @@ class TextCorpus(Corpus):
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
-        if not self.is_part(split):
+        if not self.parts.is_part(split):
             return self.all_pairs(split)
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
 
@@ -170,15 +135,11 @@ class TextCorpus(Corpus):
     @functools.cached_property
     def _held_out(self) -> HeldOut:
         keys = (text_key(source) for source, target in self.all_pairs('train') if source.strip() and target.strip())
-        return HeldOut(self.parts, self._share, keys, f'source sentences of {self.files("train")[0]}')
-
-    def is_part(self, split: str) -> bool:
-        """Whether the split is only a part of the training files."""
-        return bool(self.parts) and split in ('train', *self.parts)
+        return HeldOut(self.parts, keys, f'source sentences of {self.files("train")[0]}')
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
         """Yields all pairs of the files that a split is read from, even if the split is only a part of them."""
-        split = 'train' if self.is_part(split) else split
+        split = self.parts.origin(split)
         for base in self._bases(split):
             yield from _read_pairs(self._files_of(base, split))
 
@@ -186,8 +147,7 @@ class TextCorpus(Corpus):
     def fingerprint(self, split: str) -> dict[str, Any]:
         # A list: the order distinguishes source and target, since the other direction is another corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
-        cut = {'part': split, 'cut_off': list(self.parts), 'validation_share': self._share}
-        return {'source': 'text', 'files': files} | (cut if self.is_part(split) else {})
+        return {'source': 'text', 'files': files} | self.parts.fingerprint(split)
 
     def _bases(self, split: str) -> list[Path]:
         """Returns the files of a split without their suffixes."""
@@ -200,7 +160,7 @@ class TextCorpus(Corpus):
         Raises:
           UserError: if one is missing.
         """
-        split = 'train' if self.is_part(split) else split
+        split = self.parts.origin(split)
         files = [file for base in self._bases(split) for file in self._files_of(base, split)]
         if not files:
             raise UserError(f'{self._folder} holds no files {self._names[split]}.{self._languages[0]}; see '

@@ -1,7 +1,6 @@
 """The run directory: it belongs to one config and one set of data, and one process at a time uses it."""
 
 import datetime
-import fcntl
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from run_directory.records import CONFIG, METRICS_FILE, read_said_config
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
 from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
+from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
@@ -190,17 +190,12 @@ class RunDirectory:
 
         Where file systems do not support locks, or not between machines, the newest training has the lease.
         """
-        path = self.path / LOCK
-        with naming(path):
-            self._lock = open(path, 'a', encoding='utf-8')  # noqa: SIM115 (until `close`)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}): wait for '
-                            'its end or stop it, or give another --workdir') from None
-        except OSError as error:
-            log.warning('%s cannot be locked (%s): see to it that no two runs use this directory', path, error.strerror)
+        with naming(self.path / LOCK):
+            try:
+                self._lock = lock_directory(self.path, LOCK, 'runs')
+            except BlockingIOError:
+                raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}): wait '
+                                'for its end or stop it, or give another --workdir') from None
         started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
         self._lease = (f'process {os.getpid()} on {socket.gethostname()}, started {started}, '
                        f'lease {uuid.uuid4().hex[:8]}')

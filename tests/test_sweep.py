@@ -270,16 +270,14 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     assert all(float(row['bleu']) >= 0 and int(row['parameters']) > 1000 and int(row['tokens/s']) > 0 for row in rows)
 
 
-def test_a_sweep_starts_where_files_cannot_be_locked_and_says_so(tmp_path):
-    (tmp_path / 'logs').mkdir()
-    code = """
-import errno, fcntl, pathlib, sys
+def test_a_sweep_runs_where_files_cannot_be_locked_and_says_so(bench, monkeypatch):
+    (bench / 'sitecustomize.py').write_text("""
+import errno, fcntl
 def no_locks(*_):
     raise OSError(errno.ENOLCK, 'No locks available')
 fcntl.flock = no_locks
-import sweep
-sweep.lock_directory(pathlib.Path(sys.argv[1])).close()
-"""
-    done = subprocess.run([sys.executable, '-c', code, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert f'{tmp_path} cannot be locked (No locks available)' in done.stderr
+""")
+    monkeypatch.setitem(ENVIRONMENT, 'PYTHONPATH', f'{bench}:{ROOT}')
+    done = sweep(bench, heads=[1], seeds=1)
+    assert done.returncode == 0 and 'num_heads=1,seed=0 finished' in done.stderr, done.stderr
+    assert f'{bench}/out cannot be locked (No locks available)' in done.stderr

@@ -42,7 +42,8 @@ from inference.run import Run
 from inference.text import SearchOptions, search_options
 from inference.translate import Translator
 from input_pipeline.data import PairData
-from input_pipeline.sources import Pair, sets_to_test, split_names
+from input_pipeline.sources import Pair
+from input_pipeline.splits import sets_to_test, split_names
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data
 from runtime.errors import UserError

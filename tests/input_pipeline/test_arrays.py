@@ -17,6 +17,7 @@ from input_pipeline.array_files import Examples
 from input_pipeline.arrays import ArrayData, ArrayPlan, open_arrays
 from input_pipeline.batches import Part
 from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.splits import Parts
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import CLASSES, INPUTS, SPLITS, assert_filled_up, options
 
@@ -450,7 +451,8 @@ def test_a_change_that_float32_hides_changes_the_fingerprint_of_large_values_onl
 @pytest.mark.parametrize('raw', [INPUTS, 1.7e9 + np.arange(140.0).reshape(10, 7, 2)], ids=['ordinary', 'large'])
 def test_every_different_example_counts_for_the_held_out_splits(raw):
     def held_out(inputs):
-        data = ArrayData(lambda split: Examples(inputs, INPUTS[:, 0, :1], 'file'), False, None, ('validation',), 0.3)
+        data = ArrayData(lambda split: Examples(inputs, INPUTS[:, 0, :1], 'file'), False,
+                         parts=Parts(('validation',), 0.3))
         return {split: data.inputs(split) for split in ('train', 'validation')}
 
     found = held_out(raw)

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from configs import base
-from input_pipeline.sources import BuiltinCorpus, TextCorpus, asked_splits, open_corpus, read_lines, sets_to_test
+from input_pipeline.sources import BuiltinCorpus, TextCorpus, open_corpus, read_lines
+from input_pipeline.splits import asked_splits, sets_to_test
 from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]

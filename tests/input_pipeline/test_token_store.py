@@ -1,6 +1,7 @@
 """The token store: what goes in comes out, once built it stays, and nothing half-built is ever opened."""
 
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -258,7 +259,7 @@ def test_a_file_system_without_locks_will_do(tokenizers, tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(builds.fcntl, 'flock', no_locks)
+    monkeypatch.setattr(fcntl, 'flock', no_locks)
     (tmp_path / 'tokens' / 'x.building-y').mkdir(parents=True)
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
     assert len(stores(tmp_path)) == 2  # who knows whether somebody builds there

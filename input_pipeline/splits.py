@@ -1,0 +1,167 @@
+"""The splits of the data: their names, and which of them are held out from the training data."""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import logging
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from runtime.errors import UserError, did_you_mean
+
+SPLITS = ('train', 'validation', 'test')
+
+log = logging.getLogger('allyouneed.data')
+
+
+def sets_to_test(data: ConfigDict) -> list[str]:
+    """Returns the splits that a test consists of: ['test'], or the names of config.data.splits.test if it has several.
+
+    Several names have commas between them; each is a split of its own name.
+    """
+    names = data['splits']['test'].split(',')
+    return names if len(names) > 1 else ['test']
+
+
+def split_names(data: ConfigDict) -> dict[str, str]:
+    """Returns {split: its name on disk}."""
+    names, sets = dict(data['splits']), sets_to_test(data)
+    return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
+
+
+def naming_option(split: str) -> str:
+    """Returns the option of config.data that names a split."""
+    return f'splits.{split if split in ("train", "validation") else "test"}'
+
+
+def asked_splits(split: str, data: ConfigDict) -> list[str]:
+    """Returns the splits that --split=`split` asks for: 'test' asks for every set of the test.
+
+    Raises:
+      UserError: if there is no such split.
+    """
+    sets = sets_to_test(data)
+    if split == 'test':
+        return sets
+    known = dict.fromkeys((*SPLITS, *sets))
+    if split not in known:
+        raise UserError(f'--split={split} must be one of {", ".join(known)}{did_you_mean(split, list(known))}')
+    return [split]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The splits that are cut off the training data because they have no files of their own."""
+    names: tuple[str, ...] = ()  # of 'validation' and 'test'
+    share: float = 0.0  # of the training data, for each of `names`
+
+    def is_part(self, split: str) -> bool:
+        """Returns whether the split is only a part of the training files."""
+        return bool(self.names) and split in ('train', *self.names)
+
+    def origin(self, split: str) -> str:
+        """Returns the split that has the files of `split`."""
+        return 'train' if self.is_part(split) else split
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """Returns what the content of the split depends on besides its files, as JSON."""
+        if not self.is_part(split):
+            return {}
+        return {'part': split, 'cut_off': list(self.names), 'validation_share': self.share}
+
+    def characters(self, text: str, split: str, where: str) -> str:
+        """Returns the part of a single training text for a split: its last characters are held out.
+
+        Raises:
+          UserError: if nothing would be left for training. The message calls the text `where`.
+        """
+        count, together = len(self.names), ' and '.join(self.names)
+        ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
+        if ends[0] <= 0:
+            raise UserError(f'config.data.validation_share={self.share} of {where}, for each of {together}, leaves '
+                            'nothing to train on: lower it')
+        number = ('train', *self.names).index(split)
+        begin, end = [0, *ends][number], ends[number]
+        say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for {together} '
+            f'(config.data.validation_share={self.share})')
+        return text[begin:end]
+
+
+def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> Parts:
+    """Returns the splits to hold out from the training data: those of 'validation' and 'test' that have no files.
+
+    Nothing is held out if there are validation files, because then the author of the data has made the split, or if
+    `share` is 0. A split whose name was set (config.data.splits) is never held out: its files are expected to exist.
+    """
+    if not share or has_files('validation') or names['validation'] != 'validation':
+        return Parts()
+    has_test = names['test'] != 'test' or has_files('test')
+    return Parts(('validation',) if has_test else ('validation', 'test'), share)
+
+
+class HeldOut:
+    """Divides the training data among the splits.
+
+    The hash of an example decides its split. So the splits depend on the content of the examples, not on their order or
+    the machine, and equal examples are in the same split. The examples with the smallest hashes are held out. Each
+    held-out split gets `share` of all different examples, but at least one.
+    """
+
+    def __init__(self, parts: Parts, keys: Iterable[int], what: str, kept: Collection[int] = ()):
+        """Decides for all examples of the training data.
+
+        Args:
+          parts: the held-out splits.
+          keys: the `key` of each example.
+          what: the name of the examples in messages: 'sentences of FILE'.
+          kept: the keys of examples that stay in training, whatever their hash.
+
+        Raises:
+          UserError: if there are too few examples, or nothing would be left.
+        """
+        self._splits, self._kept = parts.names, frozenset(kept)
+        different = np.unique(np.fromiter(keys, np.uint64))
+        candidates = different[~np.isin(different, np.fromiter(self._kept, np.uint64))]
+        count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
+        if count * len(parts.names) > min(len(different) - 1, len(candidates)):
+            raise UserError(
+                f'config.data.validation_share={parts.share}: of {len(different)} different {what}, {count} for each '
+                f'of {together} leave nothing to train on: lower it, add data, or give {together} files of their own')
+        self._held_out = candidates[:count * len(parts.names)]
+        self._last = self._held_out[count - 1::count].tolist()  # key of each split
+        say(f'{together}: cut off the training data, since there are no files: of {len(different)} different {what}, '
+            f'{count} for each (the share config.data.validation_share={parts.share}), chosen by a hash and not '
+            'trained on')
+
+    def split(self, key: int) -> str:
+        """Returns the split of the example with this key: of `parts`, or 'train'."""
+        return 'train' if key in self._kept else (*self._splits, 'train')[bisect.bisect_left(self._last, key)]
+
+    def has(self, key: int) -> bool:
+        """Returns whether an example with this key is held out."""
+        place = np.searchsorted(self._held_out, np.uint64(key))
+        return bool((self._held_out[place:place + 1] == np.uint64(key)).any())
+
+
+@functools.cache
+def say(message: str) -> None:
+    """Logs a message once per process: data is opened twice, for the checks and for use."""
+    log.info('%s', message)
+
+
+def key(content: bytes) -> int:
+    """Returns the 64-bit hash of an example."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8])
+
+
+def text_key(text: str) -> int:
+    """Returns the hash of a text without regard to case, spaces and Unicode forms (NFC, NFD, full width).
+
+    So texts that differ only in these are in the same split.
+    """
+    return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

@@ -1,0 +1,55 @@
+"""Locks on files. The system releases a lock when its file is closed or the process ends, however it ends.
+
+The library filelock does not fit. It always creates the file, and the commands that a process starts do not inherit its
+locks. On a file system without locks, its versions differ: the lock is held by others, an error, or a file that a
+killed process leaves behind.
+"""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger('allyouneed.files')
+
+
+def locked(path: Path, create: bool = True) -> IO[bytes]:
+    """Returns a file, opened and locked. With `create`, it is created if it does not exist.
+
+    Raises:
+      BlockingIOError: if another process holds the lock.
+      FileNotFoundError: if the file does not exist, or another process has removed its folder.
+      OSError: if the file cannot be opened, or the file system does not support locks.
+    """
+    file = open(path, 'ab' if create else 'r+b')  # noqa: SIM115 (open while it is locked)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
+                   inheritable: bool = False) -> IO[bytes]:
+    """Locks the file `name` of a directory, and returns it. Without locks, warns that no two `users` may use it.
+
+    If another process holds the lock, raises BlockingIOError; with `waiting`, logs this warning and waits instead. If
+    the lock is `inheritable`, commands that this process starts hold it too, until the last of them ends.
+    """
+    file = open(directory / name, 'ab')  # noqa: SIM115 (open while it is locked)
+    os.set_inheritable(file.fileno(), inheritable)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not waiting:
+            file.close()
+            raise
+        log.warning('%s', waiting)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        log.warning('%s cannot be locked (%s). Make sure that no two %s use this directory', directory, error.strerror,
+                    users)
+    return file

@@ -1,0 +1,75 @@
+"""Locks on files: who holds one, who inherits it, and what happens where there are none."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from runtime.locks import lock_directory, locked
+
+
+def test_a_lock_excludes_others_until_its_file_is_closed(tmp_path):
+    with locked(tmp_path / 'lock'), pytest.raises(BlockingIOError):
+        locked(tmp_path / 'lock')
+    with lock_directory(tmp_path, 'lock', 'runs'), pytest.raises(BlockingIOError):
+        lock_directory(tmp_path, 'lock', 'runs')
+    locked(tmp_path / 'lock', create=False).close()
+
+
+def test_no_file_is_created_where_none_is_wanted(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        locked(tmp_path / 'lock', create=False)
+    with pytest.raises(FileNotFoundError):
+        locked(tmp_path / 'removed' / 'lock')
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, 'flock', lambda *_: os.unlink(tmp_path / 'lock'))
+    with pytest.raises(FileNotFoundError):
+        locked(tmp_path / 'lock')
+
+
+def test_where_there_are_no_locks_a_directory_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(fcntl, 'flock', no_locks)
+    for _ in range(2):
+        lock_directory(tmp_path, 'lock', 'runs').close()
+        assert caplog.messages.pop() == (f'{tmp_path} cannot be locked (No locks available). Make sure that no two '
+                                         'runs use this directory')
+    with pytest.raises(OSError, match='No locks available'):
+        locked(tmp_path / 'lock')
+
+
+@pytest.mark.parametrize('inheritable', [True, False])
+def test_child_processes_hold_a_lock_that_is_inheritable(inheritable, tmp_path):
+    with lock_directory(tmp_path, 'lock', 'sweeps', inheritable=inheritable):
+        child = subprocess.Popen([sys.executable, '-c', 'input("started\\n")'], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, close_fds=False)
+    try:
+        child.stdout.readline()  # Linux closes files of the parent after Popen has returned
+        if inheritable:
+            with pytest.raises(BlockingIOError):
+                locked(tmp_path / 'lock')
+        else:
+            locked(tmp_path / 'lock').close()
+    finally:
+        child.communicate(b'\n')
+    locked(tmp_path / 'lock').close()
+
+
+def test_a_process_waits_for_a_lock_and_says_so(tmp_path, caplog):
+    first = lock_directory(tmp_path, 'lock', 'sweeps')
+    second = threading.Thread(target=lambda: lock_directory(tmp_path, 'lock', 'sweeps', waiting='wait').close())
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and caplog.messages == ['wait']
+    first.close()
+    second.join(60)
+    assert not second.is_alive()
