@@ -38,7 +38,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.hlo import Op, ops_of
+from benchmarks.operations import Op, ops_of
 from benchmarks.ours import Translations, train_program
 from benchmarks.trace import IDLE, Cost, Name, profile
 from runtime.files import expanded

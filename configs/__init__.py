@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from runtime.errors import UserError, did_you_mean
 
 # Besides the modules that recipes are made of: fine_tune, which makes a recipe of a run.
-NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'tasks', 'versions')
+NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'rules', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:

@@ -8,14 +8,13 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from configs import recipes
-from configs.options import BY_NAME, DEFAULTS, MOST_TOKENS, decisive, flatten, is_used, kind_problem
-from configs.tasks import SUBWORDS, TASKS, Task
+from configs.options import BY_NAME, DEFAULTS, decisive, flatten, kind_problem
+from configs.rules import rules
+from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # characters of a value in a message
-AXES = ('data', 'fsdp', 'tensor')  # of the mesh
-ELSEWHERE = ('builtin', 'tfds')  # sources that do not read the user's files
 
 
 def config_from(flag: flags.FlagHolder,
@@ -86,83 +85,9 @@ def config_problems(config: ConfigDict) -> list[str]:
         require(False, key, f'means nothing to {because}={here[because]}: leave it at its default, '
                 f'{written(DEFAULTS[key])}')
     if possible_alone:
-        _check_together(config, task, require)
+        for rule in rules(config, task):
+            require(rule.holds or not rule.applies, rule.option, rule.wanted)
     return list(problems.values())
-
-
-def _check_together(config: ConfigDict, task: Task, require: Callable[[bool, str, str], None]) -> None:
-    """Finds values that are possible separately but not together."""
-    model, data, train, here = config.model, config.data, config.train, flatten(config)
-
-    d_k = model.d_k or model.d_model // model.num_heads
-    divides = model.d_model % model.num_heads == 0 or bool(model.d_k and model.d_v)
-    require(not is_used('model.num_heads', here) or divides, 'model.num_heads',
-            f'must divide d_model={model.d_model}, or give d_k and d_v')
-    groups = model.num_key_value_heads or model.num_heads
-    require(model.num_heads % groups == 0, 'model.num_key_value_heads',
-            f'must divide num_heads={model.num_heads}: each serves as many of them')
-    require(not model.window or model.kind != 'patches' or model.patches.pooling == 'mean', 'model.window',
-            'needs patches.pooling=mean: the class token would see the first patches only')
-    require(model.position != 'sinusoidal' or model.d_model % 2 == 0, 'model.d_model',
-            'must be even for sinusoidal positions')
-    require(model.position != 'learned' or not task.longest or here[task.longest] <= model.max_length, task.longest,
-            f'must not exceed the learned positions of model.max_length={model.max_length}')
-    require(model.position != 'rotary' or d_k % 2 == 0, 'model.position',
-            f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}')
-    require(model.attention_kernel != 'fused' or not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
-            'model.attention_kernel',
-            'must not be fused with attention_dropout, or with scores other than scaled_dot and dot')
-    require(model.attention_kernel != 'fused' or d_k == (model.d_v or model.d_model // model.num_heads),
-            'model.attention_kernel', 'must not be fused with a d_v other than d_k')
-    require(data.tokenizer.joint or model.share_embeddings != 'all', 'model.share_embeddings',
-            'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target')
-
-    require(data.tokenizer.kind in task.tokenizers, 'data.tokenizer.kind',
-            f'must be {" or ".join(task.tokenizers)} for task={config.task}')
-    require(data.tokenizer.kind not in SUBWORDS or data.tokenizer.vocab_size > 260, 'data.tokenizer.vocab_size',
-            'must be above 260, the special pieces and the bytes')
-    require(data.source in ELSEWHERE or bool(data.dir or data.file), 'data.dir', 'must name the folder of the files')
-    require(data.source != 'tfds' or bool(data.name), 'data.name', 'must name a TFDS dataset')
-    sets = data.splits.test.split(',')
-    require(len(sets) == 1 or task.data in ('pairs', 'documents') and not data.file, 'data.splits.test',
-            'must be one name: only folders and datasets of text have several test sets')
-    require(len(sets) == 1 or len({*sets, '', 'train', 'validation'}) == len(sets) + 3 and '/' not in data.splits.test,
-            'data.splits.test', 'must be different names with commas between them, without train, validation or a /')
-    require(data.source != 'builtin' or not task.builtin or data.name in task.builtin, 'data.name',
-            f'must be one of {", ".join(task.builtin)}')
-
-    require(not is_used('data.context', here) or config.batch.rows * data.context <= MOST_TOKENS, 'batch.rows',
-            f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens')
-    require(not is_used('batch.rows', here) or config.train.accumulate <= config.batch.rows, 'train.accumulate',
-            f'must not exceed batch.rows={config.batch.rows}: a part has at least one row')
-    require(config.optimizer.schedule != 'cosine' or config.optimizer.warmup < config.train.steps, 'optimizer.warmup',
-            f'must be below train.steps={config.train.steps} for the cosine to have a place')
-
-    require(not (train.r_drop and train.simcut), 'train.simcut',
-            f'means nothing beside r_drop={train.r_drop}: each of them has a second pass of its own; choose one')
-    require(bool(train.simcut) or train.cutoff == DEFAULTS['train.cutoff'], 'train.cutoff',
-            'means nothing without SimCut: leave it out, or give train.simcut')
-
-    for key in ('train.teacher_checkpoint', 'train.teacher_weight'):
-        require(bool(train.teacher) or here[key] == DEFAULTS[key], key,
-                'means nothing without a teacher: leave it out, or give train.teacher')
-
-    require(bool(train.init_from) or train.init_vocabulary, 'train.init_vocabulary',
-            'means nothing without train.init_from: leave it out, or give the run to begin from')
-    require(not (train.teacher and not train.init_vocabulary), 'train.init_vocabulary',
-            'must be True with a teacher, whose vocabulary a student has')
-    require(not (train.frozen and train.lora_rank), 'train.frozen',
-            f'means nothing beside lora_rank={train.lora_rank}, with which the adapters alone are trained')
-    for key in ('train.lora_alpha', 'train.lora_parts'):
-        require(bool(train.lora_rank) or here[key] == DEFAULTS[key], key,
-                'means nothing without adapters: leave it out, or give train.lora_rank')
-
-    sizes = [config.parallel[axis] for axis in AXES]
-    for axis, size in zip(AXES, sizes, strict=True):
-        require(size != 0, f'parallel.{axis}', 'must be at least 1, or -1 for all devices that are left')
-        require(size != -1 or sizes.count(-1) == 1, f'parallel.{axis}', 'must not be -1 where another axis is, too')
-        require(config.parallel.mode != 'pmap' or axis == 'data' or size == 1, f'parallel.{axis}',
-                'must be 1 for mode=pmap, which knows data parallelism only')
 
 
 def unused(here: Mapping[str, Any]) -> dict[str, str]:

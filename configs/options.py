@@ -57,6 +57,8 @@ SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, 
 FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
 METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
+AXES = ('data', 'fsdp', 'tensor')  # of the mesh: config.parallel
+ELSEWHERE = ('builtin', 'tfds')  # sources that do not read the user's files
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
 ROTARY: Users = STACKS | {'model.position': ('rotary',)}

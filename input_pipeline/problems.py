@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.checks import ELSEWHERE, data_can_be_looked_for
+from configs.checks import data_can_be_looked_for
+from configs.options import ELSEWHERE
 from configs.tasks import IMPORTED, SUBWORDS, TASKS
 from input_pipeline.arrays import open_arrays
 from input_pipeline.documents import FileDocuments, OneFile, open_documents

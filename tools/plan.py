@@ -42,7 +42,8 @@ if __name__ == '__main__':
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
         os.environ.setdefault(name, '3')
 
-from configs.checks import AXES, config_from
+from configs.checks import config_from
+from configs.options import AXES
 from runtime.errors import UserError
 from tools.ahead import Ahead, Figures, Recipe, TooLarge, devices_of, keep
 from tools.chips import Topology, parse_topology

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tools.hlo import Instruction, arrays_of, computations_of
+
 SIZES = {'pred': 1, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 'f32': 4,
          's32': 4, 'u32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8}
 # Names for values that exist already, and the ends of what is counted where it starts.
@@ -26,29 +28,7 @@ COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'coll
 PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read no more of their first operand than they return
 
 NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
-
-ARRAY = re.compile(r'(\w+)\[([\d,]*)\](\{[^{}]*\})?')
-COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) \(.*\{\s*$')
-INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)')
 CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)')
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A line of HLO: what it is called, the shape of its result, what it does with which operands, and the rest."""
-    name: str
-    shape: str
-    opcode: str
-    operands: tuple[str, ...]
-    arguments: str
-    attributes: str
-    root: bool
-
-    @property
-    def place(self) -> str:
-        """Where in the model it comes from, JAX's path; '' where XLA does not say."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +67,8 @@ class Program:
 
         With `cores`, what stays in the cores counts as well: then the traffic is that of all operands and results.
         """
-        self._arrays = functools.partial(_arrays, device=not cores)
-        self._computations, self._entry = _parsed(text)
+        self._array_bytes = functools.partial(_array_bytes, device=not cores)
+        self._computations, self._entry = computations_of(text)
         self._mesh = mesh
         self._users = {name: {operand: [one for one in each.values() if operand in one.operands] for operand in each}
                        for name, each in self._computations.items() if name.startswith('fused')}
@@ -107,11 +87,10 @@ class Program:
         seen = set()
         for one, times in self._everywhere(self._entry, 1):
             kind = one.opcode.removesuffix('-start')
-            channel = re.search(r'channel_id=(\d+)', one.attributes)
-            if kind not in COLLECTIVES or channel and channel[1] in seen:
+            channel = one.attribute(r'channel_id=(\d+)')
+            if kind not in COLLECTIVES or channel and channel in seen:
                 continue  # one that runs in several pieces, beside other work, has one channel
-            if channel:
-                seen.add(channel[1])
+            seen.add(channel)
             group = group_of(one.attributes, math.prod(self._mesh.values()))
             if len(group) > 1:
                 alike = kind, axes_of(group, self._mesh), len(group)
@@ -120,7 +99,7 @@ class Program:
         return [Collective(*alike, total[alike], count[alike]) for alike in total]
 
     def _payload(self, one, kind, size):
-        arrays = _arrays(one.shape)
+        arrays = _array_bytes(one.shape)
         if one.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
             return max(arrays)  # operands and results stand side by side
         return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
@@ -129,12 +108,12 @@ class Program:
         here = self._computations[name]
         for one in here.values():
             if one.opcode == 'while':
-                yield from self._ops(_called(one, 'body'), times * self._iterations(one))
+                yield from self._ops(one.called('body'), times * self._iterations(one))
             elif one.opcode == 'conditional':
                 ways = [list(self._ops(each, times)) for each in _branches(one)]
                 yield from max(ways, key=lambda ops: sum(op.bytes for op in ops))
             elif one.opcode == 'call':
-                yield from self._ops(_called(one, 'to_apply'), times)
+                yield from self._ops(one.called('to_apply'), times)
             elif one.opcode not in FREE and not NOTHING.search(one.attributes):
                 yield Op(one.name, one.opcode, one.place, times * self._bytes(one, here), times)
 
@@ -148,42 +127,42 @@ class Program:
 
     def _iterations(self, loop: Instruction) -> int:
         """As XLA knows them, or else the greatest constant of the condition, which is the limit of a counter."""
-        if known := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
-            return int(known[1])
-        condition = self._computations.get(_called(loop, 'condition'), {}).values()
+        if known := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
+            return int(known)
+        condition = self._computations.get(loop.called('condition'), {}).values()
         return max([int(one.arguments) for one in condition if one.opcode == 'constant' and one.arguments.isdigit()],
                    default=1)
 
     def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
-        written = sum(self._arrays(one.shape))
+        written = sum(self._array_bytes(one.shape))
         if one.opcode in ('copy-start', 'slice-start'):  # result, operand and a flag stand side by side
-            moved, ends = min(_arrays(one.shape)[:2]), self._arrays(one.shape)[:2]
+            moved, ends = min(_array_bytes(one.shape)[:2]), self._array_bytes(one.shape)[:2]
             return moved * sum(end > 0 for end in ends)
         if one.opcode in PARTIAL:
-            return written + min(written, sum(self._arrays(here[one.operands[0]].shape)))
+            return written + min(written, sum(self._array_bytes(here[one.operands[0]].shape)))
         if one.opcode == 'dynamic-update-slice':
-            return 2 * sum(self._arrays(here[one.operands[1]].shape)) if written else 0.0
-        inside = self._computations.get(_called(one, 'calls'), {}) if one.opcode == 'fusion' else {}
+            return 2 * sum(self._array_bytes(here[one.operands[1]].shape)) if written else 0.0
+        inside = self._computations.get(one.called('calls'), {}) if one.opcode == 'fusion' else {}
         in_place = {}  # parameters of which a part is overwritten where it lies, and that part
         for update in (each for each in inside.values() if each.opcode == 'dynamic-update-slice'):
             into = inside[update.operands[0]]
             while into.opcode == 'bitcast':
                 into = inside[into.operands[0]]
             if into.opcode == 'parameter':
-                in_place[into.name] = sum(_arrays(inside[update.operands[1]].shape))
+                in_place[into.name] = sum(_array_bytes(inside[update.operands[1]].shape))
         parameters = {int(each.arguments): each.name for each in inside.values() if each.opcode == 'parameter'}
-        users = self._users.get(_called(one, 'calls'), {}) if inside else {}
+        users = self._users.get(one.called('calls'), {}) if inside else {}
         read = 0.0
         for index, operand in enumerate(one.operands):
             if operand not in here:
                 continue
-            whole = sum(self._arrays(here[operand].shape))
+            whole = sum(self._array_bytes(here[operand].shape))
             if (name := parameters.get(index, '')) in in_place:
                 written -= max(0, whole - in_place[name]) if written >= whole else 0
                 continue
             reading = users.get(name, ())
             if whole and reading and all(user.opcode in PARTIAL for user in reading):
-                whole = min(whole, sum(sum(_arrays(user.shape)) for user in reading))
+                whole = min(whole, sum(sum(_array_bytes(user.shape)) for user in reading))
             read += whole
         return written + read
 
@@ -221,44 +200,13 @@ def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
     return '+'.join(axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1)
 
 
-def _parsed(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    computations, entry, here = {}, '', None
-    for line in text.splitlines():
-        if not line.startswith(' ') and (begins := COMPUTATION.match(line)):
-            here = computations[begins[2]] = {}
-            entry = begins[2] if begins[1] else entry
-        elif line.startswith('}'):
-            here = None
-        elif here is not None and (read := INSTRUCTION.match(line)):
-            arguments, attributes = _closed(read[5])
-            here[read[2]] = Instruction(read[2], read[3], read[4], tuple(re.findall(r'%([\w.\-]+)', arguments)),
-                                        arguments, attributes, bool(read[1]))
-    return computations, entry
-
-
-def _closed(text: str) -> tuple[str, str]:
-    """What stands before the parenthesis that closes the opcode's, and what stands behind it."""
-    depth = 1
-    for end, letter in enumerate(text):
-        depth += (letter == '(') - (letter == ')')
-        if not depth:
-            return text[:end], text[end + 1:]
-    return text, ''
-
-
-def _arrays(shape: str, device: bool = False) -> list[float]:
+def _array_bytes(shape: str, device: bool = False) -> list[float]:
     """The bytes of each array of a shape; `device`: 0 for those in a memory space of the core, 'S(1)' and above."""
     return [0 if device and re.search(r'S\([1-9]', layout) else
-            SIZES[dtype] * math.prod(int(size) for size in sizes.split(',') if size)
-            for dtype, sizes, layout in ARRAY.findall(shape) if dtype in SIZES]
-
-
-def _called(one: Instruction, how: str) -> str:
-    found = re.search(rf'{how}=%?([\w.\-]+)', one.attributes)
-    return found[1] if found else ''
+            SIZES[dtype] * math.prod(sizes) for dtype, sizes, layout in arrays_of(shape) if dtype in SIZES]
 
 
 def _branches(one: Instruction) -> list[str]:
-    if several := re.search(r'branch_computations=\{([^}]*)\}', one.attributes):
-        return re.findall(r'%?([\w.\-]+)', several[1])
+    if several := one.attribute(r'branch_computations=\{([^}]*)\}'):
+        return re.findall(r'%?([\w.\-]+)', several)
     return re.findall(r'(?:true|false)_computation=%?([\w.\-]+)', one.attributes)

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from configs.checks import AXES
+from configs.options import AXES
 from runtime.errors import UserError
 
 ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch

@@ -15,7 +15,7 @@ import pytest
 from jax.profiler import ProfileData
 
 from benchmarks import scaling
-from benchmarks.hlo import ops_of, place_of
+from benchmarks.operations import ops_of, place_of
 from benchmarks.ours import Translations, make_model
 from benchmarks.trace import IDLE, costs_of
 from benchmarks.turns import System, Timed, check_peers, in_turns, report_turns

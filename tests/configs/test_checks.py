@@ -19,7 +19,7 @@ from runtime.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted({path.stem for path in (ROOT / 'configs').glob('*.py')}
-                 - {'__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'tasks', 'versions'})
+                 - {'__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'rules', 'tasks', 'versions'})
 
 
 def changed(values):

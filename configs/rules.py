@@ -1,0 +1,88 @@
+"""The table of rules: what an option requires of other options. `configs/checks.py` evaluates it."""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from configs.options import AXES, DEFAULTS, ELSEWHERE, MOST_TOKENS, flatten, is_used
+from configs.tasks import SUBWORDS, Task
+
+
+class Rule(NamedTuple):
+    """A requirement of an option, for the values of one config."""
+    option: str    # the option that the message names
+    applies: bool  # whether the config has the values that the rule is for
+    holds: bool    # whether the requirement is met; arbitrary if the rule does not apply
+    wanted: str    # the requirement, as the message gives it
+
+
+def rules(config: ConfigDict, task: Task) -> list[Rule]:
+    """Returns the rules for a config in which each value is possible by itself. Of an option, the first counts."""
+    model, data, batch, train, here = config.model, config.data, config.batch, config.train, flatten(config)
+    d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
+    fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
+    mesh = {f'parallel.{axis}': config.parallel[axis] for axis in AXES}
+
+    def needs(option: str, other: str, name: str) -> Rule:
+        return Rule(option, here[option] != DEFAULTS[option], bool(here[other]),
+                    f'means nothing without {name}: leave it out, or give {other}')
+
+    return [
+        Rule('model.num_heads', is_used('model.num_heads', here) and not (model.d_k and model.d_v),
+             model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}, or give d_k and d_v'),
+        Rule('model.num_key_value_heads', True, model.num_heads % (model.num_key_value_heads or 1) == 0,
+             f'must divide num_heads={model.num_heads}: each serves as many of them'),
+        Rule('model.window', model.window > 0 and model.kind == 'patches', model.patches.pooling == 'mean',
+             'needs patches.pooling=mean: the class token would see the first patches only'),
+        Rule('model.d_model', model.position == 'sinusoidal', model.d_model % 2 == 0,
+             'must be even for sinusoidal positions'),
+        Rule(task.longest, model.position == 'learned', here.get(task.longest, 0) <= model.max_length,
+             f'must not exceed the learned positions of model.max_length={model.max_length}'),
+        Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
+             f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}'),
+        Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
+             'must not be fused with attention_dropout, or with scores other than scaled_dot and dot'),
+        Rule('model.attention_kernel', fused, d_k == d_v, 'must not be fused with a d_v other than d_k'),
+        Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
+             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target'),
+
+        Rule('data.tokenizer.kind', True, data.tokenizer.kind in task.tokenizers,
+             f'must be {" or ".join(task.tokenizers)} for task={config.task}'),
+        Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
+             'must be above 260, the special pieces and the bytes'),
+        Rule('data.dir', data.source not in ELSEWHERE, bool(data.dir or data.file),
+             'must name the folder of the files'),
+        Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
+        Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
+             'must be one name: only folders and datasets of text have several test sets'),
+        Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
+             len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,
+             'must be different names with commas between them, without train, validation or a /'),
+        Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
+             f'must be one of {", ".join(task.builtin)}'),
+
+        Rule('batch.rows', is_used('data.context', here), batch.rows * data.context <= MOST_TOKENS,
+             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens'),
+        Rule('train.accumulate', is_used('batch.rows', here), train.accumulate <= batch.rows,
+             f'must not exceed batch.rows={batch.rows}: a part has at least one row'),
+        Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
+             f'must be below train.steps={train.steps} for the cosine to have a place'),
+        Rule('train.simcut', train.simcut > 0, not train.r_drop,
+             f'means nothing beside r_drop={train.r_drop}: each of them has a second pass of its own; choose one'),
+        needs('train.cutoff', 'train.simcut', 'SimCut'),
+        needs('train.teacher_checkpoint', 'train.teacher', 'a teacher'),
+        needs('train.teacher_weight', 'train.teacher', 'a teacher'),
+        Rule('train.init_vocabulary', not train.init_vocabulary, bool(train.init_from),
+             'means nothing without train.init_from: leave it out, or give the run to begin from'),
+        Rule('train.init_vocabulary', bool(train.teacher), train.init_vocabulary,
+             'must be True with a teacher, whose vocabulary a student has'),
+        Rule('train.frozen', bool(train.frozen), not train.lora_rank,
+             f'means nothing beside lora_rank={train.lora_rank}, with which the adapters alone are trained'),
+        needs('train.lora_alpha', 'train.lora_rank', 'adapters'),
+        needs('train.lora_parts', 'train.lora_rank', 'adapters'),
+        *(rule for axis, size in mesh.items() for rule in (
+            Rule(axis, True, size != 0, 'must be at least 1, or -1 for all devices that are left'),
+            Rule(axis, size == -1, list(mesh.values()).count(-1) == 1, 'must not be -1 where another axis is, too'),
+            Rule(axis, config.parallel.mode == 'pmap' and axis != 'parallel.data', size == 1,
+                 'must be 1 for mode=pmap, which knows data parallelism only'))),
+    ]
