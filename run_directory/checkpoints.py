@@ -83,7 +83,7 @@ class Checkpoints:
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
         self._saving = 0      # the last step that the manager was asked to save
-        self._damaged = []    # steps newer than the restored one
+        self._restored: int | None = None  # the step that `restore` returned
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first."""
@@ -154,12 +154,13 @@ class Checkpoints:
         steps = from_leader('the checkpoints', self.steps)
         for step in reversed(steps):
             try:
-                return self._read(step, like)
+                restored = self._read(step, like)
+                self._restored = step
+                return restored
             except Damaged as damage:
                 # As text: the traceback refers to all that was read, and log records may be kept.
                 _warn(f'{damage}; it is left as it is, and an older one is used')
-                self._damaged.append(step)
-        if self._damaged:
+        if steps:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}): restore '
                             'one from a copy, or begin again in another --workdir')
         if self.values:
@@ -282,14 +283,20 @@ class Checkpoints:
         return merged(self._read(step, None, use)[0])
 
     def _open_manager(self) -> ocp.CheckpointManager:
-        """Orbax neither replaces a step nor saves one below the newest, so damaged checkpoints are renamed first."""
+        """Opens Orbax's manager, which neither replaces a step nor saves one below the newest.
+
+        So checkpoints that are newer than the restored one are renamed first: damaged checkpoints, and checkpoints that
+        the leader did not see at the start, because its view of the file system lagged.
+        """
+        newer = {step for steps in exchange('newer checkpoints', self.steps()) for step in steps
+                 if self._restored is not None and step > self._restored}
+
         def put_aside():
-            for step in self._damaged:
+            for step in sorted(newer):
                 aside = (self._folder / f'{step}.damaged{again}' for again in ['', *(f'-{n}' for n in range(2, 1000))])
                 (self._folder / str(step)).rename(next(path for path in aside if not path.exists()))
 
         from_leader('damaged checkpoints', put_aside)
-        self._damaged = []
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # of a run that was killed

@@ -125,7 +125,7 @@ def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):  # n
 def test_a_process_may_start_late_and_compile_longer_than_gloo_waits(whole, cache, tmp_path):  # noqa: F811
     late = '''
 time.sleep(40)
-from training import agreement
+from runtime import agreement
 exchange = agreement.exchange
 def slow(what, value):
     if what == 'compiling' and not slow.done:
@@ -176,7 +176,7 @@ def test_what_one_process_sees_of_the_run_directory_decides_nothing(whole, cache
     run = without_steps(whole, tmp_path / 'run', 12)
     lags = '''
 import logging
-from training import checkpoints
+from run_directory import checkpoints
 checkpoints.evaluations = lambda *_: {}
 checkpoints.Checkpoints.steps = lambda self: [8]
 from runtime.processes import connect
@@ -224,7 +224,7 @@ compiled.Compiled.train = other
 def test_a_process_that_is_lost_during_the_restore_leaves_no_checkpoint_damaged(whole, cache, tmp_path):  # noqa: F811
     run = without_steps(whole, tmp_path / 'run', 12)
     dies = '''
-from training import checkpoints
+from run_directory import checkpoints
 checkpoints.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 '''
     with Job(2, sabotaged(dies, run, cache, **TWO), tmp_path / 'logs') as job:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import run_directory.checkpoints
-from run_directory.checkpoints import SEEDS, checksum, open_checkpoints
+from run_directory.checkpoints import open_checkpoints
 from run_directory.checksums import SEEDS, checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
