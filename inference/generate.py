@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -138,12 +137,8 @@ class Generator(SearchModel):
         log_probs: list[list[float]] = [[] for _ in texts]
         for (row, known), found in zip(behind, self._forced_log_probs(windows, options.batch_size), strict=True):
             log_probs[row] += found[known:]
-        outputs = []
-        for text, each, found in zip(texts, tokens, log_probs, strict=True):
-            log_prob = math.fsum(found)
-            score = float(log_prob / length_penalty(len(found), options.alpha))
-            outputs.append(Output('', [BOS], [Hypothesis(text, each, log_prob, score)]))
-        return outputs
+        return [Output('', [BOS], [Hypothesis.forced(text, each, found, options.alpha)])
+                for text, each, found in zip(texts, tokens, log_probs, strict=True)]
 
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:

@@ -4,6 +4,7 @@ import abc
 import collections
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,12 @@ class Hypothesis:
     log_prob: float
     score: float
     ended: bool = True
+
+    @classmethod
+    def forced(cls, text: str, tokens: list[int], log_probs: Sequence[float], alpha: float) -> 'Hypothesis':
+        """Returns a text that was given, not found, with the log-probabilities of its tokens and its end token."""
+        log_prob = math.fsum(log_probs)
+        return cls(text, tokens, log_prob, float(log_prob / search.length_penalty(len(log_probs), alpha)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing_extensions import override
 from inference.forced import Forced
 from inference.options import BEAM_SEARCH, SearchOptions, search_options
 from inference.scores import Evaluation, corpus_scores
-from inference.search import NEW_WORD, length_penalty
+from inference.search import NEW_WORD
 from inference.text import (
     Begin,
     Hypothesis,
@@ -146,13 +145,9 @@ class Translator(SearchModel):
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
         targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(texts[1::2])]
         found = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)
-        outputs = []
-        for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, found,
-                                                              strict=True):
-            log_prob = math.fsum(log_probs)
-            score = float(log_prob / length_penalty(len(log_probs), options.alpha))
-            outputs.append(Output(source, tokens, [Hypothesis(target, written, log_prob, score)]))
-        return outputs
+        return [Output(source, tokens, [Hypothesis.forced(target, written, log_probs, options.alpha)])
+                for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, found,
+                                                                      strict=True)]
 
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
         """BLEU of the validation split, decoded as config.eval asks, with a few translations.
