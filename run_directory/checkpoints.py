@@ -83,7 +83,7 @@ class Checkpoints:
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
         self._saving = 0      # the last step that the manager was asked to save
-        self._restored: int | None = None  # the step that `restore` returned
+        self._restored: int | None = None  # the step that `restore` returned; -1 if the leader saw no checkpoint
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first."""
@@ -167,6 +167,7 @@ class Checkpoints:
             raise UserError(f'{self._folder} holds no checkpoint, but {METRICS_FILE} beside it tells of evaluations up '
                             f'to step {max(self.values)}, and each is of a step that was saved: take the checkpoints '
                             'from a copy, or begin again in another --workdir')
+        self._restored = -1
         return None
 
     def resolve(self, choice: str) -> list[int]:

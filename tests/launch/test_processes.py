@@ -194,6 +194,21 @@ runtime.processes.connect = connected
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_the_leader_does_not_see_is_renamed_before_the_first_save(whole, cache, tmp_path):  # noqa: F811
+    run = without_steps(whole, tmp_path / 'run')
+    lags = '''
+from run_directory import checkpoints
+steps = checkpoints.Checkpoints.steps
+checkpoints.Checkpoints.steps = lambda self: [step for step in steps(self) if step != 12]
+'''
+    with Job(2, sabotaged(lags, run, cache, **TWO)[::-1], tmp_path / 'logs') as job:
+        assert job.end() == [0, 0], job.said(0) + job.said(1)
+        assert 'resuming from step 9' in job.said(0)
+    assert (run / 'checkpoints' / '12.damaged').is_dir()
+    assert outcome(run) == outcome(whole)
+
+
+@pytest.mark.slow
 def test_processes_whose_parameters_differ_save_nothing(cache, tmp_path):  # noqa: F811
     diverges = '''
 import jax, numpy as np
