@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import allyouneed  # noqa: E402, F401 (it sets an XLA flag before the modules are imported)
+
 PACKAGES = 'analysis|configs|inference|input_pipeline|interchange|kernels|model|run_directory|runtime|training'
 GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed',
           'planning', 'notebooks', 'results', 'faults', 'extending', 'api')
@@ -45,7 +47,8 @@ default_role = 'py:obj'  # `name` in a docstring is a link where there is such a
 # What a page refers to must exist. What a docstring or an annotation names may be of another library, or a name of no
 # object; with a package of ours before it, it must exist too.
 nitpicky = True
-nitpick_ignore = [('py:class', 'analysis.ablation.Model')]  # a type variable
+# Type variables.
+nitpick_ignore = [('py:class', name) for name in ('analysis.ablation.Model', 'runtime.agreement.T', 'runtime.flags.Values')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 
