@@ -110,6 +110,9 @@ def write_huggingface(trained: Trained, folder: Path) -> None:
         raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, but this model '
                         'has learned one')
     data = trained.config.data
+    if family is marian and data.tokenizer.kind in ('char', 'byte'):
+        raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian has tokenizers of subwords only. '
+                        'Train with bpe or unigram, or use --to=ctranslate2')
     orders = {side: original_order(each) for side, each in trained.tokenizers.items()}
     longest = max(data.max_length, LONGEST) if family is marian else data.context
     content = family.fields(model, orders, longest)

@@ -100,7 +100,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
         if isinstance(tokenizer, SentencePieceTokenizer):
             model, vocabularies[side] = tokenizer.parts
         else:
-            assert isinstance(tokenizer, SubwordTokenizer), 'translation has no other tokenizers'
+            assert isinstance(tokenizer, SubwordTokenizer), 'write_huggingface refuses other tokenizers'
             model = with_dummy_prefix(tokenizer.model)
             vocabularies[side] = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
         (folder / f'{side}.spm').write_bytes(model)

@@ -38,7 +38,8 @@ def main() -> None:
     config = read_config(run) if run else config_from(CONFIG_FLAG)
     if problem := Between(0, MOST_STEPS).problem(STEP.value):
         raise UserError(f'--step={STEP.value} {problem}')
-    data = open_data(config, run or vocabulary_from(config))
+    data = open_data(config, run or vocabulary_from(config),
+                     asked=() if run else config_flags.get_override_values(flags.FLAGS['config']))
     plan = data.plan('train')
     batch = plan.batch(STEP.value)
     epoch, index = divmod(STEP.value, len(plan))
