@@ -4,7 +4,7 @@
 
 Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; huggingface, a folder for
 transformers, if it supports the model; safetensors, the parameters under our own names, with all files that
-`allyouneed.load` needs.
+`allyouneed.load` needs. The folder is complete or absent.
 """
 
 from absl import flags
@@ -18,7 +18,7 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "'best', 'latest', a step, 'average:K' or 'best:K', as for "
                                  'decode.py.')
 TO = flags.DEFINE_enum('to', None, FORMATS, 'The format.')
-OUTPUT = flags.DEFINE_string('output', None, 'A new or an empty folder.')
+OUTPUT = flags.DEFINE_string('output', None, 'A new or an empty folder outside of run directories.')
 QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctranslate2: the type of the weights.')
 
 

@@ -4,7 +4,7 @@
     python decode.py --workdir=runs/opus --input=-
 
 DIR is a folder that save_pretrained of the model and of the tokenizer wrote: MarianMT, GPT-2, Llama, Mistral or Qwen2.
-To train the model further, give a recipe at the import: the run takes its data, batches and optimizer. Then
+The run answers one line before the command ends. To train the model further, give a recipe at the import: the run takes its data, batches and optimizer. Then
 
     python train.py --config=runs/opus/recipe.py --workdir=runs/opus
 """
@@ -23,6 +23,7 @@ with flag_files_explained():
         'config', None, 'The recipe for further training; its model and tokenizer are not used.', lock_config=True)
 FROM = flags.DEFINE_string('from', None, 'The folder of the model.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory, a new or an empty one.')
+ALLOW_NONFINITE = flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that contain NaN or infinity.')
 
 log = logging.getLogger('allyouneed.import')
 
@@ -35,7 +36,7 @@ def main() -> None:
     if not FROM.value or not WORKDIR.value:
         raise UserError(f'--{"workdir" if FROM.value else "from"} is missing. See --help')
     recipe = config_from(CONFIG_FLAG) if CONFIG_FLAG.present else None
-    model = import_weights(FROM.value, WORKDIR.value, recipe)
+    model = import_weights(FROM.value, WORKDIR.value, recipe, ALLOW_NONFINITE.value)
     log.info('%s: %s', model.config.model.kind, parameter_table(model.params))
     print(WORKDIR.value)
 
