@@ -101,8 +101,11 @@ def assumed_sizes(config: ConfigDict) -> dict[str, int]:
     raise UserError(f'config.task={config.task}: plans are made for text, that is translation and language_model')
 
 
-def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
-    """A full batch of a recipe's shapes, without its data: sentences of one `length`, or windows."""
+def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
+    """Returns a full batch of a recipe's shapes, without its data: sentences of one `length`, or windows.
+
+    As in training, rows of padding are added up to a `multiple`. Also returns the number of rows without them.
+    """
     pairs = TASKS[config.task].data == 'pairs'
     usual: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
     length = length or usual
@@ -110,10 +113,10 @@ def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
     if not rows:
         raise UserError(f'config.batch.tokens={config.batch.tokens} holds no {MULTIPLE} sentences of {length} tokens: '
                         f'raise it to at least {MULTIPLE * length}, or lower --length')
-    tokens = np.full((rows, length), EOS, np.int32)
+    tokens = np.broadcast_to(np.int32(EOS), (-(-rows // multiple) * multiple, length))
     inputs = {'source': tokens, 'target': tokens} if pairs else {
         'tokens': tokens, 'segments': tokens, 'positions': tokens}
-    return {'inputs': inputs, 'targets': tokens, 'weights': np.ones(tokens.shape, np.float32)}
+    return {'inputs': inputs, 'targets': tokens, 'weights': np.broadcast_to(np.float32(1), tokens.shape)}, rows
 
 
 class Recipe:
@@ -122,19 +125,21 @@ class Recipe:
     Attributes:
       config: of the recipe.
       batch: of assumed text.
+      rows: of the batch, without the padding.
       module: the model.
       parts: what the project's compiled steps are made of.
     """
 
-    def __init__(self, config: ConfigDict, length: int | None = None):
-        """Builds the parts; `length` is that of a sentence.
+    def __init__(self, config: ConfigDict, length: int | None = None, shares: int = 1):
+        """Builds the parts; `length` is that of a sentence, `shares` are the shares of the rows on the devices.
 
         Raises:
           UserError: if the recipe needs what a plan does not have.
         """
         if config.train.teacher:
             raise UserError(f'config.train.teacher={config.train.teacher}: a plan knows no teacher; leave it out')
-        self.config, self.batch = config, assumed_batch(config, length)
+        self.config = config
+        self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
         tuning = make_tuning(config.train)
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
@@ -163,8 +168,8 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step."""
-        return self.batch['targets'].size
+        """Target positions of a step, without the padding."""
+        return self.rows * self.batch['targets'].shape[1]
 
 
 class Ahead:

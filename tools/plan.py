@@ -50,6 +50,8 @@ from tools.chips import Topology, parse_topology
 from tools.formula import bounds, candidates, estimate
 from training.summary import duration
 
+MOST = 1_000_000  # of a flag: far beyond any use, it catches mistakes
+
 log = logging.getLogger('allyouneed.plan')
 
 
@@ -126,8 +128,8 @@ def asked_topology() -> Topology:
     if not TOPOLOGY.value:
         raise UserError('--topology is missing: give the devices, for example --topology=v5e:4x4')
     for flag, least in (SLICES, 1), (LENGTH, 1), (COMPILE, 0):
-        if flag.value is not None and flag.value < least:
-            raise UserError(f'--{flag.name}={flag.value}: must be at least {least}')
+        if flag.value is not None and not least <= flag.value <= MOST:
+            raise UserError(f'--{flag.name}={flag.value}: must be from {least} to {MOST:,}')
     topology = parse_topology(TOPOLOGY.value, SLICES.value)
     if KEEP.value and (SEARCH.value or FORMULA.value or not topology.chip.libtpu):
         raise UserError(f'--keep={KEEP.value}: a plan by formula, or a search, has no program to keep')
@@ -136,8 +138,8 @@ def asked_topology() -> Topology:
 
 def by_formula(config: ConfigDict, topology: Topology, recipe: Recipe | None = None) -> Plan:
     """The plan without compiling anything."""
-    recipe = recipe or Recipe(config, LENGTH.value)
     mesh = sizes_of_mesh(config, topology)
+    recipe = recipe or Recipe(config, LENGTH.value, mesh['data'] * mesh['fsdp'])
     figures = estimate(recipe, mesh)
     return Plan(config, topology, mesh, recipe.tokens, {}, figures, by='formula')
 
@@ -162,8 +164,8 @@ def compiled(config: ConfigDict, topology: Topology, path: Path | None = None) -
     Raises:
       UserError: if the mesh does not fit the devices, or a device has not the memory; then with what would do.
     """
-    recipe = Recipe(config, LENGTH.value)
     mesh = sizes_of_mesh(config, topology)
+    recipe = Recipe(config, LENGTH.value, mesh['data'] * mesh['fsdp'])
     ahead = Ahead(recipe, config.parallel, devices_of(topology))
     log.info('compiling the train step for %s as %s; this takes minutes', topology, axes_text(mesh))
     began = time.perf_counter()
@@ -222,9 +224,12 @@ def search(config: ConfigDict, topology: Topology) -> Plan:
       UserError: if nothing fits.
     """
     plans = ranked(config, topology)
-    if not plans or not plans[0].fits:
-        smallest = min(plans or [by_formula(config, topology)], key=lambda plan: plan.train.peak)
-        raise too_large(smallest, TooLarge('nothing fits'))
+    if not plans:
+        recipe = Recipe(config, LENGTH.value)
+        raise UserError(f'{topology}: a batch has {recipe.rows} rows, which no mesh of the search divides into equal '
+                        f'shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
+    if not plans[0].fits:
+        raise too_large(min(plans, key=lambda plan: plan.train.peak), TooLarge('nothing fits'))
     fitting = [plan for plan in plans if plan.fits]
     log.info('%d of %d candidates fit by formula; the best:', len(fitting), len(plans))
     for plan in fitting[:10]:
@@ -265,7 +270,8 @@ def described(plan: Plan) -> str:
     """The plan as text."""
     config, train, topology = plan.config, plan.train, plan.topology
     best, found = bounds(train, topology, plan.mesh), plan.to_dict()
-    rows, length = Recipe(config, LENGTH.value).batch['targets'].shape
+    recipe = Recipe(config, LENGTH.value)
+    rows, length = recipe.rows, recipe.batch['targets'].shape[1]
     lines = [
         f'{topology.devices} chips {topology}, mesh {axes_text(plan.mesh)}, '
         + ('by formula, compiled nothing' if plan.by == 'formula' else 'compiled'),
