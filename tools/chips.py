@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from runtime.errors import UserError
 from tools.program import Collective
 
+MOST_DEVICES = 1_000_000  # more than any machine has, to catch typing mistakes
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -87,7 +89,11 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     if not re.fullmatch(r'[1-9]\d{0,4}(x[1-9]\d{0,4})*', shape) or len(shape.split('x')) != (chip.axes or 1):
         example = 'x'.join(['4', '4', '4'][:chip.axes or 1])
         raise UserError(f'--topology={text}: a {name} needs a shape of {chip.axes or 1} sizes, as {name}:{example}')
-    return Topology(chip, tuple(map(int, shape.split('x'))), slices)
+    topology = Topology(chip, tuple(map(int, shape.split('x'))), slices)
+    if topology.devices > MOST_DEVICES:
+        raise UserError(f'--topology={text} --slices={slices}: {topology.devices:,} devices are more than a plan '
+                        f'supports. Use at most {MOST_DEVICES:,}')
+    return topology
 
 
 def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: dict[str, int]) -> float:

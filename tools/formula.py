@@ -42,7 +42,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
-    tokens = recipe.tokens / shares / config.train.accumulate
+    tokens = batch[0] * batch[1] / shares / config.train.accumulate
     layers = model.num_layers * (2 if model.kind == 'transformer' else 1)
     width, inner = model.d_model, model.d_ff / tensor
     scores = model.num_heads / tensor * batch[1]
