@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import allyouneed
-from analysis.ablation import scores_without_heads, without_head
 from analysis.examples import example_run
+from analysis.heads import GatedHeads, scores_without_heads, without_head
 from analysis.pictures import attention_figure, chosen, heads_figure
 from inference.scores import corpus_scores
 from inference.search import length_penalty
@@ -126,15 +126,15 @@ look('decoder:1:1')
 # %% [markdown]
 # ## Take a head away
 #
-# The output of attention is $\sum_i \mathrm{head}_i W_o^i$. Set $W_o^i$ to zero and head $i$ is silent, exactly:
-# `without_head` returns the model with that change and leaves the one that it is given alone. How many of 100 test
-# sentences are still right, to the byte, without each head in turn?
+# The output of attention is $\sum_i g_i\, \mathrm{head}_i W_o^i$ with a gate $g_i = 1$ for each head. A gate of 0
+# removes head $i$. The run itself does not change. How many of 100 test sentences are still right, to the byte, without
+# each head in turn?
 
 # %%
 pairs, greedy = run.data().pairs('test')[:100], search_options(run.config, method='greedy')
-scores = {}
-for kind in ('encoder', 'decoder', 'cross'):
-    whole, scores[kind] = scores_without_heads(run.model, pairs, kind, greedy)
+heads, scores = GatedHeads(run), {}
+for kind in heads.kinds():
+    whole, scores[kind] = scores_without_heads(heads, pairs, kind, greedy)
 heads_figure({kind: 100 * values for kind, values in scores.items()},
              f'exact matches of 100 without one head (all heads: {100 * whole:.0f})')
 
@@ -144,14 +144,13 @@ heads_figure({kind: 100 * values for kind, values in scores.items()},
 # last layer's cross-attention. Silence these one after the other, the most missed first, and see what breaks:
 
 # %%
-last = len(scores['cross'])
-order = 1 + np.argsort(scores['cross'][-1])
-silenced = run.model
+last, gates = heads.kinds()['cross'][-1], heads.ones()
+order = np.argsort(scores['cross'][-1])
 sources, references = zip(*pairs, strict=True)
 for head in [None, *order]:
     if head is not None:
-        silenced = without_head(silenced, 'cross', last, int(head))
-    outputs = [output.text for output in silenced.translate([*sources, *sentences[:2]], greedy)]
+        gates = without_head(gates, last, int(head))
+    outputs = [output.text for output in heads.model(gates).translate([*sources, *sentences[:2]], greedy)]
     right = corpus_scores(outputs[:len(pairs)], references)['exact_match']
-    print(f'{"all heads" if head is None else f"and without head {head}":20} {100 * right:3.0f} right   ',
+    print(f'{"all heads" if head is None else f"and without head {1 + head}":20} {100 * right:3.0f} right   ',
           ' | '.join(outputs[len(pairs):]))
