@@ -48,8 +48,7 @@ default_role = 'py:obj'  # `name` in a docstring is a link where there is such a
 # object; with a package of ours before it, it must exist too.
 nitpicky = True
 # Type variables.
-nitpick_ignore = [('py:class', name) for name in (
-    'analysis.ablation.Model', 'runtime.agreement.T', 'runtime.flags.Values')]
+nitpick_ignore = [('py:class', name) for name in ('runtime.agreement.T', 'runtime.flags.Values')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 

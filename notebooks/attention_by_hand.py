@@ -240,8 +240,7 @@ for column, d_k in enumerate(widths):
         largest[row, column], gradient[row, column] = weights.max(-1).mean(), (weights * (1 - weights)).mean()
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
-for axes, curves, label in zip(panels, (largest, gradient), ('largest weight', 'mean gradient of the softmax'),
-                               strict=True):
+for axes, curves, label in zip(panels, (largest, gradient), ('largest weight', 'mean gradient'), strict=True):
     axes.semilogx(widths, curves[0], 'o-', base=2, label='q.k / sqrt(d_k)')
     axes.semilogx(widths, curves[1], 's--', base=2, label='q.k')
     axes.set(xlabel='d_k', ylabel=label, ylim=(0, None))

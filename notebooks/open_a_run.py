@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import allyouneed
-from analysis.ablation import scores_without_heads, without_head
 from analysis.examples import example_run
+from analysis.heads import GatedHeads, scores_without_heads, without_head
 from analysis.pictures import chosen
 from inference.scores import corpus_scores
 from inference.search import length_penalty
@@ -124,15 +124,15 @@ look('decoder:1:1')
 # %% [markdown]
 # ## Remove a head
 #
-# The output of attention is $\sum_i \mathrm{head}_i W_o^i$. If $W_o^i$ is zero, head $i$ has no effect. `without_head`
-# returns a changed copy of the model. The next cell removes each head in turn, and counts how many of 100 test
-# sentences are still translated exactly.
+# The output of attention is $\sum_i g_i\, \mathrm{head}_i W_o^i$ with a gate $g_i = 1$ for each head. A gate of 0
+# removes head $i$, without changing the run itself. The next cell removes each head in turn, and counts how many of 100
+# test sentences are still translated exactly.
 
 # %%
 pairs, greedy = run.data().pairs('test')[:100], allyouneed.search_options(run.config, method='greedy')
-scores = {}
-for kind in ('encoder', 'decoder', 'cross'):
-    whole, scores[kind] = scores_without_heads(run.model, pairs, kind, greedy)
+heads, scores = GatedHeads(run), {}
+for kind in heads.kinds():
+    whole, scores[kind] = scores_without_heads(heads, pairs, kind, greedy)
 allyouneed.heads_figure({kind: 100 * values for kind, values in scores.items()},
                         f'exact matches of 100 without one head (all heads: {100 * whole:.0f})')
 
@@ -142,14 +142,13 @@ allyouneed.heads_figure({kind: 100 * values for kind, values in scores.items()},
 # cross-attention one after the other, beginning with the most important one:
 
 # %%
-last = len(scores['cross'])
-order = 1 + np.argsort(scores['cross'][-1])
-reduced = run.model
+last, gates = heads.kinds()['cross'][-1], heads.ones()
+order = np.argsort(scores['cross'][-1])
 sources, references = zip(*pairs, strict=True)
 for head in [None, *order]:
     if head is not None:
-        reduced = without_head(reduced, 'cross', last, int(head))
-    outputs = [output.text for output in reduced.translate([*sources, *lines[:2]], greedy)]
+        gates = without_head(gates, last, int(head))
+    outputs = [output.text for output in heads.model(gates).translate([*sources, *lines[:2]], greedy)]
     exact = corpus_scores(outputs[:len(pairs)], references)['exact_match']
-    print(f'{"all heads" if head is None else f"and without head {head}":20} {100 * exact:3.0f} exact   ',
+    print(f'{"all heads" if head is None else f"and without head {1 + head}":20} {100 * exact:3.0f} exact   ',
           ' | '.join(outputs[len(pairs):]))
