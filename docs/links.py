@@ -43,7 +43,7 @@ class Markdown:
 
 
 def broken_links(root: Path, paths: Iterable[Path]) -> Iterator[str]:
-    """Yields a line for each link in the files at `paths` without a target: a file below `root`, and an anchor in it."""
+    """Yields a line for each link in the files at `paths` whose file (below `root`) or anchor does not exist."""
     files = {path.resolve(): (Page if path.suffix == '.html' else Markdown)(path) for path in paths}
     for path, file in files.items():
         for link in file.links:
