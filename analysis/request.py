@@ -45,6 +45,9 @@ class Request:
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
     compare: str | None = flag(None, '--split: how sure it is that translations are better or worse than those of this '
                                'other run directory.')
+    edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
+    without: str | None = flag(None, 'Answer without these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with '
+                               'KIND cross, encoder or decoder, layers and heads from 1.')
     attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'Pictures of the first so many lines or examples.')
@@ -61,6 +64,11 @@ class Request:
     def draws_attention(self) -> bool:
         """Whether there is a picture of each answer's attention."""
         return bool(self.pictures) and self.look != 'positions'
+
+    @property
+    def edits_model(self) -> bool:
+        """Whether values inside the model are edited."""
+        return self.edit is not None or self.without is not None
 
     def check(self) -> None:
         """Raises UserError for flags that contradict each other or have impossible values."""
@@ -83,14 +91,14 @@ class Request:
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if given[name] < least:
                 raise UserError(f'--{name}={given[name]} must be at least {least}')
-        for name in ('output', 'pictures', 'explain', 'compare', 'avoid'):
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without'):
             if given[name] == '':
                 raise UserError(f'--{name}= is empty: give a name, or leave it out')
-        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'output', 'explain', 'pictures')
+        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'edit', 'output', 'explain', 'pictures')
                  if given[name]]
         if twice := [name for name in named if named.count(name) > 1]:
-            raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --output, '
-                            '--explain and --pictures each a name of its own')
+            raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --edit, '
+                            '--output, --explain and --pictures each a name of its own')
 
     def check_files(self, workdirs: Sequence[Path], splits: Sequence[str]) -> None:
         """Checks, before anything is computed, that all files can be written.
@@ -115,7 +123,7 @@ class Request:
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)
-        names = [results_name(split, workdirs) for split in splits]
+        names = [results_name(split, workdirs, self.edits_model) for split in splits]
         for name in (f'{name}.{ending}' for name in names for ending in ('json', 'tsv')) if results.is_dir() else ():
             check_file(results / name)
 
@@ -140,6 +148,6 @@ class Request:
             raise UserError('--input=FILE.npz is missing: images and series cannot be typed at a prompt')
 
 
-def results_name(split: str, workdirs: Sequence[Path]) -> str:
+def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
     """Returns the name of the files of a split's results. The results of an ensemble are in its first run."""
-    return split if len(workdirs) == 1 else f'{split}.ensemble'
+    return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.versions import read_saved
+from configs.versions import read_config_file
 from runtime.errors import UserError
 from runtime.files import read_bytes
 
@@ -28,19 +28,11 @@ def read_config(workdir: Path) -> ConfigDict:
 
 def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
     """Returns the config of a run, and the options that its file does not set."""
-    path = workdir / CONFIG
     try:
-        said = json.loads(read_bytes(path).decode())
-        if not isinstance(said, dict):
-            raise ValueError('it holds no object')
-        return read_saved(said)
+        return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
                         ) from None
-    except UserError as error:
-        raise UserError(f'{path}: {error}') from None
-    except (OSError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UserError(f'{path} is damaged: {error}') from None
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:

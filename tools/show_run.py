@@ -1,6 +1,6 @@
 """Shows a run on one screen: python -m tools.show_run RUN
 
-The screen has the config, the model, the progress, the scores and the files of the run. Parameters are not read.
+It shows the config, the model, the progress, the scores and the files of the run, without reading the parameters.
 """
 
 import importlib
@@ -120,7 +120,7 @@ def count(tree: Any) -> int:
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
     """Yields lines with the steps and the speed, the last evaluation, and the best one."""
-    speed = f', {run.speed:,.0f} tokens a second' if run.speed else ''
+    speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
            + speed)
