@@ -25,6 +25,7 @@ from input_pipeline.tokenizer import EOS, UNK, Tokenizer
 from runtime.errors import UserError
 
 DEAD = -1  # the state behind what must not come
+LONGEST = 1000  # characters of a phrase; each one is a state of the automaton
 MOST = 2 ** 28  # entries of a table: 1 GB
 LAST_LETTER = 0x20000  # beyond are only characters that are words of their own, and none
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
@@ -35,7 +36,7 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
     """The phrases, if they are such.
 
     Raises:
-      UserError: if they are one text instead of a list, or one of them is blank or no text that UTF-8 can write.
+      UserError: if they are one text instead of a list, or one of them is blank, too long, or no text in UTF-8.
     """
     if isinstance(phrases, str):
         raise UserError(f'avoid={phrases[:40]!r}: give a list of phrases, [{phrases[:40]!r}]')
@@ -47,6 +48,9 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
             written = False
         if not written:
             raise UserError(f'avoid: {phrase!r:.80} is no phrase: give words to avoid')
+        if len(phrase) > LONGEST:
+            raise UserError(f'avoid: {phrase[:40]!r}... has {len(phrase):,} characters. Use phrases of at most '
+                            f'{LONGEST:,} characters')
     return phrases
 
 
