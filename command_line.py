@@ -74,11 +74,13 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     gc.disable()
 
 
-def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False) -> None:
+def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
+               ends_at_once: bool = False) -> None:
     """Calls `main` with the arguments that are not flags; a UserError becomes a message and exit status 2.
 
     Calls `read_command_line` with the same `takes` if the script has not. With `computes`, memory is allocated as XLA
-    needs it (`use_huge_pages`).
+    needs it (`use_huge_pages`). With `ends_at_once`, the process exits after `main` without freeing its objects one by
+    one, which takes 0.35 s of processor time after a translation. Such a script must have closed its files.
     """
     if computes:
         use_huge_pages()
@@ -99,6 +101,9 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
                 raise UserError(TOO_LATE)
             main(*argv[1:])
             _flush()
+        if ends_at_once:
+            sys.stderr.flush()
+            os._exit(0)
 
     with _quietly_ended():
         app.run(guarded, flags_parser=lambda _: _arguments)
