@@ -47,8 +47,8 @@ class Request:
     compare: str | None = flag(None, '--split: the difference to the translations of this other run directory, with '
                                'its p-value.')
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
-    without: str | None = flag(None, 'Answer without these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with '
-                               'KIND cross, encoder or decoder, layers and heads from 1.')
+    without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
+                               'cross, encoder or decoder, and layers and heads from 1.')
     attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
