@@ -20,7 +20,7 @@ from model.ensemble import Ensemble
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
-from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, parameters, script, train_arguments
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.objective import distilled, r_drop, simcut
 

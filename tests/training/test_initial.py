@@ -13,7 +13,7 @@ import inference
 from run_directory.records import read_config
 from runtime.errors import UserError
 from tests.scripts import script
-from tests.tiny_run import cache, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import start, steps, tiny_config
 
 
 def write_series(folder, kind=np.uint8, classes=3, values=False, count=24):

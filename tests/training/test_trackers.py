@@ -11,7 +11,7 @@ import pytest
 from run_directory.progress import Due
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.trackers import open_trackers
 

@@ -19,7 +19,7 @@ from model.transformer import Transformer
 from run_directory import initial
 from run_directory.initial import other_run
 from runtime.errors import UserError
-from tests.scripts import cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import parameters, script, train_arguments
 from training.compiled import Compiled
 from training.optimizer import make_optimizer
 from training.tuning import Tuning, make_tuning, matches
