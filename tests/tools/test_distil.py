@@ -18,6 +18,8 @@ from runtime.errors import UserError
 from tests.scripts import ROOT, WORDS
 from tools.student_corpus import write_corpus
 
+pytestmark = pytest.mark.slow
+
 
 def distil(*arguments):
     return subprocess.run([sys.executable, '-m', 'tools.distil', *map(str, arguments)], cwd=ROOT, capture_output=True,

@@ -51,6 +51,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, mo
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch):
     def twice(*_):
         os.kill(os.getpid(), signal.SIGINT)

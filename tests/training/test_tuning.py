@@ -137,6 +137,7 @@ def test_the_gradient_of_adapters_is_that_of_the_matrix_through_its_factors():
     np.testing.assert_allclose(before[b] - after[b], scale * np.einsum('hkr,hke->re', before[a], gradient), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tuning', [LORA, FROZEN], ids=['LoRA', 'frozen'])
 @pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=4, mode='pmap'),
                                                                               marks=pytest.mark.slow)], ids=str)
