@@ -16,11 +16,6 @@ from training.objective import make_objective
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
 def table(tmp_path_factory):
     """One TSV file of 300 pairs and nothing else. The target is the source backwards."""
     folder, rng = tmp_path_factory.mktemp('table'), random.Random(0)
