@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from absl import flags
 
 from benchmarks.measure import report, times
-from model.attention import attention, chunked_attention, fused_attention
+from kernels.attention import fused_attention
+from model.attention import attention, chunked_attention
 from model.relation import Relation
 
 LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Positions.')
@@ -23,7 +24,10 @@ DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of queri
 RUNS = flags.DEFINE_integer('runs', 3, 'Timed runs.', lower_bound=1)
 MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'Largest program that is run.')
 HEADS, WIDTH = 4, 32
-KERNELS = {'plain': lambda *args: attention(*args)[0], 'chunked': chunked_attention, 'fused': fused_attention}
+KERNELS = {
+    'plain': lambda query, key, value, relation: attention(query, key, value, relation)[0],
+    'chunked': chunked_attention,
+    'fused': lambda query, key, value, relation: fused_attention(query, key, value, relation.whole_mask())}
 
 
 def main() -> None:

@@ -80,19 +80,19 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
     return visible.reshape(batch, 1, beam, keys)
 
 
-def written(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
-            first: Int[Array, '']) -> Past:
-    """The past with the keys and values of one step of every hypothesis, from key number `first` on."""
+def write(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
+          first: Int[Array, '']) -> Past:
+    """Returns the past with the keys and values of one step of every hypothesis, from key number `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
         past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
         for name, new in {'key': key, 'value': value}.items()}
 
 
-def as_read(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
-    """Keys or values in the order in which a past keeps them, in memory too: otherwise XLA transposes at every step."""
+def to_past(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
+    """Returns keys or values with the axes of a past, also in memory: otherwise XLA transposes them at every step."""
     return in_rows(jnp.moveaxis(array, 1, 3))
 
 
-def as_given(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
-    """Keys or values of a past in the order in which attention takes them; the product undoes it without a copy."""
+def from_past(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
+    """Returns keys or values of a past with the axes that attention expects; the product needs no copy for it."""
     return jnp.moveaxis(array, 3, 1)

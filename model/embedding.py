@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from kernels.product import dot_general, narrowed
+from kernels.product import logits_product
 
 ABSENT = -1e4  # the logit of a token that a vocabulary lacks: its probability is 0 in float32, and nothing overflows
 SHARING = ('all', 'target', 'none')
@@ -46,17 +46,8 @@ class Projection(flax.struct.PyTreeNode):
     devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
-        """Returns the logits in float32, of a product in the dtype of the states.
-
-        Within `jax.default_matmul_precision('bfloat16')` the product and its gradients are those of `dot_general`.
-        """
-        dtype = self.states.dtype
-        if narrowed(dtype) != dtype:
-            last_with_first = ((self.states.ndim - 1,), (0,)), ((), ())
-            logits = dot_general(self.states, self.table.T, last_with_first)
-        else:
-            logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(dtype),
-                                preferred_element_type=jnp.float32)
+        """Returns the logits in float32; see `logits_product`."""
+        logits = logits_product(self.states, self.table)
         return logits if self.bias is None else logits + self.bias
 
 

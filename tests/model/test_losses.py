@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model import losses as loss
+from kernels import cross_entropy as tiled
 from model.embedding import ABSENT, Projection
-from model.losses import cross_entropy, squared_error, tiles
+from model.losses import cross_entropy, squared_error
 
 
 def random_batch(seed=0, shape=(3, 5), classes=7):
@@ -61,7 +61,7 @@ def test_squared_error_is_a_mean_over_values_and_a_sum_over_examples():
 @pytest.mark.parametrize('shape', [(3, 5), (2, 1), (4, 13), (6,), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize('tile', [1, 200, 10 ** 6])
 def test_without_the_logits_sums_and_gradients_are_those_of_the_logits(monkeypatch, tile, shape, smoothing):
-    monkeypatch.setattr(loss, 'TILE', tile)
+    monkeypatch.setattr(tiled, 'TILE', tile)
     rng = np.random.default_rng(4)
     states, table = jnp.float32(rng.normal(size=(*shape, 6))), jnp.float32(rng.normal(size=(11, 6)))
     targets, weights = jnp.int32(rng.integers(0, 11, shape)), jnp.float32(rng.integers(0, 2, shape))
@@ -80,7 +80,7 @@ def test_without_the_logits_sums_and_gradients_are_those_of_the_logits(monkeypat
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 def test_a_bias_is_in_sums_and_gradients(monkeypatch, smoothing):
-    monkeypatch.setattr(loss, 'TILE', 60)
+    monkeypatch.setattr(tiled, 'TILE', 60)
     rng = np.random.default_rng(6)
     arrays = [jnp.float32(rng.normal(size=size)) for size in ((3, 5, 6), (11, 6), (11,))]
     targets, weights = jnp.int32(rng.integers(0, 11, (3, 5))), jnp.float32(rng.integers(0, 2, (3, 5)))
@@ -100,7 +100,7 @@ def test_a_bias_is_in_sums_and_gradients(monkeypatch, smoothing):
 
 @pytest.mark.parametrize('tile', [1 << 20, 1000])
 def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
-    monkeypatch.setattr(loss, 'TILE', tile)
+    monkeypatch.setattr(tiled, 'TILE', tile)
     rng = np.random.default_rng(5)
     states, table = jnp.bfloat16(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))
     targets, weights = jnp.int32(rng.integers(0, 50, (8, 64))), jnp.ones((8, 64))
@@ -118,7 +118,7 @@ def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
 @pytest.mark.parametrize('devices', [1, 8])  # on one, the gradient of the table is computed in another way
 @pytest.mark.parametrize('tile', [1 << 20, 1000])
 def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices):
-    monkeypatch.setattr(loss, 'TILE', tile)
+    monkeypatch.setattr(tiled, 'TILE', tile)
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
     rng = np.random.default_rng(8)
     states, table = jnp.float32(rng.normal(size=(8, 64, 16))), jnp.float32(rng.normal(size=(50, 16)))
@@ -142,32 +142,33 @@ def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices):
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('shape', [(3, 5), (4,)])
 def test_accelerators_have_the_same_sums_and_gradients(monkeypatch, shape, smoothing, biased):
-    monkeypatch.setattr(loss, 'TILE', 60)
+    monkeypatch.setattr(tiled, 'TILE', 60)
     rng = np.random.default_rng(7)
     projection = Projection(jnp.float32(rng.normal(size=(*shape, 6))), jnp.float32(rng.normal(size=(11, 6))),
                             jnp.float32(rng.normal(size=11)) if biased else None)
     targets, weights = jnp.int32(rng.integers(0, 11, shape)), jnp.float32(rng.integers(0, 3, shape))
-    sums, gradients = loss._one_product(projection, targets, weights, label_smoothing=smoothing)
-    expected = loss._scan(projection, targets, weights, smoothing, gradients=True)
+    factors = projection.states, projection.table, projection.bias
+    sums, gradients = tiled.one_product(factors, targets, weights, smoothing)
+    expected = tiled.scan_tiles(factors, targets, weights, smoothing)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), (sums, gradients), expected)
 
     def total(projection):
         return cross_entropy(projection.logits(), targets, weights, smoothing).loss
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), gradients,
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), Projection(*gradients),
                  jax.grad(total)(projection))
 
 
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('rows, length, classes', [(128, 32, 8000), (16, 64, 32_000), (1, 1, 5), (3, 7, 10 ** 8)])
 def test_tiles_cover_the_positions_and_are_small(rows, length, classes, devices):
-    count, tile = tiles(rows, length, classes, devices)
+    count, tile = tiled.tiles(rows, length, classes, devices)
     assert length <= count * tile < length + count
-    assert tile == 1 or rows * tile * classes <= loss.TILE * devices * (1 + 1 / tile)
+    assert tile == 1 or rows * tile * classes <= tiled.TILE * devices * (1 + 1 / tile)
 
 
 def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):
-    monkeypatch.setattr(loss, 'TILE', 2 ** 21)
+    monkeypatch.setattr(tiled, 'TILE', 2 ** 21)
     states, table = jnp.ones((64, 128, 8)), jnp.ones((20_000, 8))
     targets, weights = jnp.ones((64, 128), jnp.int32), jnp.ones((64, 128))
 
@@ -215,15 +216,15 @@ FORMS = {
     'tiled': lambda *arguments: jax.value_and_grad(
         lambda projection: cross_entropy(projection, *arguments[1:], ABSENT_TOKENS).loss)(arguments[0]),
     'evaluated': lambda *arguments: (cross_entropy(*arguments, ABSENT_TOKENS).loss, None),
-    'one product': lambda *arguments: (lambda sums, gradients: (sums[0], gradients))(*loss._one_product(
-        *arguments[:3], label_smoothing=arguments[3], absent=ABSENT_TOKENS))}
+    'one product': lambda projection, *arguments: (lambda sums, gradients: (sums[0], Projection(*gradients)))(
+        *tiled.one_product((projection.states, projection.table, projection.bias), *arguments, ABSENT_TOKENS))}
 
 
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('shape', [(3, 5), (4,)], ids=str)
 @pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.5])
 def test_smoothing_spreads_over_the_tokens_that_can_occur(monkeypatch, form, shape, smoothing):
-    monkeypatch.setattr(loss, 'TILE', 60)
+    monkeypatch.setattr(tiled, 'TILE', 60)
     projection, targets, weights = with_absent_tokens(shape=shape)
     value, gradients = FORMS[form](projection, targets, weights, smoothing)
     expected, expected_gradients = smoothed_in_float64(projection, targets, weights, smoothing)
@@ -234,11 +235,11 @@ def test_smoothing_spreads_over_the_tokens_that_can_occur(monkeypatch, form, sha
         assert np.all(gradients.table[jnp.array(ABSENT_TOKENS)] == 0)
 
 
-@pytest.mark.parametrize('tiled', [False, True])
-def test_the_loss_of_1000_tokens_with_2_absent(tiled):
+@pytest.mark.parametrize('in_tiles', [False, True])
+def test_the_loss_of_1000_tokens_with_2_absent(in_tiles):
     bias = jnp.zeros(1000).at[:2].set(ABSENT).at[2].set(14.0)
     projection = Projection(jnp.ones((1, 3, 4)), jnp.zeros((1000, 4)), bias)
-    sums = cross_entropy(projection if tiled else projection.logits(), jnp.array([[3, 4, 5]]), jnp.ones((1, 3)), 0.1,
+    sums = cross_entropy(projection if in_tiles else projection.logits(), jnp.array([[3, 4, 5]]), jnp.ones((1, 3)), 0.1,
                          absent=(0, 1))
     # All but the absent tokens and one have a logit of 0, and that one has 14.
     expected = np.log(np.exp(14) + 997) - 0.1 * 14 / 998
@@ -254,7 +255,7 @@ def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
     targets, weights = jnp.int32(rng.integers(0, 9, (8, 40))), jnp.float32(rng.integers(0, 2, (8, 40)))
     projection = Projection(states, table)
     if form == 'one product':
-        accuracy = loss._one_product(projection, targets, weights, label_smoothing=0.1)[0][2]
+        accuracy = tiled.one_product((states, table, None), targets, weights, 0.1)[0][2]
     elif form == 'gradient':
         accuracy = jax.grad(lambda projection: (lambda sums: (sums.loss, sums.others['accuracy']))(
             cross_entropy(projection, targets, weights, 0.1)), has_aux=True)(projection)[1]
@@ -300,8 +301,9 @@ def test_sums_are_of_float32_with_jax_enable_x64(form, biased):
     projection, targets, weights = with_absent_tokens()
     projection = projection if biased else projection.replace(bias=None)
     with jax.enable_x64(True):
-        form = functools.partial(loss._scan, gradients=True) if form == 'scan' else loss._one_product
-        sums, gradients = jax.jit(functools.partial(form, label_smoothing=0.1))(projection, targets, weights)
+        form = tiled.scan_tiles if form == 'scan' else tiled.one_product
+        factors = projection.states, projection.table, projection.bias
+        sums, gradients = jax.jit(functools.partial(form, label_smoothing=0.1))(factors, targets, weights)
     assert {leaf.dtype for leaf in jax.tree.leaves((sums, gradients))} == {np.dtype(np.float32)}
 
 
