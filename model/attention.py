@@ -20,6 +20,7 @@ from kernels.attention import fused_attention, in_chunks
 from kernels.heads import einsum_per_head
 from kernels.product import dot_general, products
 from model.dropout import drop
+from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -34,6 +35,7 @@ Keys = Float[Array, 'batch source groups d_k']
 Values = Float[Array, 'batch source groups d_v']
 Pooled = Float[Array, 'batch target heads d_v']
 Drop = Callable[[Scores], Scores]  # dropout on the weights
+Place = Callable[[str, Scores], Scores]  # model.places.place, of a module
 
 
 def for_each_head(keys: Float[Array, 'batch source groups width'],
@@ -105,14 +107,17 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
 
 def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
-              drop: Drop | None = None) -> tuple[Pooled, Scores]:
+              drop: Drop | None = None,
+              at: Place = lambda name, value: value) -> tuple[Pooled, Scores]:
     """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md, row 1).
 
     A(q, D) = sum_s alpha(q, k_s) v_s over the database D of pairs (key, value), where alpha is the softmax over the
-    keys of score(q, k_s). With one-hot weights it is a look-up; in general it is the expectation of v under alpha.
+    keys of score(q, k_s). With one-hot weights it is a look-up; in general it is the expectation of v under alpha. `at`
+    is called with the values at the places 'scores' and 'weights'.
     """
     scores, bias = score(query, key), relation.whole_bias()
-    weights = masked_softmax(scores if bias is None else scores + bias, relation.whole_mask())
+    scores = at('scores', scores if bias is None else scores + bias)
+    weights = at('weights', masked_softmax(scores, relation.whole_mask()))
     return attention_pooling(weights if drop is None else drop(weights), value), weights
 
 
@@ -221,7 +226,7 @@ class MultiHeadAttention(nn.Module):
     def queries(self, inputs: Float[Array, 'batch target d_target'],
                 positions: Int[AnyArray, '#batch target'] | None = None) -> Query:
         """Returns the queries X W_q of inputs. Only rotary queries need their positions."""
-        return self._rotate(self.query(inputs), positions)
+        return place(self, 'queries', self._rotate(self.query(inputs), positions))
 
     def keys_values(self, inputs: Float[Array, 'batch source d_source'],
                     positions: Int[AnyArray, '#batch source'] | None = None) -> tuple[Keys, Values]:
@@ -229,7 +234,7 @@ class MultiHeadAttention(nn.Module):
 
         Decoding computes them once and keeps them.
         """
-        return self._rotate(self.key(inputs), positions), self.value(inputs)
+        return place(self, 'keys', self._rotate(self.key(inputs), positions)), place(self, 'values', self.value(inputs))
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[AnyArray, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
@@ -237,7 +242,8 @@ class MultiHeadAttention(nn.Module):
         params = [nn.unbox(layer.variables['params']) for layer in (self.query, self.key, self.value)]
         biases = None if self.bias == 'none' else [param['bias'] for param in params]
         query, key, value = products(inputs, [param['kernel'] for param in params], biases, self.dtype)
-        return self._rotate(query, positions), self._rotate(key, positions), value
+        return (place(self, 'queries', self._rotate(query, positions)),
+                place(self, 'keys', self._rotate(key, positions)), place(self, 'values', value))
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
@@ -250,7 +256,7 @@ class MultiHeadAttention(nn.Module):
         """Returns the attention of projected queries to projected keys and values, and sows the weights."""
         # Not in `init`, which would return the weights among the variables.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
-        kernel = 'plain' if keep_weights else self.kernel
+        kernel = 'plain' if keep_weights or wanted(self, 'scores', 'weights') else self.kernel
         if kernel == 'auto':
             kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
         score = SCORES[self.score]
@@ -265,10 +271,11 @@ class MultiHeadAttention(nn.Module):
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
         else:
-            pooled, weights = attention(query, key, value, relation, score, drop)
+            pooled, weights = attention(query, key, value, relation, score, drop,
+                                        functools.partial(place, self, relation=relation))
             if keep_weights:
                 self.sow('attention', 'weights', weights)
-        return self.output(pooled)
+        return place(self, '', self.output(place(self, 'heads', pooled)))
 
     def __call__(self, inputs: Float[Array, 'batch target d_target'], memory: Float[Array, 'batch source d_source'],
                  relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:

@@ -19,7 +19,8 @@ from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding
-from model.relation import Mask, padding_mask
+from model.places import at_positions, leave_loop, loop_positions, looped, place
+from model.relation import Mask, Relation, padding_mask
 
 READOUTS = ('maxout', 'linear')
 State = Float[Array, 'batch beam d_hidden']
@@ -65,7 +66,7 @@ class GRUCell(nn.Module):
         gate_inputs, candidate_inputs = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
         update, reset = jnp.split(nn.sigmoid(gate_inputs + self.gates(state)), 2, axis=-1)
         candidate = jnp.tanh(candidate_inputs + self.candidate(reset * state))
-        return (1 - update) * state + update * candidate
+        return place(self, '', (1 - update) * state + update * candidate)
 
 
 class RecurrentEncoder(nn.Module):
@@ -86,11 +87,14 @@ class RecurrentEncoder(nn.Module):
             return state, state
 
         def run(cell, reverse):
-            scan = nn.scan(step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
-                           reverse=reverse)
-            return scan(cell, jnp.zeros((x.shape[0], self.d_hidden), self.dtype), cell.input(x), visible)[1]
+            scan = nn.scan(looped(step), variable_broadcast='params', split_rngs={'params': False}, in_axes=1,
+                           out_axes=1, reverse=reverse)
+            state = jnp.zeros((x.shape[0], self.d_hidden), self.dtype)
+            _, (states, captured) = scan(cell, state, loop_positions(x.shape[1]), cell.input(x), visible)
+            leave_loop(captured)
+            return states
 
-        return jnp.concatenate([run(self.forward, False), run(self.backward, True)], axis=-1)
+        return place(self, '', jnp.concatenate([run(self.forward, False), run(self.backward, True)], axis=-1))
 
 
 class AdditiveAttention(nn.Module):
@@ -118,9 +122,12 @@ class AdditiveAttention(nn.Module):
                  values: Float[Array, 'batch source d_states'],
                  mask: Mask) -> tuple[Float[Array, 'batch beam d_states'], Float[Array, 'batch 1 beam source']]:
         """Returns the contexts c_i and the alignments. The hypotheses of a sentence are its queries."""
-        scores = additive_scores(self.query(state)[:, :, None], keys[:, :, None], self.weight)
-        weights = masked_softmax(scores, mask)
-        return attention_pooling(weights, values[:, :, None])[:, :, 0], weights
+        relation = Relation(mask=mask)
+        query = place(self, 'queries', self.query(state)[:, :, None])
+        scores = place(self, 'scores', additive_scores(query, keys[:, :, None], self.weight), relation)
+        weights = place(self, 'weights', masked_softmax(scores, mask), relation)
+        heads = place(self, 'heads', attention_pooling(weights, values[:, :, None]))
+        return place(self, '', heads[:, :, 0]), weights
 
     def record(self, weights: Weights) -> None:
         """Sows the alignments of all steps, after the loop over the steps."""
@@ -181,11 +188,14 @@ class RecurrentDecoder(nn.Module):
             Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
         """Computes teacher forcing. Only what depends on s is in the loop; y and h_j are projected before it."""
         layer, = self.layers
-        scan = nn.scan(lambda layer, *args: layer(*args), variable_broadcast='params', split_rngs={'params': False},
+        scan = nn.scan(looped(lambda layer, *args: layer(*args)), variable_broadcast='params',
+                       split_rngs={'params': False},
                        # Pyright infers from the defaults that the axes are numbers.
-                       in_axes=(1, nn.broadcast), out_axes=(1, 1, 2))  # pyright: ignore[reportArgumentType]
+                       in_axes=(1, 1, nn.broadcast), out_axes=((1, 1, 2), 1))  # pyright: ignore[reportArgumentType]
         inputs = layer.cell.input(x)[:, :, None]  # one hypothesis per sentence
-        _, (states, contexts, weights) = scan(layer, self._initial(memory, 1), inputs, layer.prepare(memory))
+        _, ((states, contexts, weights), captured) = scan(
+            layer, self._initial(memory, 1), loop_positions(x.shape[1]), inputs, layer.prepare(memory))
+        leave_loop(captured)
         if self.attention:
             layer.cross_attention.record(weights[:, :, :, 0])
         return states[:, :, 0], contexts[:, :, 0]
@@ -204,7 +214,7 @@ class RecurrentDecoder(nn.Module):
 
     def _initial(self, memory, beam):
         """Returns s_0 = tanh(W_s h_1) with the backward state h_1, which has read the whole sentence (A.2.2)."""
-        state = jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:]))
+        state = place(self, 'initial', jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:])))
         return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
 
 
@@ -267,14 +277,15 @@ class RNNSearch(nn.Module):
                    deterministic: bool = True) -> Projection:
         """Returns the factors of the logits, for a loss that does not need all logits in memory."""
         memory = self.encode(source, deterministic)
-        x = self._embed(self.target_embedding, target, deterministic)
+        x = self._embed(self.target_embedding, 'target_embedding', target, deterministic)
         return self._project(x, *self.decoder(x, memory), deterministic)
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Encodes source tokens: h_j, float [batch, source, 2 d_hidden]."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         visible = source != self.pad
-        return Memory(self.encoder(self._embed(embedding, source, deterministic), visible), visible)
+        x = self._embed(embedding, 'source_embedding', source, deterministic)
+        return Memory(self.encoder(x, visible), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """Returns a cache for `beam` hypotheses. The size of a state does not depend on `max_length`."""
@@ -283,17 +294,19 @@ class RNNSearch(nn.Module):
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
         """Maps the newest token of each hypothesis to the logits of the next token."""
-        x = self._embed(self.target_embedding, token, deterministic=True)
-        states, contexts, cache = self.decoder.decode_step(x, cache)
-        return self._project(x, states, contexts, deterministic=True).logits(), cache
+        with at_positions(cache.position):
+            x = self._embed(self.target_embedding, 'target_embedding', token, deterministic=True)
+            states, contexts, cache = self.decoder.decode_step(x, cache)
+            return self._project(x, states, contexts, deterministic=True).logits(), cache
 
-    def _embed(self, embedding, tokens, deterministic):
-        return self.drop(self.drop_words(embedding(tokens), deterministic) * self.d_model ** 0.5, deterministic)
+    def _embed(self, embedding, name, tokens, deterministic):
+        embedded = self.drop_words(place(self, name, embedding(tokens)), deterministic)
+        return self.drop(embedded * self.d_model ** 0.5, deterministic)
 
     def _project(self, x, states, contexts, deterministic):
         """Returns the factors of the logits g(y_{i-1}, s_i, c_i) of all steps (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j and unit j + d_model form a pair
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))
-        t = self.drop(t, deterministic)
+        t = self.drop(place(self, 'readout', t), deterministic)
         return self.output(t) if self.share_embeddings == 'none' else Projection(t, self.target_embedding.embedding)
