@@ -17,6 +17,7 @@ from runtime.errors import UserError
 from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
+BY = 'length', 'target_length', 'frequency'  # what scores of a split are divided by
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -45,15 +46,20 @@ class Request:
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
     compare: str | None = flag(None, '--split: how sure it is that translations are better or worse than those of this '
                                'other run directory.')
+    by: str | None = flag(None, '--split: scores of translations by the length of the source (length) or of the reference '
+                          '(target_length), or by the frequency of the rarest source word in the training data '
+                          '(frequency), too.', BY)
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
-    without: str | None = flag(None, 'Answer without these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with '
-                               'KIND cross, encoder or decoder, layers and heads from 1.')
+    without: str | None = flag(None, 'Answer without these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3; '
+                               'KIND is cross, encoder or decoder, layers and heads from 1.')
     attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'Pictures of the first so many lines or examples.')
     look: str = flag('', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default '
                      'the last), HEAD from 1, mean or all (the default). positions: the image of the positional '
                      'encoding instead.')
+    alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
+                                  'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'An HTML page to explore what the model did: attention, probabilities, '
                                'hypotheses. Needs no network.')
     explain_count: int = flag(200, 'The page holds the first so many lines or examples.')
@@ -78,27 +84,30 @@ class Request:
             raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} is for --input: scores of a split go to stdout and to RUN/results')
-        if not self.split and (self.confidence or self.compare is not None):
-            raise UserError('--confidence and --compare are for scores: they need --split=test')
+        if not self.split and (self.confidence or self.by or self.compare is not None):
+            raise UserError('--confidence, --by and --compare are for scores: they need --split=test')
         if self.split and (self.score or self.prefixes):
             raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
         given = dataclasses.asdict(self) | dict(self.search)
         for name in SEARCHES:
             if self.score and given[name] not in (None, False):
                 raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
-        if self.look and not (self.pictures or self.attention):
-            raise UserError(f'--look={self.look} needs --pictures=DIR, or --attention')
+        if self.look and not (self.pictures or self.attention or self.alignments):
+            raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
+        if self.split and self.alignments is not None:
+            raise UserError('--alignments is for --input: give --input=FILE (or -)')
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if given[name] < least:
                 raise UserError(f'--{name}={given[name]} must be at least {least}')
-        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without'):
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if given[name] == '':
                 raise UserError(f'--{name}= is empty: give a name, or leave it out')
-        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'edit', 'output', 'explain', 'pictures')
+        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'edit', 'output', 'alignments',
+                                                            'explain', 'pictures')
                  if given[name]]
         if twice := [name for name in named if named.count(name) > 1]:
             raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --edit, '
-                            '--output, --explain and --pictures each a name of its own')
+                            '--output, --alignments, --explain and --pictures each a name of its own')
 
     def check_files(self, workdirs: Sequence[Path], splits: Sequence[str]) -> None:
         """Checks, before anything is computed, that all files can be written.
@@ -109,12 +118,13 @@ class Request:
         from run_directory.workdir import OWN  # imports JAX
 
         own = [Path(os.path.realpath(workdir / name)) for workdir, name in itertools.product(workdirs, OWN)]
-        for name, value in ('output', self.output), ('explain', self.explain):
+        for name, value in ('output', self.output), ('explain', self.explain), ('alignments', self.alignments):
             path = Path(os.path.realpath(value or ''))
             if value and (path in own or any(folder in own for folder in path.parents)):
                 raise UserError(f'--{name}={value} is a file of the run itself: give another name')
-        if self.output:
-            check_file(Path(self.output))
+        for value in (self.output, self.alignments):
+            if value:
+                check_file(Path(value))
         if self.pictures:
             check_folder(Path(self.pictures))
         if len(splits) > 1 and (self.pictures or self.explain):
@@ -129,12 +139,15 @@ class Request:
 
     def check_run(self, run: Any) -> None:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
-        asked = self.attention and '--attention' or self.pictures and '--pictures' or self.explain and '--explain'
+        flags = {'attention': self.attention, 'alignments': self.alignments, 'pictures': self.pictures,
+                 'explain': self.explain}
+        asked = next((f'--{name}' for name, value in flags.items() if value), None)
         if asked and len(run.workdirs) > 1 and self.look != 'positions':
             raise UserError(f'{asked} does not apply to an ensemble, whose runs have an attention each. Give one of '
                             'the runs')
         task, answerer = run.config.task, TASKS[run.config.task].answerer
-        for name, value in ('confidence', self.confidence), ('compare', self.compare), ('prefixes', self.prefixes):
+        for name, value in (('confidence', self.confidence), ('compare', self.compare), ('prefixes', self.prefixes),
+                            ('alignments', self.alignments), ('by', self.by)):
             if value and answerer != 'translator':
                 raise UserError(f'--{name} is for translations, but this is a run of task={task}: leave it out')
         for name, value in ('score', self.score), ('avoid', self.avoid):
