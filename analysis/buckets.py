@@ -65,7 +65,8 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
 def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Sequence[str],
                   log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
     """Returns the scores in at most `count` buckets, by ascending keys; equal keys share a bucket."""
-    ends = np.unique(np.quantile(keys, np.linspace(0, 1, count + 1)[1:], method='inverted_cdf')).tolist()
+    order = sorted(keys)
+    ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
     rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
                for low, high in zip([min(keys) - 1, *ends], ends, strict=False)]
     return [Bucket(int(min(keys[row] for row in rows)), int(max(keys[row] for row in rows)), len(rows),
@@ -87,8 +88,8 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
     pairs: list[Any] = [tuple(row[:2]) for row in first]
     for workdir, table in tables.items():
         if [tuple(row[:2]) for row in table] != pairs:
-            raise UserError(f'{workdir}: results/{split}.tsv has other sentences than {workdirs[0]}. Score both runs on '
-                            'the same split')
+            raise UserError(f'{workdir}: results/{split}.tsv has other sentences than {workdirs[0]}. Score both runs '
+                            'on the same split')
 
     def train():
         data: Any = open_data(read_config(expanded(workdirs[0])), expanded(workdirs[0]))

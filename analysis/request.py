@@ -46,9 +46,9 @@ class Request:
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
     compare: str | None = flag(None, '--split: how sure it is that translations are better or worse than those of this '
                                'other run directory.')
-    by: str | None = flag(None, '--split: scores of translations by the length of the source (length) or of the reference '
-                          '(target_length), or by the frequency of the rarest source word in the training data '
-                          '(frequency), too.', BY)
+    by: str | None = flag(None, '--split: scores of translations also by the length of the source (length) or of the '
+                          'reference (target_length), or by the frequency of the rarest source word in the training '
+                          'data (frequency).', BY)
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
     without: str | None = flag(None, 'Answer without these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3; '
                                'KIND is cross, encoder or decoder, layers and heads from 1.')
