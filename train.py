@@ -11,6 +11,7 @@ SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a
 
 import logging
 import shlex
+from collections.abc import Collection
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -46,12 +47,16 @@ def main() -> None:
 
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
-    config = config_from(CONFIG_FLAG, data_problems)
+    config = config_from(CONFIG_FLAG, lambda config, problems: data_problems(config, problems, asked_options()))
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
-    asked = config_flags.get_override_values(flags.FLAGS['config'])
     with (StopSignals() as stop, ending_together(),
-          RunDirectory(WORKDIR.value, config, asked=asked) as directory):
+          RunDirectory(WORKDIR.value, config, asked=asked_options()) as directory):
         run(config, directory, stop, ProfilerWindow(PROFILE.value, directory.path, config.train.steps), answer_figure)
+
+
+def asked_options() -> Collection[str]:
+    """Returns the options that the command line sets."""
+    return config_flags.get_override_values(flags.FLAGS['config'])
 
 
 def print_config(config: ConfigDict) -> None:

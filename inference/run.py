@@ -74,6 +74,8 @@ class Run:
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):
             self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
+        if not isinstance(self.model, Predictor):
+            self.model.name = ', '.join(map(str, self.workdirs))
         self._trained, self._plain, self._numbers = trained, self.model, ()
         self.options = search_options(self.config)
 

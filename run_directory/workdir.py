@@ -28,6 +28,7 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
+LOWERED = 'lowered.json'  # {option: its value before the data lowered it}
 TEACHER = 'teacher.json'  # checksums of the arrays of the objective, if it has any: a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # which training uses the directory: its lease
@@ -45,7 +46,8 @@ class RunDirectory:
     A new directory is not created before `claim`, so that an error found earlier leaves nothing behind.
 
     A run that started before an option existed keeps its behaviour: if its config does not set the option, and the
-    command line does not either, `config` gets the value that the run started with.
+    command line does not either, `config` gets the value that the run started with. The same applies to an option that
+    the data lowered when the run started (`input_pipeline.data.learned_tokenizers`).
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
@@ -64,12 +66,13 @@ class RunDirectory:
             raise UserError('--workdir is missing: give the directory that the run is to be kept in')
         self.path = expanded(path)
         check_name(self.path.absolute())
-        self._lock, self._changed, self._lease = None, {}, ''
+        self._lock, self._changed, self._lease, self.asked = None, {}, '', asked
         kept = from_leader('the run directory', lambda: self._open(config, asked))
         self.resumed = kept is not None
         if kept is not None:
             config.update_from_flattened_dict(kept)
             self._check_shared()
+        self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
         """Returns the options that keep the value of a resumed run, with these values; None for a new run."""
@@ -86,11 +89,16 @@ class RunDirectory:
             return None
         self._hold()
         there, unsaid = read_said_config(self.path)
-        kept = {}
+        kept, lowered = {}, self._lowered()
         for key, (then, now) in changed_keys(there, config).items():
-            if key in unsaid and key not in asked and may_change(key) is None:
+            if key in asked or may_change(key) is not None:
+                continue
+            if key in unsaid:
                 kept[key] = then
                 log.info('config.%s=%r, not %r: the run began before there was this option', key, then, now)
+            elif lowered.get(key) == now:
+                kept[key] = then
+                log.info('config.%s=%r, not %r: the data lowered it when the run began', key, then, now)
         self._changed = {key: change for key, change in changed_keys(there, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
             self.close()
@@ -100,6 +108,11 @@ class RunDirectory:
                             for key, (there, here) in self._changed.items() if key in refused)
                 + '\nGive another --workdir, or the config of that run to resume it')
         return kept
+
+    def _lowered(self) -> dict[str, Any]:
+        """Returns {option: its value before the data lowered it} for a run that has begun."""
+        path = self.path / KEPT / LOWERED
+        return read_json(path, 'Take it from a copy of the run') if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
         """Raises UserError, naming the changes, if the run started on other data."""
@@ -130,6 +143,9 @@ class RunDirectory:
             data.keep(self.path / KEPT)
             write_text(self.path / KEPT / FINGERPRINTS,
                        json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+            now = flatten(config)
+            if lowered := {key: value for key, value in self._opened.items() if now[key] != value}:
+                write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
             if arrays := _arrays(objective):
                 write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         elif self._changed:

@@ -5,13 +5,14 @@ import shutil
 
 import pytest
 
+from configs import demo
 from inference.scores import read_table
+from input_pipeline.data import open_data
+from run_directory.records import read_config
+from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
 from tests.scripts import STEPS, WORDS, script, train_arguments
-
-
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
+from training.objective import make_objective
 
 
 @pytest.fixture(scope='module')
@@ -32,16 +33,62 @@ def test_what_config_and_data_lack_is_told_at_once(table, cache, tmp_path):
     said = result.stderr.decode()
     assert result.returncode == 2 and 'Traceback' not in said
     for part in ('config.optimizer.warmup=24: must be below', 'validation.xx (or validation.xx.gz) does not exist',
-                 'vocab_size=9000 does not suit this text: it must be at most'):
+                 'vocab_size=9000: too large for this text. Use at most'):
         assert said.count(part) == 1, said
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.parametrize('kind', ['bpe', 'unigram'])
+def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table, cache, tmp_path, kind, caplog):
+    def config():
+        config = demo.get_config()
+        config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(table),
+                                           'data.tokenizer.kind': kind})
+        return config
+
+    with pytest.raises(UserError, match='vocab_size=1200: too large for this text. Use at most ') as refused:
+        open_data(config(), asked=['data.tokenizer.vocab_size'])
+    most = int(str(refused.value).split()[-1])
+    caplog.set_level('INFO', logger='allyouneed')
+    with RunDirectory(str(tmp_path / 'run'), lowered := config()) as directory:
+        data = open_data(lowered, asked=directory.asked)
+        directory.claim(lowered, data, make_objective(lowered, data))
+    assert len(data.tokenizers['source']) == lowered.data.tokenizer.vocab_size == most
+    assert f'config.data.tokenizer.vocab_size={most}, not 1200: the largest vocabulary' in caplog.text
+    assert read_config(tmp_path / 'run').data.tokenizer.vocab_size == most
+    with RunDirectory(str(tmp_path / 'run'), again := config()) as directory:
+        assert directory.resumed and again == lowered
+    for changes, asked in ({}, ['data.tokenizer.vocab_size']), ({'vocab_size': 1300}, []):
+        again = config()
+        again.data.tokenizer.update(changes)
+        with pytest.raises(UserError, match=f'data.tokenizer.vocab_size: {most} there, 1[23]00 asked for'):
+            RunDirectory(str(tmp_path / 'run'), again, asked=asked)
+
+
+@pytest.mark.parametrize('kind, size', [('char', 4 + len(set(' '.join(WORDS)))), ('byte', 260)])
+def test_pairs_are_read_as_characters_and_bytes(table, cache, kind, size):
+    config = demo.get_config()
+    config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(table),
+                                       'data.tokenizer.kind': kind})
+    data = open_data(config)
+    assert data.sizes == {'source_vocab_size': size, 'target_vocab_size': size}
+    plan, pairs = data.plan('train'), set(data.pairs('train'))
+    for step in range(len(plan)):
+        batch = plan.batch(step)
+        read = [[data.tokenizers['source'].decode(row) for row in rows] for rows in (
+            batch['inputs']['source'], batch['targets'])]
+        assert {pair for pair in zip(*read, strict=True) if any(pair)} <= pairs
+
+
 @pytest.mark.slow
-def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path):
+@pytest.mark.parametrize('kind', ['char', 'bpe'])
+def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path, kind):
+    changes = {'data__tokenizer__kind': 'char', 'data__tokenizer__vocab_size': 8000, 'data__max_length': 40,
+               'data__tokenizer__split_digits': False} if kind == 'char' else {}
+
     def train(steps):
         return script(*train_arguments(tmp_path / 'run', table, cache, train__steps=steps,
-                                       optimizer__schedule='inverse_sqrt'))
+                                       optimizer__schedule='inverse_sqrt', **changes))
 
     for steps in (12, 18):
         done = train(steps)
