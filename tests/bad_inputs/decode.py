@@ -279,7 +279,7 @@ SLOW = [
     Case('--workdir={digits} --split=test --compare={here}', '--compare'),
     Case('--workdir={digits} --input=-', '-'),
     Case('--workdir={digits} --input={here}/in.npz --score', '--score is for text'),
-    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes is for translations'),
+    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes applies only to translation'),
     Case('--workdir={digits} --input={here}', '{here}'),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': ''}),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': 'one two\n'}),
