@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 from absl import app, flags
@@ -69,6 +70,7 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
         if takes and len(rest) < 2:
             raise UserError(f'{takes} is missing. See --help')
         _arguments = rest
+    sys.excepthook = _explain_import
     gc.disable()
 
 
@@ -105,6 +107,17 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
 
     with _quietly_ended():
         app.run(guarded, flags_parser=lambda _: _arguments)
+
+
+def _explain_import(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Ends the script if its imports are interrupted, or if JAX refuses an environment variable."""
+    if issubclass(kind, KeyboardInterrupt):
+        print('interrupted', file=sys.stderr)
+        os._exit(130)
+    if name := re.search(r"for environment '(JAX_\w+)'", str(error)):
+        _fail(f'{name[1]}={os.environ.get(name[1])}: JAX does not accept this value. Set the environment variable to '
+              'another value, such as 0 or 1, or remove it')
+    sys.__excepthook__(kind, error, trace)
 
 
 @contextlib.contextmanager

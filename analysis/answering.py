@@ -16,6 +16,7 @@ from analysis.pictures import answer_figure, chosen_kind, positions_figure, save
 from analysis.request import Request, results_name
 from inference.arriving import input_lines
 from inference.columns import read_phrases, score_all, translate_all
+from inference.edits import read_edits, without
 from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run, load
@@ -25,7 +26,6 @@ from inference.text import Output, TextModel
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
-from model import parameter_count
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data
@@ -51,8 +51,11 @@ def decode(request: Request) -> None:
     splits = asked_splits(request.split, read_config(workdirs[0]).data) if request.split else []
     request.check_files(workdirs, splits)
     avoid = read_phrases(request.avoid) if request.avoid else None
+    edits = read_edits(request.edit) if request.edit else []
+    edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search)
     if request.pictures and request.look == 'positions':
         save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
@@ -156,13 +159,14 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 others: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
 
-    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. `others` are the translations of the run
-    to compare with.
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run; those of an edited model are
+    SPLIT.edited.json and .tsv. `others` are the translations of the run to compare with.
     """
     results, table = run.model.score(data, split, run.config, options)
-    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
+    results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
+                **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
     if request.confidence or others:
         _, references, outputs = zip(*table, strict=True)
@@ -175,7 +179,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    name = results_name(split, run.workdirs)
+    name = results_name(split, run.workdirs, bool(run.edits))
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):

@@ -46,6 +46,9 @@ class Request:
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
     compare: str | None = flag(None, '--split: the difference to the translations of this other run directory, with '
                                'its p-value.')
+    edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
+    without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
+                               'cross, encoder or decoder, and layers and heads from 1.')
     attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
@@ -62,6 +65,11 @@ class Request:
     def draws_attention(self) -> bool:
         """Returns whether each answer gets a picture of its attention."""
         return bool(self.pictures) and self.look != 'positions'
+
+    @property
+    def edits_model(self) -> bool:
+        """Returns whether values inside the model are edited."""
+        return self.edit is not None or self.without is not None
 
     def check(self) -> None:
         """Raises UserError for flags that contradict each other or have impossible values."""
@@ -86,11 +94,11 @@ class Request:
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if values[name] < least:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
-        for name in ('output', 'pictures', 'explain', 'compare', 'avoid'):
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without'):
             if values[name] == '':
                 raise UserError(f'--{name}= is empty. Give a name, or remove the flag')
         paths: dict[str, str] = {}
-        for name in ('input', 'avoid', 'output', 'explain', 'pictures'):
+        for name in ('input', 'avoid', 'edit', 'output', 'explain', 'pictures'):
             path = values[name] and os.path.realpath(values[name])
             if path in paths:
                 raise UserError(f'--{paths[path]} and --{name} name the same file, {path}. Use different files')
@@ -123,7 +131,7 @@ class Request:
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)
-        names = [results_name(split, workdirs) for split in splits]
+        names = [results_name(split, workdirs, self.edits_model) for split in splits]
         for name in (f'{name}.{ending}' for name in names for ending in ('json', 'tsv')) if results.is_dir() else ():
             check_file(results / name)
 
@@ -146,6 +154,6 @@ class Request:
             raise UserError('--input=FILE.npz is required: images and series cannot be typed at a prompt')
 
 
-def results_name(split: str, workdirs: Sequence[Path]) -> str:
+def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
     """Returns the name of the files of a split's results. The results of an ensemble are in its first run."""
-    return split if len(workdirs) == 1 else f'{split}.ensemble'
+    return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

@@ -273,8 +273,8 @@ class Beam:
 
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
     greedy search, and a beam as wide as the space is exhaustive. The search of a sentence is complete when its n-th
-    best ended hypothesis scores at least as much as the best alive one can still reach. The bound is the log-probability
-    so far, which can only decrease, divided by the penalty of the maximum length.
+    best ended hypothesis scores at least as much as the best alive one can still reach: its log-probability, which can
+    only decrease, divided by the penalty of the maximum length.
 
     Attributes:
       vocabulary: the special tokens.

@@ -152,9 +152,11 @@ class TextModel(abc.ABC):
       unpredicted: the number of tokens at the beginning of a text that nothing predicts. `token_probabilities` begins
         after them.
       titles: {kind of `attention`: (name of its queries, name of its keys)}.
+      name: the name of the run, for messages.
     """
 
     multiline = False
+    name = 'this model'
     unpredicted: ClassVar[int]
     titles: ClassVar[Mapping[str, tuple[str, str]]]
 
@@ -306,6 +308,11 @@ class SearchModel(TextModel):
             for index, row in enumerate(rows):
                 results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
                                 if found.scores[index, rank] > search.IMPOSSIBLE]
+        if not all(results):
+            finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
+            raise UserError(f'{self.name}: the search finds no output, because the logits are NaN or infinite'
+                            + ('' if finite else ', as the parameters are') + '. Use another --checkpoint, or train '
+                            'again with a lower learning rate')
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,

@@ -31,6 +31,7 @@ def run(name, content, *says, **more):
 
 
 QUICK = [
+    Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case('--input=-', '--workdir is missing'),
     Case('--workdir= --input=-', '--workdir is missing'),
     Case('--workdir={here}/none --input=-', '{here}/none'),

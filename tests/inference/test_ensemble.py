@@ -144,6 +144,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_name_may_have_commas(runs):
     one, other = runs / 'run', runs / 'norm=pre,seed=1'
     assert run_paths(str(other)) == [other]
