@@ -182,7 +182,7 @@ def _parse(argv: list[str]) -> list[str]:
       UserError: if a flag does not exist, a value is wrong, or the recipe of --config is.
     """
     recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
-    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # the text after : is the argument of the recipe's get_config
+    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # the rest is for get_config
         raise UserError(no_recipe(file))
     try:
         with faults_in(recipe, only=True):
