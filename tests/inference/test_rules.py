@@ -269,6 +269,15 @@ def test_forms_of_a_word():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('method', SEARCHES)
+def test_bytes_follow_prefixes_and_avoid_words_that_are_not_ascii(method):
+    model = translator(Transformer(blocks(), 1, 260, 260), ByteTokenizer())
+    options = dataclasses.replace(SEARCHES[method], extra_length=6, avoid=('ÉTÉ', '猫'))
+    for output, prefix in zip(model.translate(['été', 'a'], options, prefixes=['é', 'Ét']), ['é', 'Ét'], strict=True):
+        assert output.text.startswith(prefix)
+        assert not re.search(r'(?<!\w)été(?!\w)|猫', output.text, re.IGNORECASE)
+
+
 def test_a_space_ends_the_word_of_a_prefix():
     tokenizer = vocabularies()['bpe']
     assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')
