@@ -100,8 +100,8 @@ class Bench:
 
     def fill(self, text: str, here: Path) -> str:
         """Fills the names in `text`. {here}: the folder of the case; {run}: a copy of a finished translation run there;
-        {digits}: a copy of the run that `train` made; {new}: a path without files; {data}: copies of text files; {root}: the
-        repository; {same}: the flags with which {run} was trained; {text}: the same flags for {data}.
+        {digits}: a copy of the run that `train` made; {new}: a path without files; {data}: copies of text files;
+        {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for {data}.
         """
         names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
         for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits')):

@@ -3,8 +3,8 @@
     python -m tests.bad_inputs.server MODULE
 
 A line of JSON on stdin, {'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}, is a command line. The output
-of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if it has not
-ended after so many seconds. Only the forks open JAX's devices.
+of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if
+it has not ended after so many seconds. Only the forks open JAX's devices.
 """
 
 import importlib

@@ -67,6 +67,7 @@ def test_a_model_without_its_words_sees_only_how_many_there_are(kind):
     np.testing.assert_array_equal(evaluated, make().apply({'params': params}, **inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['transformer', 'rnnsearch'])
 def test_source_and_target_lose_words_of_their_own(kind):
     make, inputs = MODELS[kind]
@@ -164,6 +165,7 @@ def losses(steps):
     return found, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=8), marks=pytest.mark.slow)],
                          ids=str)
 def test_a_mesh_drops_what_one_device_drops(mode):
@@ -172,6 +174,7 @@ def test_a_mesh_drops_what_one_device_drops(mode):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one[1].params, other[1].params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [Mode(data=2, mode='pmap'), Mode(accumulate=2)], ids=str)
 def test_devices_and_parts_may_drop_their_own(mode):
     np.testing.assert_allclose(losses(compiled(mode))[0], losses(compiled(Mode()))[0], rtol=0.3)
