@@ -1,4 +1,4 @@
-"""Faults of many processes, as a table: python -m benchmarks.processes [--cells=REGEX] [--folder=FOLDER] [--again]
+"""Tests faults of many processes: python -m benchmarks.processes [--cells=REGEX] [--folder=FOLDER] [--again]
 
 Trains a tiny vision Transformer with train.py on CPU devices, in 12 rows (modes of the mesh x processes x devices per
 process) and 8 columns, and prints a table of 96 cells in Markdown. A cell is `ok`, `refused` (train.py ended with 2

@@ -1,16 +1,20 @@
 """A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import numpy as np
 from ml_collections import ConfigDict
 
 from configs.options import choices
 from configs.tasks import TASKS
+from inference.edits import Edit, Editor, Sizes
 from inference.generate import Generator
+from inference.inspection import MOST_GB, Inspected, inspect, list_places, resolved
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
 from inference.text import Output
@@ -20,13 +24,15 @@ from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
-from run_directory.trained import parts_of_one_run
+from model.places import EDITS, Observed
+from run_directory.trained import Trained, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices
 
 Answerer = Translator | Generator | Predictor
+WINDOWS = 100  # of a language model's split, of which a mean is taken
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
@@ -58,17 +64,19 @@ class Run:
         each run.
       model: the module, its parameters and what goes with them: a Translator, Generator or Predictor.
       options: the search that the config asks for.
+      edits: the edits of the model; see `edited`.
     """
 
-    def __init__(self, workdirs: Sequence[Path], checkpoint: str, dtype: str | None):
-        # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
-        use_compilation_cache(cache_folder(''))
-        check_devices()
-        trained = read_models(workdirs, checkpoint, dtype)
+    edits: tuple[Edit, ...] = ()
+
+    def __init__(self, trained: Trained):
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):
             self.model = make_answerer(self.config, trained.module, trained.params, trained.tokenizers, trained.sizes)
+        if not isinstance(self.model, Predictor):
+            self.model.name = ', '.join(map(str, self.workdirs))
+        self._trained, self._plain, self._numbers = trained, self.model, ()
         self.options = search_options(self.config)
 
     def __repr__(self) -> str:
@@ -76,8 +84,14 @@ class Run:
             isinstance(self.model, Translator)) else ''
         kind = self.config.model.kind if len(self.workdirs) == 1 else f'ensemble of {len(self.workdirs)}'
         steps = ', '.join(map(str, self.checkpoint))
-        return (f'<{self.config.task}{languages}: {kind}, {parameter_count(self.model.params):,} parameters of step '
-                f'{steps} in {", ".join(map(str, self.workdirs))}>')
+        edits = f' with {len(self.edits)} edits' if self.edits else ''
+        return (f'<{self.config.task}{languages}: {kind}, {self.parameters:,} parameters of step {steps}{edits} '
+                f'in {", ".join(map(str, self.workdirs))}>')
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return parameter_count(self._plain.params)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
                   prefixes: Sequence[str] | None = None, avoid: Sequence[str] | None = None) -> list[Output]:
@@ -102,6 +116,51 @@ class Run:
           options: whose length penalty and batch size are used; the config's by default.
         """
         return self._text_model(Translator | Generator, 'writes').forced_all(given, options or self.options)
+
+    def places(self) -> dict[str, Sizes]:
+        """Returns {name: {axis: size}} of the values that can be read and edited; None: it depends on the text."""
+        return list_places(self._plain)
+
+    def inspect(self, given: Sequence[Any] | np.ndarray, places: str | Sequence[str],
+                options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
+        """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
+        return inspect(self.model, given, places, options or self.options, most_gb)
+
+    def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
+        """Returns a run whose model is edited at places, in every pass and every search; this run is unchanged.
+
+        The texts of 'mean' and 'replace' are read by the model without any edits. So the result does not depend on the
+        order of the edits, or on whether they are given at once.
+
+        Args:
+          edits: of class `inference.edits.Edit`, or dicts of its fields.
+
+        Raises:
+          UserError: if there is no such edit or place, numbers have a wrong shape, or two edits replace one value.
+        """
+        new = [each if isinstance(each, Edit) else Edit.of(each) for each in edits]
+        places, run = self.places(), copy.copy(self)
+        run.edits = *self.edits, *new
+        run._numbers = *self._numbers, *(resolved(self._plain, edit, places, self.options, self._texts_of)
+                                         for edit in new)
+        editor = Editor(run.edits, run._numbers, places)
+        module: Any = Observed(self._trained.module, editor)
+        run.model = make_answerer(self.config, module, {**self._plain.params, EDITS: editor.numbers},
+                                  self._trained.tokenizers, self._trained.sizes)
+        try:
+            list_places(run.model)
+        except ValueError as error:  # of a function
+            raise UserError(str(error).splitlines()[0]) from None
+        return run
+
+    def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:
+        """Returns what `inspect` reads of a split: all examples, or of a language model the first windows."""
+        data: Any = self.data()
+        if isinstance(self.model, Translator):
+            return data.pairs(split)
+        if isinstance(self.model, Predictor):
+            return data.arrays.inputs(split)
+        return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
 
     def data(self) -> Data:
         """The data that the run was trained on, opened again, with the run's own tokenizers."""
@@ -139,4 +198,7 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
         raise UserError('give at least one run directory')
-    return Run([expanded(each) for each in workdirs], str(checkpoint), dtype)
+    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+    use_compilation_cache(cache_folder(''))
+    check_devices()
+    return Run(read_models([expanded(each) for each in workdirs], str(checkpoint), dtype))

@@ -150,9 +150,11 @@ class TextModel(abc.ABC):
       multiline: whether what it writes may have line ends; otherwise an output is one line.
       unpredicted: tokens at the beginning of a text that nothing predicts; `token_probabilities` begins behind them.
       titles: {kind of `attention`: (what its queries are, what its keys are)}, in a word or two.
+      name: of the run, for messages.
     """
 
     multiline = False
+    name = 'this model'
     unpredicted: ClassVar[int]
     titles: ClassVar[Mapping[str, tuple[str, str]]]
 
@@ -304,6 +306,11 @@ class SearchModel(TextModel):
             for index, row in enumerate(rows):
                 results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
                                 if found.scores[index, rank] > search.IMPOSSIBLE]
+        if not all(results):
+            finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
+            raise UserError(f'{self.name}: the search finds no output, because the logits are NaN or infinite'
+                            + ('' if finite else ', as the parameters are') + '. Use another --checkpoint, or train '
+                            'again with a lower learning rate')
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,

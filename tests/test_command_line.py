@@ -73,7 +73,9 @@ def test_help_shows_our_flags_first_and_where_the_options_are():
 
 @pytest.mark.parametrize('script, argument, status', [
     ('train.py', '--help', 0), ('train.py', '--hepl', 2), ('decode.py', '--help', 0), ('sweep.py', '--hepl', 2),
-    ('-mtools.show_batch', '--help', 0), ('-mtools.show_run', '--hepl', 2)])
+    ('-mtools.show_batch', '--help', 0), ('-mtools.show_run', '--hepl', 2), ('-mtools.plan', '--help', 0),
+    ('-mtools.distil', '--hepl', 2), ('-mbenchmarks.profile', '--help', 0), ('-mbenchmarks.scaling', '--help', 0),
+    ('-mbenchmarks.decode', '--help', 0)])
 def test_nobody_waits_for_libraries_to_read_help_or_that_a_flag_is_mistyped(script, argument, status):
     done = subprocess.run([sys.executable, '-X', 'importtime', script, argument], cwd=ROOT, capture_output=True,
                           text=True, timeout=120)

@@ -61,8 +61,9 @@ def test_nobody_waits_for_libraries_that_answering_needs_not(run):
     done = subprocess.run(line, cwd=ROOT, input='one\n', capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
     imported = {each.rpartition('|')[2].strip() for each in done.stderr.splitlines()}
-    assert 'orbax.checkpoint' in imported
-    assert not imported & {'grain', 'sacrebleu', 'matplotlib', 'tensorboardX', 'tensorflow_datasets', 'sklearn'}
+    assert 'jax' in imported
+    assert not imported & {'orbax.checkpoint', 'grain', 'sacrebleu', 'matplotlib', 'tensorboardX',
+                           'tensorflow_datasets', 'sklearn'}
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_all_programs_of_a_start_are_kept_for_the_next(run, tmp_path):
     subprocess.run([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-'], cwd=ROOT, input=b'one\n',
                    env=environment | {'XDG_CACHE_HOME': str(tmp_path)}, capture_output=True, timeout=120, check=True)
     kept = {path.name.partition('-')[0] for path in (tmp_path / 'allyouneed' / 'xla').iterdir()}
-    assert {'jit_checksum', 'jit__read', 'jit__go_on'} <= kept
+    assert kept == {'jit__read', 'jit__go_on'}, 'a program more delays the first line'
 
 
 def test_lines_in_are_lines_out(run):

@@ -102,8 +102,11 @@ def assumed_sizes(config: ConfigDict) -> dict[str, int]:
     raise UserError(f'config.task={config.task}: plans support translation and language_model only')
 
 
-def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
-    """Returns a full batch of a recipe's shapes, without its data: sentences of one `length`, or windows."""
+def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
+    """Returns a full batch of a recipe's shapes, without its data: sentences of one `length`, or windows.
+
+    As in training, padding rows are added up to a `multiple`. Also returns the number of rows without them.
+    """
     pairs = TASKS[config.task].data == 'pairs'
     usual: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
     length = length or usual
@@ -111,10 +114,10 @@ def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
     if not rows:
         raise UserError(f'config.batch.tokens={config.batch.tokens} is too small: a batch must hold {MULTIPLE} '
                         f'sentences of {length} tokens. Use at least {MULTIPLE * length}, or reduce --length')
-    tokens = np.full((rows, length), EOS, np.int32)
+    tokens = np.broadcast_to(np.int32(EOS), (-(-rows // multiple) * multiple, length))
     inputs = {'source': tokens, 'target': tokens} if pairs else {
         'tokens': tokens, 'segments': tokens, 'positions': tokens}
-    return {'inputs': inputs, 'targets': tokens, 'weights': np.ones(tokens.shape, np.float32)}
+    return {'inputs': inputs, 'targets': tokens, 'weights': np.broadcast_to(np.float32(1), tokens.shape)}, rows
 
 
 class Recipe:
@@ -123,19 +126,21 @@ class Recipe:
     Attributes:
       config: the recipe's options.
       batch: a batch of assumed text.
+      rows: the rows of the batch without padding rows.
       module: the model.
       parts: the arguments of the project's compiled steps.
     """
 
-    def __init__(self, config: ConfigDict, length: int | None = None):
-        """Builds the parts, for sentences of `length` tokens.
+    def __init__(self, config: ConfigDict, length: int | None = None, shares: int = 1):
+        """Builds the parts, for sentences of `length` tokens. `shares` is the number of devices that divide the rows.
 
         Raises:
           UserError: if plans do not support the recipe.
         """
         if config.train.teacher:
             raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove it')
-        self.config, self.batch = config, assumed_batch(config, length)
+        self.config = config
+        self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
         tuning = make_tuning(config.train)
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
@@ -164,8 +169,8 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step."""
-        return self.batch['targets'].size
+        """Target positions of a step, without padding rows."""
+        return self.rows * self.batch['targets'].shape[1]
 
 
 class Ahead:

@@ -41,14 +41,6 @@ def lines(name, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize('name', ['train_step', 'decode', 'profile', 'scaling'])
-def test_help_does_not_wait_for_jax(name):
-    done = command(name, '--help', PYTHONPROFILEIMPORTTIME='1')
-    assert done.returncode == 0 and f'python -m benchmarks.{name}' in done.stdout
-    imported = {line.split('|')[-1].strip() for line in done.stderr.splitlines()}
-    assert 'absl.flags' in imported and not imported & {'jax', 'torch', 'matplotlib', 'ctranslate2'}
-
-
 @pytest.mark.parametrize('name, arguments, message', [
     ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: no such peer. Use torch, torch.compile\n'),
     ('decode', ['--peers=torch'], 'error: --peers=torch: no such peer. Use ctranslate2, ctranslate2.workers\n'),

@@ -70,7 +70,7 @@ def test_reading_changes_nothing_and_editing_with_the_identity_changes_no_bit(ki
     module, variables, inputs = MODELS[kind]()
     plain = jax.jit(module.apply)(variables, *inputs)
     observed, values = jax.jit(observing(module.apply, read=lambda name: True))(variables, *inputs)
-    edited = jax.jit(Observed(module, lambda name: lambda value, at: value).apply)(variables, *inputs)
+    edited = jax.jit(Observed(module, lambda numbers: lambda name: lambda value, at: value).apply)(variables, *inputs)
     assert len(values) > 10
     np.testing.assert_allclose(observed, plain, atol=1e-5)  # XLA may fuse a program with more outputs differently
     if kind != 'chunked':  # an edit of the weights is made with the plain kernel
@@ -79,7 +79,10 @@ def test_reading_changes_nothing_and_editing_with_the_identity_changes_no_bit(ki
 
 def test_an_edit_of_another_shape_names_the_place_and_both_shapes():
     module, variables, inputs = MODELS['patches']()
-    observed = Observed(module, lambda name: (lambda value, at: value[:, :2]) if name == 'encoder' else None)
+    def cut(value, at):
+        return value[:, :2]
+
+    observed = Observed(module, lambda numbers: {'encoder': cut}.get)
     with pytest.raises(ValueError, match=r'^encoder: an edit returns the shape \(2, 2, 8\), but the value has '
                                          r'\(2, 5, 8\) \(batch, position, width\)'):
         jax.eval_shape(observed.apply, variables, *inputs)

@@ -236,7 +236,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
             ({'data__tokenizer__vocab_size': 290}, 'or give train.init_vocabulary=False for one of this data'),
             ({'model__d_model': 4, 'model__d_ff': 6}, 'is of a model of other sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
-            ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: means nothing without adapters')):
+            ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
         done = script(*tuned(tmp_path / 'run', run, data, cache, **changes))
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
         assert 'Traceback' not in done.stderr.decode() and not (tmp_path / 'run' / 'config.json').exists()
