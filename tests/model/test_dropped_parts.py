@@ -130,7 +130,7 @@ def test_sublayers_are_left_out_each_for_itself():
     assert len(patterns) > 3
 
 
-@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize('remat', [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('make, inputs', [
     (lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS}),
     (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
