@@ -193,6 +193,7 @@ class FormerResidual(nn.Module):
         return norm(inputs + drop(sublayer(inputs), deterministic))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_off_they_cost_nothing(kind, monkeypatch):
     """The train step is that of models which know nothing of them, operation by operation."""

@@ -58,7 +58,8 @@ def test_squared_error_is_a_mean_over_values_and_a_sum_over_examples():
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-@pytest.mark.parametrize('shape', [(3, 5), (2, 1), (4, 13), (6,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize('shape', [(3, 5), (2, 3, 4), *(
+    pytest.param(shape, marks=pytest.mark.slow) for shape in [(2, 1), (4, 13), (6,)])], ids=str)
 @pytest.mark.parametrize('tile', [1, 200, 10 ** 6])
 def test_without_the_logits_sums_and_gradients_are_those_of_the_logits(monkeypatch, tile, shape, smoothing):
     monkeypatch.setattr(loss, 'TILE', tile)

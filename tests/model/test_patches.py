@@ -101,7 +101,7 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
 
 
 @pytest.mark.parametrize('kind', INPUTS)
-@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('norm', [NORMS[0], *(pytest.param(norm, marks=pytest.mark.slow) for norm in NORMS[1:])])
 @pytest.mark.parametrize('position', [*ADDED, 'none'])
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_forward_pass_is_the_equations(kind, norm, position, pooling):
@@ -134,6 +134,7 @@ def test_attention_can_be_watched():
     assert weights.shape == (2, 2, 5, 5)  # batch, heads, and the class token with the four patches twice
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_no_gradient():
     def gradient(remat):
         model, variables = build(IMAGES, 2, tiny(remat=remat))

@@ -15,6 +15,7 @@ def test_all_keys_of_many_seeds_differ():
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_a_training_s_dropout_key_is_not_the_one_that_the_next_seed_s_parameters_are_made_from(tmp_path, monkeypatch):
     keys, examples, states = {}, {}, {}
 
