@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import pytest
 import numpy as np
 
 from tests.tiny_run import start, tiny_config
