@@ -2,8 +2,8 @@
 
 import flax.linen as nn
 import jax
-import pytest
 import numpy as np
+import pytest
 
 from tests.tiny_run import start, tiny_config
 from training import loop
