@@ -1,4 +1,4 @@
-"""One file of one's own: all that is wrong is told at once; then it is trained on, resumed and scored."""
+"""A table of the user: all mistakes are reported at once; then a run trains on it, resumes and is scored."""
 
 import random
 import shutil
