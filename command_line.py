@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 from absl import app, flags
@@ -69,14 +70,17 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
         if takes and len(rest) < 2:
             raise UserError(f'{takes} is missing; --help tells more')
         _arguments = rest
+    sys.excepthook = _explain_import
     gc.disable()
 
 
-def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False) -> None:
+def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
+               ends_at_once: bool = False) -> None:
     """Calls `main` with the arguments that are not flags; a UserError becomes a message and exit status 2.
 
     Calls `read_command_line` with the same `takes` if the script has not. With `computes`, memory is allocated as XLA
-    needs it (`use_huge_pages`).
+    needs it (`use_huge_pages`). With `ends_at_once`, the process exits after `main` without freeing its objects one by
+    one, which takes 0.35 s of processor time after a translation. Such a script must have closed its files.
     """
     if computes:
         use_huge_pages()
@@ -97,9 +101,23 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
                 raise UserError(TOO_LATE)
             main(*argv[1:])
             _flush()
+        if ends_at_once:
+            sys.stderr.flush()
+            os._exit(0)
 
     with _quietly_ended():
         app.run(guarded, flags_parser=lambda _: _arguments)
+
+
+def _explain_import(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Ends the script if its imports are interrupted, or if JAX refuses an environment variable."""
+    if issubclass(kind, KeyboardInterrupt):
+        print('interrupted', file=sys.stderr)
+        os._exit(130)
+    if name := re.search(r"for environment '(JAX_\w+)'", str(error)):
+        _fail(f'{name[1]}={os.environ.get(name[1])}: JAX does not accept this value. Set the environment variable to '
+              'another value, such as 0 or 1, or remove it')
+    sys.__excepthook__(kind, error, trace)
 
 
 @contextlib.contextmanager

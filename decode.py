@@ -45,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main, computes=True)
+    run_script(main, computes=True, ends_at_once=True)

@@ -1,4 +1,4 @@
-"""What decode.py does: answers, scores, pictures and pages, as its flags request."""
+"""Does what the flags of decode.py request: answers, scores, pictures and pages."""
 
 import dataclasses
 import itertools
@@ -30,22 +30,21 @@ from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data
 from runtime import STARTED
-from runtime.errors import UserError
 from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
-LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
-BETWEEN = '-' * 15  # two continuations
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # end a line for some readers
+BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
 IMPORTED = time.perf_counter()
 
 
 def decode(request: Request) -> None:
-    """Answers or scores, as the request says.
+    """Answers the input, or scores splits, as the request says.
 
     Raises:
-      UserError: if the request is impossible; nothing has been written then.
+      UserError: if the request is impossible. In that case, nothing has been written.
     """
     request.check()
     workdirs = run_paths(request.workdir or '')
@@ -58,8 +57,6 @@ def decode(request: Request) -> None:
     request.check_run(run)
     run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search)
-    if request.format == 'text' and (options.n_best > 1 or request.attention):
-        raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if request.pictures and request.look == 'positions':
         save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
     steps, page = ', '.join(map(str, run.checkpoint)), None
@@ -77,7 +74,7 @@ def decode(request: Request) -> None:
 
 
 def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None) -> None:
-    """Writes an answer for each line of the input; lines are read as they are answered."""
+    """Writes an answer for each line of the input. Lines are read in chunks, while earlier ones are answered."""
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(request.output) as output:
@@ -110,12 +107,12 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """The same search with every hypothesis of its beam, for the page."""
+    """Returns the search with every hypothesis of its beam, for the page."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
 def output_line(request: Request, model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
-    """A line of the output. Makes the picture of the answer, and explains it, if the flags ask for that."""
+    """Returns a line of the output. Also draws and explains the answer, if the flags request it."""
     weights = None
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
@@ -148,10 +145,10 @@ def predict_file(request: Request, model: Predictor, options: SearchOptions, pag
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
-    """Scores splits, and prints the scores: those of several by the names of the splits."""
-    data: Any = run.data()  # of the class that the model's task has
-    for changed in changed_data(run.workdir, data, splits):  # an error if the files of one are not there
-        log.warning('not the data that the run was trained with: %s', changed)
+    """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
+    data: Any = run.data()  # its class depends on the task
+    for changed in changed_data(run.workdir, data, splits):  # an error if files of a split are missing
+        log.warning('the data differs from the data that the run was trained with: %s', changed)
     others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
     scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
@@ -163,8 +160,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run; those of an edited model are
-    SPLIT.edited.json and .tsv. `others` are the translations of another
-    run, to compare with.
+    SPLIT.edited.json and .tsv. `others` are the translations of the run to compare with.
     """
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': run.parameters,
@@ -185,7 +181,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
         folder.mkdir(exist_ok=True)
     name = results_name(split, run.workdirs, bool(run.edits))
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, as it says that the split is scored
+    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
@@ -197,13 +193,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Results as stdout and the file have them."""
+    """Returns results as JSON, as printed and written to the file."""
     return json.dumps(results, indent=2, ensure_ascii=False)
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,
                   page: Page | None) -> None:
-    """Puts the first examples of text on the page, and makes pictures of them, as the flags ask for."""
+    """Explains the first examples of a split of text on the page, and draws them, as the flags request."""
     counts = request.explain_count if page else 0, request.picture_count if request.draws_attention else 0
     examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
     for number, (answer, reference) in enumerate(examples, 1):
@@ -217,7 +213,7 @@ def explain_split(request: Request, model: TextModel, data: Data, split: str, op
 
 
 def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, outputs: np.ndarray) -> None:
-    """Makes pictures of the attention over the first images or series, if the flags ask for them."""
+    """Draws the attention over the first images or series, if the flags request it."""
     if not request.draws_attention:
         return
     for number, (example, output) in enumerate(zip(inputs[:request.picture_count], outputs, strict=False), 1):
@@ -226,7 +222,7 @@ def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, output
 
 def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
                      targets: Iterable[str] = itertools.repeat('')) -> None:
-    """Puts the first images or series on the page, if there is one."""
+    """Explains the first images or series on the page, if there is one."""
     for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
         if page is None or page.full:
             return
@@ -234,7 +230,7 @@ def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, 
 
 
 def picture_path(request: Request, number: int) -> Path:
-    """The file for the picture of a line or an example, which is logged."""
+    """Returns, and logs, the file for the picture of a line or an example."""
     path = Path(request.pictures or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path

@@ -22,6 +22,7 @@ from input_pipeline.sources import (
     open_tfds,
     read_lines,
     sha256,
+    source_of,
     tfds_errors,
     tfds_files,
     tfds_text,
@@ -52,20 +53,15 @@ def open_documents(data: ConfigDict) -> Documents:
     Raises:
       UserError: if there is no such source, file or dataset.
     """
-    if data['source'] not in SOURCES:
-        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}, '
-                        'where documents come from')
-    return SOURCES[data['source']](data)
+    return source_of(data, SOURCES)(data)
 
 
 def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
     """Opens the documents of data.source=files, in one file or in a folder of splits.
 
     Raises:
-      UserError: if the file or folder does not exist, or if both or neither are given.
+      UserError: if the file or folder does not exist.
     """
-    if bool(data['file']) == bool(data['dir']):
-        raise UserError('config.data: give either file, which is split here, or dir, the folder of the splits')
     if data['file']:
         return OneFile(expanded(data['file']), data['documents'], data['validation_share'])
     return FileDocuments(expanded(data['dir']), data['documents'], split_names(data), data['validation_share'])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.checks import data_can_be_looked_for
+from configs.checks import data_options_are_possible
 from configs.options import ELSEWHERE
 from configs.tasks import SUBWORDS, TASKS
+from input_pipeline.array_files import has_files
 from input_pipeline.arrays import open_arrays
 from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
@@ -40,7 +41,7 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
       others: the messages about these problems.
       asked: the options that the user set; see `learned_tokenizers`.
     """
-    named = data_can_be_looked_for(config) and bool(config.data.dir or config.data.file)
+    named = data_options_are_possible(config) and bool(config.data.dir or config.data.file)
     if not named or config.data.source in ELSEWHERE:
         return []  # built-in data has no problems, and the `others` report the rest
     find = PROBLEMS[TASKS[config.task].data]
@@ -84,8 +85,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
         return [str(error)]
     if not _is_small([path for path in folder.iterdir() if path.is_file()]):
         return []
-    has_test = 'test' in arrays.parts.names or any(folder.glob('test.*')) or any(folder.glob('t10k-*'))
-    splits = SPLITS if has_test else SPLITS[:2]
+    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, 'test') else SPLITS[:2]
     return [problem for split in splits for problem in told(functools.partial(arrays.inputs, split))]
 
 

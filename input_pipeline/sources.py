@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, TypeVar, runtime_checkable
 
 from ml_collections import ConfigDict
 from typing_extensions import override
@@ -25,6 +25,7 @@ from runtime.errors import UserError
 from runtime.files import expanded, named_files, plain_or_gz
 
 Pair = tuple[str, str]
+T = TypeVar('T')
 
 
 @runtime_checkable
@@ -49,9 +50,18 @@ def open_corpus(data: ConfigDict) -> Corpus:
     Raises:
       UserError: if there is no such source, file or dataset.
     """
-    if data['source'] not in SOURCES:
-        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
-    return SOURCES[data['source']].from_config(data)
+    return source_of(data, SOURCES).from_config(data)
+
+
+def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
+    """Returns the entry of config.data.source in the `sources` of one kind of data.
+
+    Raises:
+      UserError: if this kind of data has no such source.
+    """
+    if data['source'] not in sources:
+        raise UserError(f'config.data.source={data["source"]!r}: must be one of {", ".join(sources)} for this task')
+    return sources[data['source']]
 
 
 class BuiltinCorpus(Corpus):

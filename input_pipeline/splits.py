@@ -59,6 +59,7 @@ class Parts:
     """The splits that are cut off the training data because they have no files of their own."""
     names: tuple[str, ...] = ()  # of 'validation' and 'test'
     share: float = 0.0  # of the training data, for each of `names`
+    last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
         """Returns whether the split is only a part of the training files."""
@@ -73,6 +74,18 @@ class Parts:
         if not self.is_part(split):
             return {}
         return {'part': split, 'cut_off': list(self.names), 'validation_share': self.share}
+
+    def rows(self, count: int, split: str, where: str) -> slice:
+        """Returns the rows of a split if the last rows of the training data are held out for one other split.
+
+        Raises:
+          UserError: if a split would be empty. The message calls the training data `where`.
+        """
+        first = count - round(count * self.share)
+        if not 0 < first < count:
+            raise UserError(f'config.data.validation_share={self.share} of the {count} examples in {where} leaves a '
+                            'split empty. Change the share, or add examples')
+        return slice(first) if split == 'train' else slice(first, None)
 
     def characters(self, text: str, split: str, where: str) -> str:
         """Returns the part of a single training text for a split: its last characters are held out.

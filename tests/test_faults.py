@@ -27,7 +27,7 @@ from model.build import build_model
 from run_directory import workdir as run_directory
 from run_directory.checkpoints import Checkpoints
 from runtime.errors import UserError, full_disk, full_disk_explained
-from tests.tiny_run import cache, copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
 from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
@@ -149,7 +149,7 @@ def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(co
 
 # Signals
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, said, number):
     with monkeypatch.context() as patch:
         at_batch(patch, 6, lambda batch: os.kill(os.getpid(), number))
@@ -163,6 +163,7 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, said):
     evaluate = loop.evaluate
 
@@ -307,6 +308,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
 
 
+@pytest.mark.slow
 def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cache, monkeypatch):
     """Worked out from what Adam did to the parameters; two steps are left out, and the cosine ends all the same."""
     at_batch(monkeypatch, 2, poisoned)

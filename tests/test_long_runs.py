@@ -18,11 +18,6 @@ from tests.tiny_run import outcome, start, steps, tiny_config
 from training import loop
 
 
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])

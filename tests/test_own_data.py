@@ -16,11 +16,6 @@ from training.objective import make_objective
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
 def table(tmp_path_factory):
     """One TSV file of 300 pairs and nothing else. The target is the source backwards."""
     folder, rng = tmp_path_factory.mktemp('table'), random.Random(0)
@@ -70,11 +65,30 @@ def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table
             RunDirectory(str(tmp_path / 'run'), again, asked=asked)
 
 
+@pytest.mark.parametrize('kind, size', [('char', 4 + len(set(' '.join(WORDS)))), ('byte', 260)])
+def test_pairs_are_read_as_characters_and_bytes(table, cache, kind, size):
+    config = demo.get_config()
+    config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(table),
+                                       'data.tokenizer.kind': kind})
+    data = open_data(config)
+    assert data.sizes == {'source_vocab_size': size, 'target_vocab_size': size}
+    plan, pairs = data.plan('train'), set(data.pairs('train'))
+    for step in range(len(plan)):
+        batch = plan.batch(step)
+        read = [[data.tokenizers['source'].decode(row) for row in rows] for rows in (
+            batch['inputs']['source'], batch['targets'])]
+        assert {pair for pair in zip(*read, strict=True) if any(pair)} <= pairs
+
+
 @pytest.mark.slow
-def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path):
+@pytest.mark.parametrize('kind', ['char', 'bpe'])
+def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path, kind):
+    changes = {'data__tokenizer__kind': 'char', 'data__tokenizer__vocab_size': 8000, 'data__max_length': 40,
+               'data__tokenizer__split_digits': False} if kind == 'char' else {}
+
     def train(steps):
         return script(*train_arguments(tmp_path / 'run', table, cache, train__steps=steps,
-                                       optimizer__schedule='inverse_sqrt'))
+                                       optimizer__schedule='inverse_sqrt', **changes))
 
     for steps in (12, 18):
         done = train(steps)

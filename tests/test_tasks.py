@@ -154,8 +154,8 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes, message', [
-    ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent.d_hidden=5: means nothing to'),
-    ({'data.source_lang': 'de'}, "config.data.source_lang='de': means nothing to task=language_model"),
+    ({'model.recurrent.d_hidden': 5}, 'config.model.recurrent.d_hidden=5: has no effect with'),
+    ({'data.source_lang': 'de'}, "config.data.source_lang='de': has no effect with task=language_model"),
     ({'eval.metric': 'bleu'}, "config.eval.metric='bleu': must be one of loss, perplexity"),
     ({'model.kind': 'transformer'}, "config.task='language_model': must be translation for model.kind=transformer"),
     ({'data.file': '/nowhere.txt'}, '/nowhere.txt'),

@@ -47,11 +47,6 @@ def steps(workdir):
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
 def whole(tmp_path_factory, cache):
     """A run that was left alone."""
     workdir = tmp_path_factory.mktemp('runs') / 'whole'

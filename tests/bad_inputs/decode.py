@@ -31,6 +31,7 @@ def run(name, content, *says, **more):
 
 
 QUICK = [
+    Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case('--input=-', '--workdir is missing'),
     Case('--workdir= --input=-', '--workdir is missing'),
     Case('--workdir={here}/none --input=-', '{here}/none'),
@@ -51,7 +52,7 @@ QUICK = [
     Case('--workdir={run} --split=none', 'none.en', {'run/config.json': with_values(data__splits__test='test,none')}),
     Case('--workdir={run} --split=test --pictures={here}/p', '--split=test or --split=validation2',
          {'run/config.json': with_values(data__splits__test='test,validation2')}),
-    Case(RUN + '--confidence', '--split=test'),
+    Case(RUN + '--confidence', 'error: --confidence applies only to --split. Give --split=test'),
     Case(RUN + '--compare={run}', '--split=test'),
     Case('--workdir={run} --split=test --compare=', '--compare= is empty'),
     Case('--workdir={run} --split=test --compare={here}/none', '--compare={here}/none: there is no such directory'),
@@ -142,7 +143,7 @@ SLOW = [
     flag('--beam=100000000', 'beam=100000000'),
     flag('--n_best=0', 'n_best=0'),
     flag('--n_best=9 --format=jsonl', 'n_best=9'),
-    flag('--n_best=2', '--format=jsonl'),
+    flag('--n_best=2', 'error: --n_best needs --format=jsonl'),
     flag('--n_best=100000000 --method=sample --format=jsonl', 'n_best=100000000'),
     flag('--n_best=2 --method=greedy --format=jsonl', 'n_best=1'),
     flag('--extra_length=-1', 'extra_length=-1'),
@@ -165,7 +166,7 @@ SLOW = [
     flag('--checkpoint=raw:latest', 'no moving average'),
     flag('--checkpoint=' + '9' * 5000, '999'),
     flag('--checkpoint=average:' + '9' * 5000, '999'),
-    flag('--attention', '--format=jsonl'),
+    flag('--attention', 'error: --attention needs --format=jsonl'),
     flag('--pictures={here}/p --look=nowhere', "'nowhere'"),
     flag('--pictures={here}/p --look=cross:9', "'9'"),
     flag('--pictures={here}/p --look=cross:1:' + '9' * 5000, '999'),

@@ -133,6 +133,7 @@ def test_a_target_longer_than_a_translation_is_named(translating):
         translating.forced_all([('a', 'b'), ('a', 'b' * 16)], SearchOptions(extra_length=4), first=5)
 
 
+@pytest.mark.slow
 def test_the_command_line_scores_and_a_run_says_what_it_is(tmp_path):
     with tarfile.open(Path(__file__).parents[1] / 'runs/first.tar.gz') as archive:
         archive.extractall(tmp_path, filter='data')

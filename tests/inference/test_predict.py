@@ -40,7 +40,7 @@ def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
     (SERIES * np.nan, 'inputs must be finite numbers'),
     (SERIES * 1e300, 'inputs must be finite numbers'),
     (SERIES * 1e37, 'inputs cannot be standardised: number . of the last axis is once .*e[+]3'),
-    ([[1.0, 2.0], [3.0]], 'inputs are no array'),
+    ([[1.0, 2.0], [3.0]], 'inputs are not an array'),
 ])
 def test_other_inputs_are_refused(predictor, inputs, message):
     with pytest.raises(UserError, match=message):

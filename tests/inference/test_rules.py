@@ -152,10 +152,9 @@ def alone(model, source, limit, options, allowed, number):
                    for log_prob, each in zip(log_probs, tokens, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam',
-                                    pytest.param('samples', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('kind', ['transformer', pytest.param('ensemble', marks=pytest.mark.slow),
-                                  pytest.param('rnnsearch', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('search', ['greedy', 'beam', 'samples'])
+@pytest.mark.parametrize('kind', ['transformer', 'ensemble', 'rnnsearch'])
 def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
@@ -269,6 +268,7 @@ def test_forms_of_a_word():
         assert not avoided(text), text
 
 
+@pytest.mark.slow
 def test_a_space_ends_the_word_of_a_prefix():
     tokenizer = vocabularies()['bpe']
     assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')

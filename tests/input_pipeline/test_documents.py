@@ -133,11 +133,9 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({}, r'config\.data: give either file, which is split here, or dir, the folder of the splits'),
-    ({'dir': 'a', 'file': 'b'}, r'config\.data: give either file'),
     ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder: give the one that holds"),
     ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is no file"),
-    ({'source': 'text'}, r"config\.data\.source='text' is not one of builtin, files, tfds"),
+    ({'source': 'text'}, r"config\.data\.source='text': must be one of builtin, files, tfds for this task"),
 ])
 def test_what_is_not_there(options, message):
     with pytest.raises(UserError, match=message):

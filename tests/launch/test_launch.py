@@ -17,7 +17,7 @@ import yaml
 from runtime.preemption import STOPPED
 from runtime.processes import detected
 from tests.jobs import free_port
-from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, STEPS, parameters, train_arguments
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
 
@@ -213,7 +213,7 @@ def test_a_tpu_vm_that_is_told_to_stop_does(fake):
 
 
 @pytest.mark.slow
-def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(data, cache, tmp_path):  # noqa: F811
+def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(data, cache, tmp_path):
     def arguments(name):  # parameters are spread over all devices, hence over the processes
         return train_arguments(tmp_path / name, data, cache, model__dropout=0.0, parallel__data=1, parallel__fsdp=-1)
 

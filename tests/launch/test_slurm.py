@@ -64,6 +64,7 @@ def job(folder, do, restarts=0):
     return done.returncode, lines['requeued'], lines['ended']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('do, status, restarts, again', [
     ('0@0', 0, 0, False), ('2@0', 2, 0, False), ('1@0', 1, 0, False),
     ('75@0', 75, 0, True), ('75@0', 75, 19, True), ('75@0', 75, 20, False), ('137@0', 137, 1, True),

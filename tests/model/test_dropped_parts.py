@@ -53,6 +53,7 @@ def test_whole_words_are_dropped_at_their_rate_and_the_others_stay_as_they_are(r
     np.testing.assert_array_equal(WordDropout(rate).apply({}, embedded), embedded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_a_model_without_its_words_sees_only_how_many_there_are(kind):
     """At a rate of nearly 1 all embeddings are zero, so that the logits are those of any other words."""
