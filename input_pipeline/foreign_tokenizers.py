@@ -1,9 +1,9 @@
-"""Tokenizers of imported models: SentencePiece's models as others train them, and those of the library tokenizers.
+"""Tokenizers of imported models: models of SentencePiece that others have trained, and of the library tokenizers.
 
-Their vocabularies number the special tokens in ways of their own, and lack some. Here PAD, BOS, EOS and UNK are the
-first four tokens as in every vocabulary of this project, and the other tokens follow in their own order. Whoever
-imports or exports a model puts the rows of its embeddings in this order (`ForeignTokenizer.order`), so nothing else has
-to know of it.
+Other vocabularies number the special tokens differently, and lack some of them. Here, PAD, BOS, EOS and UNK are the
+first four tokens, as in every vocabulary of this project, and the remaining tokens follow in their original order.
+Imports and exports of models reorder the rows of the embeddings (`ForeignTokenizer.order`). All other code is
+independent of it.
 
 The text of a document is encoded in one piece, as the original libraries do.
 """
@@ -30,7 +30,7 @@ NONE = -1  # in `order`: a token that the original vocabulary does not have
 
 
 class ForeignTokenizer(Tokenizer):
-    """A tokenizer with a numbering of its own, the original one.
+    """A tokenizer whose original library numbers the tokens differently.
 
     Attributes:
       order: int [tokens], the original number of each token; NONE for those that the original does not have.

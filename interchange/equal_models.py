@@ -1,6 +1,6 @@
-"""The same function as a model with other options: what a form has and the model has not, added without any change.
+"""Models with other options that compute the same function: parameters are added that another library requires.
 
-Each takes the options of a model and its arrays by name, and returns both anew.
+Each function takes the options of a model and its arrays by name, and returns new ones.
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
-    """Biases of 0 in attention and in the feed-forward sublayer and, if `output` tokens are given, on the logits."""
+    """Adds biases of 0 to attention and feed-forward sublayers and, with `output` tokens, to the logits."""
     arrays = dict(arrays)
     for name, kernel in list(arrays.items()):
         if '/layers_' not in name or not name.endswith('/kernel'):
@@ -29,7 +29,7 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Embeddings of a language model that are not multiplied: they are larger, and no longer the output projection."""
+    """Multiplies the embeddings of a language model in advance, so that they are no longer the output projection."""
     if not model.scale_embeddings:
         return model, arrays
     table, arrays = arrays['embedding/embedding'], dict(arrays)
@@ -40,7 +40,7 @@ def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict
 
 
 def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
-    """A learned table of positions, `length` of them, in the place of sinusoids or of none."""
+    """Replaces sinusoids, or the absence of positions, by a learned table of `length` positions."""
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(

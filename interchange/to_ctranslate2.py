@@ -1,7 +1,7 @@
-"""A trained model as CTranslate2 reads it (Klein et al. 2020; https://opennmt.net/CTranslate2).
+"""Exports a trained model for CTranslate2 (Klein et al. 2020; https://opennmt.net/CTranslate2).
 
-The specifications of its wheel are filled directly: an encoder-decoder is a TransformerSpec, a language model a
-TransformerDecoderModelSpec. Weights are [out, in] there, and a sequence's queries, keys and values one product.
+Fills the specifications of its wheel directly: TransformerSpec for an encoder-decoder, TransformerDecoderModelSpec for
+a language model. Its weights are [out, in], and the weights of queries, keys and values are one matrix.
 """
 
 import importlib
@@ -25,11 +25,11 @@ from runtime.errors import UserError
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
 ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'gelu_exact': 'GELU', 'silu': 'SWISH'}
-LEAST_POSITIONS = 1024  # rows of a table of sinusoids: CTranslate2 knows no positions beyond it
+LEAST_POSITIONS = 1024  # rows of a table of sinusoids; CTranslate2 has no positions beyond its table
 
 
 def refusals(config: ConfigDict) -> list[str]:
-    """What keeps a model of this config from being one of CTranslate2's, an option each; [] if nothing does."""
+    """Returns the options of a config that CTranslate2 cannot express."""
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
         return [f'model.kind={model.kind}: it has Transformers that write text, transformer and language_model']
@@ -62,7 +62,7 @@ def write_ctranslate2(trained: Trained, folder: Path, quantization: str = 'float
     if importlib.util.find_spec('ctranslate2') is None:
         raise UserError("CTranslate2 is not installed: pip install -e '.[interchange]'")
     if refused := refusals(trained.config):
-        raise UserError(f'CTranslate2 cannot compute this model: {"; ".join(f"config.{each}" for each in refused)}')
+        raise UserError(f'CTranslate2 cannot compute this model: {"; ".join(f"config.{option}" for option in refused)}')
     spec = _Writer(trained).specification()
     spec.validate()
     spec.optimize(quantization=None if quantization == 'float32' else quantization)
@@ -85,7 +85,7 @@ class _Writer:
             name: np.array(leaf, np.float32) for name, leaf in flatten_dict(trained.params, sep='/').items()}
 
     def specification(self) -> Any:
-        """The whole model: its layers, its vocabularies and what its searches begin and end with."""
+        """Returns the model: its layers, its vocabularies, and the tokens that begin and end its outputs."""
         spec = self._translator() if self.model.kind == 'transformer' else self._generator()
         spec.config.layer_norm_epsilon = self.model.norm_epsilon
         spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIAL[each] for each in
@@ -138,7 +138,7 @@ class _Writer:
         return options
 
     def _positions(self, spec, name):
-        """CTranslate2's own sinusoids begin at position 1, with other frequencies: none is left to it."""
+        """Writes the table of positions: CTranslate2's own sinusoids begin at position 1 and have other frequencies."""
         if not hasattr(spec, 'position_encodings'):
             return
         data = self.config.data
