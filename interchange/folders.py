@@ -5,13 +5,13 @@ from pathlib import Path
 
 from interchange.huggingface import is_theirs, read_huggingface
 from interchange.safetensors_folder import WEIGHTS, read_safetensors
-from run_directory.trained import Trained, read_run, together
+from run_directory.trained import TrainedModel, join_models, read_model
 from runtime.errors import UserError
 
 ONE_CHECKPOINT = ('best', 'latest')  # choices of a checkpoint that a folder with a single one understands
 
 
-def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:
+def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> TrainedModel:
     """Reads the model of a folder, or the ensemble of several: run directories, exports as safetensors, and folders
     that Hugging Face's save_pretrained wrote.
 
@@ -21,15 +21,15 @@ def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = No
       dtype: takes the place of config.model.dtype.
 
     Raises:
-      UserError: if a folder cannot be read, or does not go together with the others.
+      UserError: if a folder cannot be read, or cannot be joined with the others in one ensemble.
     """
-    return together([_read(folder, checkpoint, dtype) for folder in folders])
+    return join_models([_read(folder, checkpoint, dtype) for folder in folders])
 
 
-def _read(folder: Path, checkpoint: str, dtype: str | None) -> Trained:
+def _read(folder: Path, checkpoint: str, dtype: str | None) -> TrainedModel:
     theirs = is_theirs(folder)
     if not theirs and not (folder / WEIGHTS).is_file():
-        return read_run(folder, checkpoint, dtype)
+        return read_model(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
         raise UserError(f'checkpoint={checkpoint!r}: {folder} is no run directory and holds one checkpoint: leave it '
                         'out')

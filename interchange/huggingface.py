@@ -29,7 +29,7 @@ from interchange.layout import to_ours, to_theirs
 from interchange.safetensors_folder import WEIGHTS, opened, save_arrays
 from model.build import build_model
 from run_directory.records import CONFIG
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 from runtime.files import read_json, write_text
 
@@ -47,7 +47,7 @@ def is_theirs(folder: Path) -> bool:
         return False
 
 
-def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None) -> Trained:
+def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None) -> TrainedModel:
     """Reads a model as a trained one of ours: Marian, GPT-2, Llama, Mistral or Qwen2.
 
     Args:
@@ -83,10 +83,10 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
     found = to_ours(family.links(config.model, orders), _weights(folder, family), family.is_no_parameter)
     params = unflatten_dict({name: jnp.asarray(array) for name, array in found.items()}, sep='/')
     module = build_model(config.model, **sizes, pad=PAD)
-    return Trained([folder], config, module, params, [], tokenizers, sizes)
+    return TrainedModel([folder], config, module, params, [], tokenizers, sizes)
 
 
-def write_huggingface(trained: Trained, folder: Path) -> None:
+def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder: as Marian, GPT-2, Llama, Mistral or Qwen2.
 
     What the form has and the model has not is added where it changes nothing: biases of 0, a table of sinusoids in the

@@ -23,7 +23,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from configs.versions import VERSION
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from run_directory.records import CONFIG, read_config
-from run_directory.trained import Trained, assembled
+from run_directory.trained import TrainedModel, make_model
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import write_text
@@ -32,7 +32,7 @@ WEIGHTS = 'model.safetensors'
 STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from
 
 
-def write_safetensors(trained: Trained, folder: Path) -> None:
+def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, for `read_safetensors` and for other programs."""
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
     sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
@@ -45,7 +45,7 @@ def write_safetensors(trained: Trained, folder: Path) -> None:
     write_text(folder / CONFIG, config)
 
 
-def read_safetensors(folder: Path, dtype: str | None = None) -> Trained:
+def read_safetensors(folder: Path, dtype: str | None = None) -> TrainedModel:
     """Reads the model of a folder that `write_safetensors` wrote.
 
     Raises:
@@ -54,7 +54,7 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> Trained:
     with opened(folder / WEIGHTS) as file:
         params = unflatten_dict({name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}, sep='/')  # noqa: SIM118
         steps = json.loads((file.metadata() or {}).get(STEPS, '[]'))
-    return assembled(folder, read_config(folder), params, steps, dtype)
+    return make_model(folder, read_config(folder), params, steps, dtype)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -21,13 +21,11 @@ import optax
 import pytest
 
 import inference
-from configs import digits_vit
 from input_pipeline.arrays import ArrayPlan
 from model.build import build_model
-from run_directory import workdir as run_directory
 from run_directory.checkpoints import Checkpoints
 from runtime.errors import UserError, full_disk, full_disk_explained
-from tests.tiny_run import cache, copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import cache, copy, outcome, said, script_arguments, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
 from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
@@ -174,7 +172,7 @@ def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache,
         patch.setattr(loop, 'evaluate', interrupted)
         with pytest.raises(SystemExit) as stopped:
             start(tmp_path / 'run', tiny_config(cache))
-    assert stopped.value.code == 75 and 'in the evaluation of step 4, which is saved' in said.text
+    assert stopped.value.code == 75 and 'during the evaluation of step 4, which is saved' in said.text
     assert steps(tmp_path / 'run') == [3, 4]
     start(tmp_path / 'run', tiny_config(cache))
     assert outcome(tmp_path / 'run') == outcome(whole)
@@ -219,13 +217,6 @@ def mounting_is_allowed():
         return not subprocess.run(['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt'],
                                   capture_output=True).returncode
     return False
-
-
-def script_arguments(workdir, config):
-    """The command line of a config that is near digits_vit.py."""
-    default, wanted = (run_directory.flatten(each) for each in (digits_vit.get_config(), config))
-    return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
-            *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
 
 
 @pytest.mark.slow
@@ -303,7 +294,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     assert lines != outcome(whole)[1]
     at_batch(monkeypatch, 10, poisoned)
     shutil.rmtree(tmp_path / 'other' / 'checkpoints' / '12')
-    with pytest.raises(UserError, match='step 11: .* after 1 that'):
+    with pytest.raises(UserError, match='step 11: .* after 1 skipped step'):
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
 
 

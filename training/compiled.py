@@ -18,7 +18,7 @@ from model import Params
 from model.adapters import merged, without_adapters
 from model.evaluation import Objective, eval_step, forward
 from model.losses import Sums
-from run_directory.initial import Known
+from run_directory.initial import InitialValues
 from runtime.agreement import exchange
 from runtime.errors import UserError
 from training.mesh import (
@@ -31,7 +31,6 @@ from training.mesh import (
     without_fsdp,
 )
 from training.step import TrainState, boxed_state, train_step
-from training.summary import matmul_flops
 from training.tuning import EVERYTHING, Tuning
 
 
@@ -124,10 +123,6 @@ class Compiled:
         filled = f', batches filled up to multiples of {self.part.multiple} rows' if self.part.multiple > 1 else ''
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
-    def flops(self, batch: Batch) -> int:
-        """Returns the floating-point operations of one step's matrix products on a whole `batch`, over all devices."""
-        return matmul_flops(self._step, self.shapes, self._filled(batch), self.objective)
-
     def lower(self, batch: Batch) -> jax.stages.Lowered:
         """Returns the train step, to be compiled, for a whole `batch`: nothing is put on a device, none need be here.
 
@@ -148,14 +143,14 @@ class Compiled:
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(
             (self.part.filled(len(array)), *array.shape[1:]), array.dtype), batch)
 
-    def init(self, seed: int, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
-        """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device.
+    def init(self, seed: int, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
+        """Returns a fresh state. Each device makes its own shard, so the whole state need not fit on one device.
 
-        `known` are the parameters whose first values are known.
+        `initial` are the parameters that are not initialised randomly.
         """
-        known = jax.device_put(dict(known), self._everywhere)
-        return jax.jit(lambda known: nn.unbox(self._fresh(seed=seed, known=known)),
-                       out_shardings=self._shardings)(known)
+        initial = jax.device_put(dict(initial), self._everywhere)
+        return jax.jit(lambda initial: nn.unbox(self._fresh(seed=seed, initial=initial)),
+                       out_shardings=self._shardings)(initial)
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
         """Runs train_step on this process's rows of a batch. The old state is donated."""

@@ -12,7 +12,7 @@ from interchange.huggingface import read_huggingface
 from run_directory.checkpoints import open_checkpoints
 from run_directory.progress import Progress
 from run_directory.records import CONFIG
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text
@@ -32,7 +32,7 @@ def get_config():
 '''
 
 
-def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None) -> Trained:
+def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None) -> TrainedModel:
     """Makes a run directory of a folder that Hugging Face's save_pretrained wrote, and returns its model.
 
     It is one like those of training: answers, explains, exports. Its checkpoint is of step 0, with a fresh optimizer,

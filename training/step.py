@@ -16,7 +16,7 @@ from input_pipeline.batches import Batch
 from model import Params
 from model.evaluation import Apply, Objective
 from model.losses import Sums
-from run_directory.initial import Known, put_first
+from run_directory.initial import InitialValues, with_initial
 from training.tuning import EVERYTHING, Tuning
 
 
@@ -41,13 +41,13 @@ def init_state(module: nn.Module, optimizer: optax.GradientTransformation, examp
 
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
-                tuning: Tuning = EVERYTHING, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
+                tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
     """Like `init_state`, with parameters and optimizer state in Flax's boxes, which have the names of the axes.
 
-    `known` are parameters whose first values are not drawn.
+    `initial` are parameters that are not initialised randomly.
     """
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
-    params = tuning.prepare(put_first(known, params), key_for('adapters', seed))
+    params = tuning.prepare(with_initial(initial, params), key_for('adapters', seed))
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 

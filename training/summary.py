@@ -1,22 +1,17 @@
-"""A summary of a training before it starts: the parts of the model, and an estimate of the time."""
+"""Summaries: a table of a model's parameters, the operations of a program, a duration in words."""
 
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax.extend import core
-from jax.typing import DTypeLike
 
 from model import parameter_count
 
 LAYER = re.compile(r'layers_\d+')
-MATRIX = 1024        # rows and columns of the timed products
-MATMUL_SHARE = 0.4   # share of a step's time for matrix products at full speed; measured on CPUs: 0.35 to 0.55
 
 
 def parameter_table(params: Any) -> str:
@@ -82,24 +77,6 @@ def _flops(jaxpr: core.Jaxpr) -> int:
         total += equation.params.get('length', 1) * sum(  # a scan's number of iterations
             _flops(each) for each in inner if isinstance(each, core.Jaxpr))
     return total
-
-
-def seconds_a_step(flops: int, dtype: DTypeLike) -> float:
-    """Estimates the seconds of a step on all devices, before compilation, from the speed of a product on one device."""
-    return flops / (MATMUL_SHARE * matmul_speed(dtype) * jax.device_count())
-
-
-def matmul_speed(dtype: DTypeLike) -> float:
-    """Returns the floating-point operations per second of a square matrix product on one device, the best of five."""
-    matrix = jnp.ones((MATRIX, MATRIX), dtype)
-    product = jax.jit(jnp.matmul)
-    product(matrix, matrix).block_until_ready()
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        product(matrix, matrix).block_until_ready()
-        times.append(time.perf_counter() - began)
-    return 2 * MATRIX ** 3 / min(times)
 
 
 def duration(seconds: float) -> str:

@@ -221,15 +221,17 @@ def test_metrics_that_were_damaged_are_left_out(tmp_path, content):
 def test_resumed_metrics_hold_every_step_once(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
     for step in (10, 20, 30):
-        writer.write(step, {'loss': step / 10})
+        writer.write(step, {'train_loss': step / 10})
     writer.close()
     with open(tmp_path / 'metrics.jsonl', 'a') as file:
         file.write('{"step": 40, "lo')  # killed in the middle of a line
     writer = MetricsWriter(tmp_path, 20)
-    writer.write(30, {'loss': 7.0})
+    writer.write(30, {'train_loss': 7.0})
     writer.close()
+    events = b''.join(path.read_bytes() for path in (tmp_path / 'tensorboard').iterdir())
+    assert b'train/loss' in events and b'train_loss' not in events
     lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-    assert lines == ['{"step": 10, "loss": 1.0}', '{"step": 20, "loss": 2.0}', '{"step": 30, "loss": 7.0}']
+    assert lines == [f'{{"step": {step}, "train_loss": {loss}}}' for step, loss in ((10, 1.0), (20, 2.0), (30, 7.0))]
 
 
 def test_checkpoints_that_are_lost_are_missed_but_not_those_that_never_were(tmp_path):

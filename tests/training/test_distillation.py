@@ -166,7 +166,7 @@ def test_it_resumes_bit_for_bit_and_decodes_without_its_teacher(taught, run):
     assert done.returncode == 0, done.stderr.decode()
     shutil.rmtree(folder / 'student' / 'checkpoints' / '24')
     other = script(*arguments, f'--config.train.teacher={run[0]}')
-    assert other.returncode == 2 and b'the parameters of the teacher are others than when' in other.stderr
+    assert other.returncode == 2 and b'the parameters of the teacher have changed since' in other.stderr
     again = script(*arguments)
     assert again.returncode == 2 and b'again,seed=1 is not a run directory' in again.stderr
 
