@@ -1,4 +1,4 @@
-"""Flags as the fields of a dataclass: one declaration with the type, the default and the help."""
+"""Flags declared as fields of a dataclass, with type, default and help."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a flag; with `choices`, its value is one of them."""
+    """Returns a dataclass field that is also a flag. With `choices`, its value must be one of them."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 
@@ -26,7 +26,7 @@ def define_flags(declared: type) -> None:
         define: Any = DEFINE.get(kinds[field.name], flags.DEFINE_string)
         if choices := field.metadata[CHOICES]:
             define = functools.partial(flags.DEFINE_enum, enum_values=choices)
-        # The name of the script, whose --help lists the flag.
+        # --help of this script lists the flag.
         define(field.name, field.default, help=field.metadata[HELP], module_name=sys.argv[0])
 
 

@@ -1,4 +1,4 @@
-"""A model of another library as a run directory."""
+"""Makes a run directory from a model of another library."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from training.optimizer import make_optimizer, make_schedule
 from training.step import TrainState
 
 RECIPE = 'recipe.py'
-RECIPE_TEXT = '''"""The config of this run, for train.py: the model that was imported, to be trained further."""
+RECIPE_TEXT = '''"""The config of this imported model, for training it further with train.py."""
 
 from pathlib import Path
 
@@ -33,22 +33,22 @@ def get_config():
 
 
 def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None) -> TrainedModel:
-    """Makes a run directory of a folder that Hugging Face's save_pretrained wrote, and returns its model.
+    """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns its model.
 
-    It is one like those of training: answers, explains, exports. Its checkpoint is of step 0, with a fresh optimizer,
-    from which train.py goes on with the config that is in the directory.
+    It can be used like the run directory of a training: decoded, explained, exported. It has a checkpoint of step 0
+    with a fresh optimizer. train.py resumes from it with the config in the directory.
 
     Args:
       source: the folder.
       workdir: a new or an empty directory.
-      recipe: a config whose data, batches and optimizer the run gets, for training.
+      recipe: a config from which the run gets its data, batches and optimizer, for training.
 
     Raises:
-      UserError: if the folder cannot be read, its model is not supported, or the directory holds something.
+      UserError: if the folder cannot be read, its model is not supported, or the directory is not empty.
     """
     folder = expanded(workdir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--workdir={folder} is there already: give a new or an empty directory')
+        raise UserError(f'--workdir={folder} is not empty. Use a new or an empty directory')
     check_folder(folder)
     model = read_huggingface(expanded(source), recipe=recipe)
     config = model.config
@@ -59,7 +59,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizers(folder / KEPT, dict(model.tokenizers))
     write_text(folder / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
-    write_text(folder / KEPT / FINGERPRINTS, '{}\n')  # it has been trained on none of the data yet
+    write_text(folder / KEPT / FINGERPRINTS, '{}\n')  # it is not trained on data yet
     write_text(folder / RECIPE, RECIPE_TEXT)
     with open_checkpoints(folder) as checkpoints:
         checkpoints.save(0, state, Progress().to_dict())

@@ -15,7 +15,7 @@ LAYER = re.compile(r'layers_\d+')
 
 
 def parameter_table(params: Any) -> str:
-    """Returns a table of the parameters by part: their number and their shapes. Equal layers share their lines.
+    """Returns a table with the number and the shapes of the parameters of each part. Equal layers share lines.
 
     `params` is the nested dict of a module's parameters, or of their shapes.
     """
@@ -32,8 +32,8 @@ def parameter_table(params: Any) -> str:
         lines.append((name, f'{parameter_count(part):,}', ''))
         lines.append((f'  each of {len(layers)} layers' if len(layers) > 1 else '  its layer',
                       f'{parameter_count(part[layers[0]]):,}', ''))
-        for sublayer, its in part[layers[0]].items():
-            add(sublayer, its, 2)
+        for name, sublayer in part[layers[0]].items():
+            add(name, sublayer, 2)
         for other in part.keys() - set(layers):
             add(other, part[other], 1)
     lines.append(('all', f'{parameter_count(params):,}', ''))
@@ -53,8 +53,8 @@ def shapes(part: Any) -> str:
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
     """Returns the floating-point operations of the matrix products in `function(*arguments)`.
 
-    A product of [m, k] and [k, n] counts 2 m k n, in a loop once for each iteration. Arguments may be shapes. Nothing
-    is computed or compiled.
+    A product of [m, k] and [k, n] counts 2 m k n, once for each iteration of a loop. Arguments may be shapes.
+    Nothing is computed or compiled.
     """
     return _flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -72,10 +72,10 @@ def _flops(jaxpr: core.Jaxpr) -> int:
         if equation.primitive.name == 'cond':  # one of the branches runs
             total += max(_flops(branch.jaxpr) for branch in equation.params['branches'])
             continue
-        inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
-        inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
-        total += equation.params.get('length', 1) * sum(  # a scan's number of iterations
-            _flops(each) for each in inner if isinstance(each, core.Jaxpr))
+        inner = [item for value in values for item in (value if isinstance(value, tuple) else [value])]
+        inner = [item.jaxpr if isinstance(item, core.ClosedJaxpr) else item for item in inner]
+        total += equation.params.get('length', 1) * sum(  # the number of iterations of a scan
+            _flops(item) for item in inner if isinstance(item, core.Jaxpr))
     return total
 
 

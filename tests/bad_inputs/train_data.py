@@ -229,7 +229,7 @@ SLOW = [
     *(Case(RUN, ('checkpoints/6 is damaged', f'{name} is a pipe'),
            {f'run/checkpoints/6/{name}': FIFO})
       for name in PIPES),
-    *(Case(RUN, ('run/checkpoints holds no checkpoint', 'up to step 6'), {f'run/checkpoints{name}': what})
+    *(Case(RUN, ('run/checkpoints has no checkpoint', 'up to step 6'), {f'run/checkpoints{name}': what})
       for name, what in (('', GONE), ('', FOLDER), ('/6', GONE))),
     Case(RUN, 'lock', {'run/lock': FOLDER}),
     Case(RUN, 'lock', {'run/lock': LOOP}),

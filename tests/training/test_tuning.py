@@ -231,7 +231,7 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
 def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
-            ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' is not best"),
+            ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
             ({'data__tokenizer__vocab_size': 290}, 'set train.init_vocabulary=False'),
             ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has other sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
