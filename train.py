@@ -11,7 +11,7 @@ SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -48,9 +48,8 @@ def main() -> None:
     from training.profiling import ProfilerWindow
 
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
-    asked = config_flags.get_override_values(flags.FLAGS['config'])
     with (StopSignals() as stop, ending_together(),
-          RunDirectory(WORKDIR.value, config, asked=asked) as directory):
+          RunDirectory(WORKDIR.value, config, asked=asked_options()) as directory):
         profiler = ProfilerWindow(PROFILE.value, directory.path, config.train.steps)
         if directory.finished_at is not None:
             return directory.report_finished(config)
@@ -66,7 +65,12 @@ def problems_of_data(config: ConfigDict, others: Sequence[str]) -> list[str]:
         return []
     from input_pipeline.problems import data_problems
 
-    return data_problems(config, others)
+    return data_problems(config, others, asked_options())
+
+
+def asked_options() -> Collection[str]:
+    """Returns the options that the command line sets."""
+    return config_flags.get_override_values(flags.FLAGS['config'])
 
 
 def print_config(config: ConfigDict) -> None:

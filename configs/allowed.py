@@ -8,12 +8,18 @@ from runtime.errors import did_you_mean
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """One of a few names."""
+    """One of a few names.
+
+    Attributes:
+      choices: the names that a user can choose.
+      imported: further names, which only the configs of imported models have.
+    """
     choices: tuple[str, ...]
+    imported: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        if value in self.choices:
+        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        if value in (*self.choices, *self.imported):
             return ''
         return f'must be one of {", ".join(self.choices)}{did_you_mean(value, self.choices)}'
 

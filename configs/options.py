@@ -1,12 +1,12 @@
-"""The table of options: the name of each, its default, its meaning, its allowed values, and what uses it.
+"""The table of options: name, default, meaning, allowed values, and the models and tasks that use an option.
 
-The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the scripts' flags and the page
+The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the commands and the page
 docs/options.md (python -m tools.options_page) are made from this table. Defaults are those of the paper's base model
 (section 5), where the paper gives one.
 
-If only some models, tasks or values of other options use an option, its field `only` lists them. Setting the option
-with any other is an error. Two options are accepted where nothing uses them, because recipes and sweeps set them for
-several cases: data.name (beside files and built-in text) and model.max_length (beside positions that are not learned).
+If only some models, tasks or values of other options use an option, its field `only` lists them. With other models,
+tasks or values, setting the option is an error. There are two exceptions, because recipes and sweeps set these options
+for several cases: data.name (with files and built-in text) and model.max_length (with positions that are not learned).
 In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
@@ -20,7 +20,7 @@ from configs.allowed import Allowed, Between, Fraction, OneOf, Switch, Text
 from configs.tasks import IMPORTED, SUBWORDS, TASKS, TOKENIZERS
 
 Value = bool | int | float | str
-Users = Mapping[str, tuple[Value, ...]]  # {deciding option: the values of it for which an option is used}
+Users = Mapping[str, tuple[Value, ...]]  # {deciding option: its values for which an option is used}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,32 +77,33 @@ LEARNED: Users = TEXTS | {'data.tokenizer.kind': SUBWORDS}  # tokenizers that ar
 KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 OTHER_SUMS = ('the same batches, but sums in another order: results agree to rounding; by pmap with dropout they '
               'differ, because each device draws its own masks')
-SAME_DATA = 'the data there is the same'
+SAME_DATA = 'the data is the same'
 
 OPTIONS = (
     Option('seed', 0, 'seed of the parameters, the dropout and the order of the batches', SEED),
     Option('cache_dir', '', "folder of the tokenizers, token stores and compiled programs that runs share; '': "
-           "allyouneed in $XDG_CACHE_HOME, else in ~/.cache", FILE, resume=''),
+           "allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
     Option('model.kind', 'transformer', 'the architecture; patches: vision and time series',
            OneOf(('transformer', 'rnnsearch', 'language_model', 'patches'))),
-    Option('model.num_layers', 6, 'N, in the encoder and in the decoder', Between(1, 256), STACKS),
-    Option('model.num_decoder_layers', 0, 'layers of the decoder, if it has not as many as the encoder; 0: num_layers',
-           Between(0, 256), {'model.kind': ('transformer',)}),
-    Option('model.d_model', 512, 'width of the stream between blocks', Between(1, 100_000)),
+    Option('model.num_layers', 6, 'layers of the encoder and of the decoder (N in the paper)', Between(1, 256), STACKS),
+    Option('model.num_decoder_layers', 0, 'layers of the decoder; 0: num_layers', Between(0, 256),
+           {'model.kind': ('transformer',)}),
+    Option('model.d_model', 512, 'width of the embeddings and of the residual stream', Between(1, 100_000)),
     Option('model.d_ff', 2048, 'width inside the feed-forward sublayer', Between(1, 1_000_000), STACKS),
     Option('model.num_heads', 8, 'attention heads', Between(1, 10_000), STACKS),
     Option('model.d_k', 0, "width of a head's queries and keys; 0: d_model / num_heads", Between(0, 10_000), STACKS),
     Option('model.d_v', 0, "width of a head's values; 0: d_model / num_heads", Between(0, 10_000), STACKS),
-    Option('model.num_key_value_heads', 0, 'heads of keys and values, each for a group of the attention heads; 1: '
+    Option('model.num_key_value_heads', 0, 'heads of keys and values, shared by groups of attention heads; 1: '
            'multi-query attention; 0: num_heads', Between(0, 10_000), STACKS),
-    Option('model.attention_bias', 'none', "biases of attention's projections; 'none' is the paper's, 'qkv': on "
-           "queries, keys and values, 'all': on the output too", OneOf(('none', 'qkv', 'all')), STACKS),
+    Option('model.attention_bias', 'none', "biases of the projections in attention; 'none' is the paper's, 'qkv': of "
+           "queries, keys and values, 'all': also of the output", OneOf(('none', 'qkv', 'all')), STACKS),
     Option('model.norm', 'post', "where layers are normalised; 'post' is the paper's", OneOf(('post', 'pre')), STACKS),
-    Option('model.norm_function', 'layer_norm', "how; 'layer_norm' is the paper's", OneOf(('layer_norm', 'rms_norm')),
-           STACKS),
-    Option('model.norm_epsilon', 1e-6, 'added to the variance, or to the mean square', Between(1e-30, 1), STACKS),
+    Option('model.norm_function', 'layer_norm', "function that normalises; 'layer_norm' is the paper's",
+           OneOf(('layer_norm', 'rms_norm')), STACKS),
+    Option('model.norm_epsilon', 1e-6, 'added to the variance (layer_norm) or to the mean square (rms_norm)',
+           Between(1e-30, 1), STACKS),
     Option('model.feed_forward', 'plain', "the feed-forward sublayer; 'plain' is the paper's, 'gated' has a third "
            'matrix', OneOf(('plain', 'gated')), STACKS),
     Option('model.feed_forward_bias', True, 'the feed-forward sublayer has biases', SWITCH, STACKS),
@@ -113,20 +114,21 @@ OPTIONS = (
     Option('model.position', 'sinusoidal',
            "how positions are encoded; 'sinusoidal' is the paper's, 'learned' its Table 3, row E, 'relative' T5's",
            OneOf(('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none')), STACKS),
-    Option('model.rotary_base', 10000.0, 'rotary: the slowest pairs turn by about 1 / base a position',
+    Option('model.rotary_base', 10000.0, 'rotary: the slowest pairs turn by about 1 / base radians per position',
            Between(1, 1e12), ROTARY),
-    Option('model.rotary_scaling', 'none', "rotary: how to go on with longer texts; 'linear': all pairs turn slower, "
-           "'llama3': the slow ones do", OneOf(('none', 'linear', 'llama3')), ROTARY),
-    Option('model.rotary_factor', 1.0, 'rotary: by which pairs turn slower', Between(1, 1_000_000),
+    Option('model.rotary_scaling', 'none', "rotary: adaptation to longer texts; 'linear': all pairs turn slower, "
+           "'llama3': only the slow pairs do", OneOf(('none', 'linear', 'llama3')), ROTARY),
+    Option('model.rotary_factor', 1.0, 'rotary: factor by which pairs turn slower', Between(1, 1_000_000),
            ROTARY | {'model.rotary_scaling': ('linear', 'llama3')}),
-    Option('model.rotary_original_length', 8192, 'rotary: positions of the training before the scaling',
+    Option('model.rotary_original_length', 8192, 'rotary: length of texts before the scaling, tokens',
            Between(1, 1_000_000_000), ROTARY | {'model.rotary_scaling': ('llama3',)}),
-    Option('model.window', 0, 'self-attention sees positions at a distance below this, itself included: those before '
-           'it, and in an encoder those after it, too; 0: all', Between(0, 1_000_000), STACKS),
+    Option('model.window', 0, 'self-attention sees only positions at a distance below this: earlier ones, and in an '
+           'encoder also later ones; 1: only the position itself; 0: all', Between(0, 1_000_000), STACKS),
     Option('model.max_length', 256, 'rows of a learned position table, tokens', Between(1, 1_000_000),
            {'model.kind': ('transformer', 'language_model')}),
     Option('model.share_embeddings', 'all',
-           "which embeddings are shared; 'all' needs a joint vocabulary; 'target': target and output",
+           "which tables are one; 'all': the embeddings of source, target and output, which needs a joint vocabulary; "
+           "'target': those of target and output",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
     Option('model.tie_embeddings', True, 'the output projection is the embedding, transposed', SWITCH,
            {'model.kind': ('language_model',)}),
@@ -136,9 +138,10 @@ OPTIONS = (
     Option('model.dropout', 0.1, "dropout rate on every sublayer's output and on the embeddings", FRACTION),
     Option('model.attention_dropout', 0.0, 'dropout rate on the attention weights', FRACTION, STACKS),
     Option('model.feed_forward_dropout', 0.0, 'dropout rate after the feed-forward activation', FRACTION, STACKS),
-    Option('model.word_dropout', 0.0, 'rate at which whole tokens of the inputs are dropped: their embeddings are zero',
+    Option('model.word_dropout', 0.0, 'rate at which whole input tokens are dropped: their embeddings become zero',
            FRACTION, TOKENS),
-    Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are left out of a batch', FRACTION, STACKS),
+    Option('model.layer_dropout', 0.0, 'rate at which whole sublayers are skipped, for a whole batch', FRACTION,
+           STACKS),
     Option('model.attention_kernel', 'auto',
            "how attention is computed; 'chunked' takes O(n) memory, 'fused' is the accelerator's kernel, 'auto' "
            'chooses by length',
@@ -147,12 +150,11 @@ OPTIONS = (
            OneOf(('float32', 'bfloat16'))),
     Option('model.remat', False, 'recompute blocks in the backward pass: less memory, up to a third more time', SWITCH,
            STACKS),
-    Option('model.remat_keep', 'nothing',
-           "what such blocks keep; 'products': those of activations with weights, which are most of the arithmetic; "
-           "the rest, attention's own products among it, is recomputed", OneOf(('nothing', 'products')),
-           STACKS | {'model.remat': (True,)}),
+    Option('model.remat_keep', 'nothing', "values that these blocks keep; 'products': products of activations with "
+           'weights, which are most of the arithmetic; products inside attention are recomputed',
+           OneOf(('nothing', 'products')), STACKS | {'model.remat': (True,)}),
     Option('model.recurrent.d_hidden', 1000,
-           "width of the states, in each direction; the paper's (Bahdanau et al. 2015)", Between(1, 100_000),
+           "width of the states in each direction; 1000 is the paper's (Bahdanau et al. 2015)", Between(1, 100_000),
            RECURRENT),
     Option('model.recurrent.d_align', 0, 'width of the alignment network; 0: d_hidden', Between(0, 100_000), RECURRENT),
     Option('model.recurrent.readout', 'maxout', "layer before the output layer; 'maxout' is the paper's",
@@ -161,8 +163,8 @@ OPTIONS = (
            RECURRENT),
     Option('model.patches.patch', 4, 'size of a patch along each axis, in pixels or time steps', Between(1, 100_000),
            PATCHES),
-    Option('model.patches.pooling', 'class_token', 'what the output is computed from', OneOf(('class_token', 'mean')),
-           PATCHES),
+    Option('model.patches.pooling', 'class_token', 'input of the output layer: the class token, or the mean over the '
+           'patches', OneOf(('class_token', 'mean')), PATCHES),
 
     Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",
            OneOf(('builtin', 'files', 'tfds'))),
@@ -170,45 +172,44 @@ OPTIONS = (
            {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
-    Option('data.splits.train', 'train', 'name on disk; of text files, several with commas between them, and patterns '
-           "such as 'train-*', are read one behind the other", FILE, {'data.source': ('files', 'tfds')}),
+    Option('data.splits.train', 'train', 'name on disk; for text files also several names separated by commas, and '
+           "patterns such as 'train-*', whose files are concatenated", FILE, {'data.source': ('files', 'tfds')}),
     Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.test', 'test', 'name on disk; several, with commas between them, are test sets of their own',
-           FILE, {'data.source': ('files', 'tfds')}, resume=''),
+    Option('data.splits.test', 'test', 'name on disk; several names, separated by commas, are separate test sets', FILE,
+           {'data.source': ('files', 'tfds')}, resume=''),
     Option('data.seed', 0, 'seed of the data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
-    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces that get plain spaces, as people type',
-           FRACTION, PAIRS | {'data.source': ('builtin',)}),
+    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which these become plain spaces, as '
+           'people type them', FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
-    Option('data.max_length', 128, 'tokens; longer pairs are not trained on, longer inputs are cut',
-           Between(1, 1_000_000), PAIRS),
+    Option('data.max_length', 128, 'maximum length of a sentence, tokens; longer pairs are not used for training, '
+           'longer inputs are truncated', Between(1, 1_000_000), PAIRS),
     Option('data.file', '', 'one file for all splits, instead of dir', FILE, DOCUMENTS | {'data.source': ('files',)},
            resume=SAME_DATA),
     Option('data.documents', 'file', "what a document is: a 'file', a 'line', or the lines up to a 'blank_line'",
            OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
-    Option('data.feature', 'text', 'the feature that holds the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
+    Option('data.feature', 'text', 'feature that has the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
     Option('data.context', 256, 'tokens of a window', Between(2, 1_000_000), DOCUMENTS),
     Option('data.packing', 'contiguous',
            "'contiguous': windows of the token stream; 'packed': whole documents share windows",
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
-           'share of the training data to use for validation if there is no validation split; as much for test if '
-           'there is none either',
-           FRACTION, {'data.source': ('files',)}),
+           'share of the training data that is held out for validation if there is no validation split, and again for '
+           'the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
-    Option('data.tokenizer.kind', 'bpe', 'kind of the pieces; char and byte are for language models, the last two '
-           'come with an imported model', OneOf((*TOKENIZERS, *IMPORTED)), TEXTS),
-    Option('data.tokenizer.vocab_size', 8000, 'pieces, including 260 special ones and bytes', Between(1, 1_000_000),
-           LEARNED),
+    Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
+           'imported model has its own kind', OneOf(TOKENIZERS, IMPORTED), TEXTS),
+    Option('data.tokenizer.vocab_size', 8000, 'number of subwords, including 260 special tokens and bytes; lowered if '
+           'the text is too small, unless it is set on the command line', Between(1, 1_000_000), LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),
-    Option('data.tokenizer.dropout', 0.0, 'BPE-dropout in training: the probability with which a merge is left out, so '
-           'that every epoch has another segmentation, such as 0.1; 0: none', Between(0, 1),
+    Option('data.tokenizer.dropout', 0.0, 'BPE-dropout: probability of skipping a merge, such as 0.1, so that training '
+           'segments the words differently in every epoch; 0: none', Between(0, 1),
            PAIRS | {'data.tokenizer.kind': ('bpe',)}),
-    Option('data.tokenizer.split_digits', False, 'each digit is a piece', SWITCH, LEARNED),
-    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless, 'nfkc_cf' folds "
-           'case, too', OneOf(('identity', 'nfkc', 'nfkc_cf')), LEARNED),
+    Option('data.tokenizer.split_digits', False, 'each digit is a separate subword', SWITCH, LEARNED),
+    Option('data.tokenizer.normalization', 'identity', "Unicode normalization; 'identity' is lossless, 'nfkc_cf' also "
+           'folds case', OneOf(('identity', 'nfkc', 'nfkc_cf')), LEARNED),
 
     Option('batch.tokens', 4096, 'maximum number of target positions in a batch, padding included',
            Between(1, MOST_TOKENS), PAIRS),
@@ -229,7 +230,7 @@ OPTIONS = (
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
     Option('optimizer.eps', 1e-9, "added to the root of Adam's second moment", Between(1e-30, 1)),
-    Option('optimizer.clip', 0.0, 'largest norm of the gradient; 0: not clipped', Between(0, 1e9)),
+    Option('optimizer.clip', 0.0, 'maximum norm of the gradient; 0: no clipping', Between(0, 1e9)),
     Option('optimizer.weight_decay', 0.0,
            "AdamW's weight decay, of parameters with two axes or more except biases; 0: Adam", Between(0, 1000)),
     Option('optimizer.ema', 0.0, 'decay of an exponential moving average of the parameters, such as 0.999: evaluation '
@@ -239,72 +240,72 @@ OPTIONS = (
     Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),
     Option('train.r_drop', 0.0, 'weight of the divergence between two passes with different dropout (R-Drop); 0: one '
            'pass', Between(0, 1000), CLASSES),
-    Option('train.simcut', 0.0, 'weight of the divergence from a pass in which whole tokens are cut (SimCut), such as '
-           '3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
-    Option('train.cutoff', 0.05, 'SimCut: rate at which the tokens of source and target are cut', FRACTION,
+    Option('train.simcut', 0.0, 'weight of the divergence from a second pass with some tokens removed (SimCut), such '
+           'as 3; 0: one pass', Between(0, 1000), CLASSES | TOKENS),
+    Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
-    Option('train.teacher', '', 'run directory of a teacher, or several with commas between them, their ensemble; its '
-           "vocabulary is taken over; '': none", FILE, TEXTS, resume='the parameters there are the same'),
-    Option('train.teacher_checkpoint', 'best', "the teacher's checkpoint, as decode.py's --checkpoint", TEXT, TEXTS,
-           resume='the parameters there are the same'),
+    Option('train.teacher', '', 'run directory of a teacher, or several separated by commas, as an ensemble; the '
+           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='its parameters are the same'),
+    Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
+           TEXT, TEXTS, resume='its parameters are the same'),
     Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
            'the targets', Between(0, 1), TEXTS),
-    Option('train.init_from', '', "run directory whose parameters a new run begins with, or RUN:CHECKPOINT, as "
-           "decode.py's --checkpoint; '': none", FILE),
-    Option('train.init_vocabulary', True, 'the vocabulary of train.init_from is taken over; False: one of the data, '
-           'in which pieces that both have keep their embeddings', SWITCH, TEXTS),
-    Option('train.frozen', '', "parts that are not trained, such as 'encoder,*embedding': patterns of the names of "
-           "parameters; '': none", TEXT),
-    Option('train.lora_rank', 0, 'rank of the adapters (LoRA), which alone are trained then, such as 8; 0: none',
+    Option('train.init_from', '', "run directory whose parameters a new run starts with, or RUN:CHECKPOINT, in the "
+           "syntax of decode.py --checkpoint; '': none", FILE),
+    Option('train.init_vocabulary', True, 'use the vocabulary of train.init_from; False: learn one from the data, and '
+           'keep the embeddings of the tokens that are in both', SWITCH, TEXTS),
+    Option('train.frozen', '', "patterns of the names of parameters that are not trained, such as "
+           "'encoder,*embedding'; '': none", TEXT),
+    Option('train.lora_rank', 0, 'rank of low-rank adapters (LoRA), such as 8; only they are trained; 0: none',
            Between(0, 10_000)),
-    Option('train.lora_alpha', 16.0, 'weight of the adapters, divided by their rank', Between(0, 10_000)),
-    Option('train.lora_parts', '*attention/query,*attention/value', 'parts whose matrices have an adapter: patterns of '
-           'the names of parameters', TEXT),
+    Option('train.lora_alpha', 16.0, 'factor of the adapters: lora_alpha / lora_rank', Between(0, 10_000)),
+    Option('train.lora_parts', '*attention/query,*attention/value', 'patterns of the names of matrices that get an '
+           'adapter', TEXT),
     Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
            Between(1, 10_000)),
     Option('train.matmul_precision', 'default',
-           "precision of the products with float32 activations: 'bfloat16' rounds their factors to it, and sums in "
-           "float32; 'default' is that on TPUs, tensorfloat32 on NVIDIA GPUs and float32 on CPUs, where attention's "
-           'own products are always in float32', OneOf(('default', 'bfloat16', 'float32')),
+           "precision of products of float32 activations; 'bfloat16': the factors are rounded to it, the sums are in "
+           "float32; 'default': bfloat16 on TPUs, tensorfloat32 on NVIDIA GPUs, float32 on CPUs; on CPUs, products "
+           'inside attention are always in float32', OneOf(('default', 'bfloat16', 'float32')),
            STACKS | {'model.dtype': ('float32',)}),
-    Option('train.log_every', 100, 'steps between two lines of the log', SOME, resume=''),
-    Option('train.skip_nonfinite', 0,
-           'steps in the whole run that may be skipped because loss or gradient is not finite', COUNT, resume=''),
+    Option('train.log_every', 100, 'steps between lines of the log', SOME, resume=''),
+    Option('train.skip_nonfinite', 0, 'maximum number of steps of a run that are skipped because the loss or the '
+           'gradient is not finite', COUNT, resume=''),
 
     Option('parallel.mode', 'jit', "'jit' for any mesh, 'pmap' for data parallelism only", OneOf(('jit', 'pmap')),
            resume=OTHER_SUMS),
-    Option('parallel.data', -1, "devices that share a batch's rows; -1, for one of the three axes: all remaining "
-           'devices', AXIS, resume=OTHER_SUMS),
+    Option('parallel.data', -1, "devices that share the rows of a batch; -1, on one of the three axes: all "
+           'remaining devices', AXIS, resume=OTHER_SUMS),
     Option('parallel.fsdp', 1, 'devices that share the rows, the parameters and the optimizer state', AXIS,
            resume=OTHER_SUMS),
     Option('parallel.tensor', 1, 'devices that share every matrix product: heads, feed-forward width, vocabulary', AXIS,
            resume=OTHER_SUMS),
 
     Option('eval.every', 1000, 'steps between evaluations; the last step is always evaluated', SOME, resume=''),
-    Option('eval.metric', 'bleu', "metric that decides the best checkpoint; each task has its own, and all have 'loss'",
+    Option('eval.metric', 'bleu', "metric that decides which checkpoint is best; every task has 'loss', and others",
            TEXT),
     Option('eval.method', 'greedy', "how the evaluation decodes; 'greedy' is fast, 'beam' is decode.py's default",
            METHODS, TRANSLATOR),
     Option('eval.bleu_sentences', 0, 'validation sentences to translate; 0: all', COUNT, TRANSLATOR),
-    Option('eval.patience', 0, 'stop after so many evaluations without a better metric; 0: never', COUNT, resume=''),
+    Option('eval.patience', 0, 'stop after this many evaluations without a better metric; 0: never', COUNT, resume=''),
 
     Option('checkpoint.every', 1000, 'steps between checkpoints; evaluations save too', SOME, resume=''),
     Option('checkpoint.every_minutes', 0.0, 'also save after this many minutes without a checkpoint; 0: off',
            Between(0, 1_000_000), resume=''),
     Option('checkpoint.keep_last', 5, 'number of latest checkpoints to keep', SOME, resume=''),
-    Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric to keep besides', SOME,
+    Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric that are also kept', SOME,
            resume=''),
 
-    Option('track.wandb', '', "project of Weights & Biases that is told the metrics too; '': none", TEXT, resume=''),
-    Option('track.mlflow', '', "experiment of MLflow that is told the metrics too; '': none", TEXT, resume=''),
+    Option('track.wandb', '', "project in Weights & Biases that also gets the metrics; '': none", TEXT, resume=''),
+    Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 
     # Defaults of decode.py and of the evaluation.
     Option('decode.method', 'beam', 'how to search', METHODS, SEARCH, resume=''),
-    Option('decode.beam', 4, 'hypotheses that live at a time', Between(1, 1000), SEARCH, resume=''),
+    Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=''),
     Option('decode.alpha', 0.6, 'length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH, resume=''),
-    Option('decode.extra_length', 50, 'translation: maximum length beyond the source, tokens; language_model: tokens '
-           'to add', Between(0, 100_000), SEARCH, resume=''),
-    Option('decode.batch_size', 64, 'sentences or examples at a time', Between(1, 100_000), resume=''),
+    Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
+           'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
+    Option('decode.batch_size', 64, 'sentences or examples in a batch', Between(1, 100_000), resume=''),
     Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
            Between(0.01, 100), SEARCH, resume=''),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,

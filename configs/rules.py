@@ -46,8 +46,6 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
              'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target'),
 
-        Rule('data.tokenizer.kind', True, data.tokenizer.kind in task.tokenizers,
-             f'must be {" or ".join(task.tokenizers)} for task={config.task}'),
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
              'must be above 260, the special pieces and the bytes'),
         Rule('data.dir', data.source not in ELSEWHERE, bool(data.dir or data.file),

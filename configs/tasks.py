@@ -17,8 +17,8 @@ METRICS: Mapping[str, Callable[..., Any]] = {
     'absolute_error': min,
 }
 SUBWORDS = ('bpe', 'unigram')
-TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # that are learned, or need no learning
-IMPORTED = ('sentencepiece', 'tokenizers')  # that come with an imported model
+TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # kinds of tokenizer that a user can choose
+IMPORTED = ('sentencepiece', 'tokenizers')  # kinds that come with an imported model
 BUILTIN_ARRAYS = ('digits', 'dynamics', 'pendulum')
 
 
@@ -32,7 +32,6 @@ class Task(NamedTuple):
       answerer: how the outputs of a trained model become answers: 'translator', 'generator' or 'predictor'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric is one of them.
-      tokenizers: the kinds of tokenizer that the task can use.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
       longest: the option that limits the length of a sequence; '' if the data sets the length.
     """
@@ -42,7 +41,6 @@ class Task(NamedTuple):
     answerer: str
     models: tuple[str, ...]
     metrics: tuple[str, ...]
-    tokenizers: tuple[str, ...] = (*TOKENIZERS, *IMPORTED)
     builtin: tuple[str, ...] = ()
     longest: str = ''
 
@@ -52,7 +50,7 @@ TASKS: Mapping[str, Task] = {
         'sentences of one language into another', data='pairs', objective='cross_entropy', answerer='translator',
         models=('transformer', 'rnnsearch'),
         metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
-        tokenizers=(*SUBWORDS, *IMPORTED), longest='data.max_length'),
+        longest='data.max_length'),
     'language_model': Task(
         'text, each token from those before it', data='documents', objective='cross_entropy', answerer='generator',
         models=('language_model',), metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'),

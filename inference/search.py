@@ -321,6 +321,8 @@ class Beam:
         rows, width = jnp.arange(batch)[:, None], min(beam, size)
         log_probs, tokens = _best(logits, width, state, self.vocabulary, self.cut, follow)
         possible = (log_probs > IMPOSSIBLE) & (state.alive_scores > IMPOSSIBLE)[..., None]
+        if state.places is not None:
+            possible &= ~self._given_up(logits, tokens[..., 0], state, follow)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
         parent, token = index // width, tokens.reshape(batch, -1)[rows, index].astype(jnp.int32)
@@ -338,6 +340,18 @@ class Beam:
             ended_scores=ended_scores,
             places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
+
+    def _given_up(self, logits, best, state, follow):
+        """Returns the hypotheses [batch, beam] that end with a word to avoid which the model itself would end here.
+
+        Only a letter may follow it, so an unlikely letter would make a word that does not exist. A sentence keeps these
+        hypotheses if it has no other one.
+        """
+        alive = state.alive_scores > IMPOSSIBLE
+        most_probable = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0] >= logits.max(axis=-1)
+        given_up = alive & (state.places >= follow.ends) & ~most_probable
+        others = (alive & ~given_up).any(axis=1) | (state.ended_scores[:, 0] > IMPOSSIBLE)
+        return given_up & others[:, None]
 
     def found(self, state: BeamState) -> Hypotheses:
         """The ended hypotheses as they are now."""

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
+import logging
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -18,7 +19,7 @@ from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocess
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
-from input_pipeline.tokenizer import SPECIAL, Tokenizer, load_tokenizer
+from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, load_tokenizer
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
@@ -27,6 +28,9 @@ from runtime.files import read_json, write_text
 KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
 SIZES = 'sizes.json'
 AS_WRITTEN = 'Give a run directory as training wrote it'
+VOCAB_SIZE = 'data.tokenizer.vocab_size'
+
+log = logging.getLogger('allyouneed.data')
 
 
 @runtime_checkable
@@ -53,18 +57,45 @@ class Data(Protocol):
         ...
 
 
-def open_data(config: ConfigDict, run: Path | None = None) -> Data:
+def open_data(config: ConfigDict, run: Path | None = None, *, asked: Collection[str] = ()) -> Data:
     """Opens the data of `config`.
 
-    If `run`, a run directory, is given, its tokenizers or its preprocessing are used. Otherwise they are made from the
-    training split.
+    Args:
+      config: the config. `learned_tokenizers` may lower its config.data.tokenizer.vocab_size.
+      run: a run directory, whose tokenizers or preprocessing are used. Without it, they are made from the training
+        split.
+      asked: the options that the user set, which keep their values.
 
     Raises:
       UserError: if the data or the run's tokenizers are missing or damaged.
     """
     if run:
         read_sizes(run, config.task)
-    return DATA[TASKS[config.task].data](config, run / KEPT if run else None)
+    return DATA[TASKS[config.task].data](config, run / KEPT if run else None, asked)
+
+
+def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, config: ConfigDict,
+                       asked: Collection[str]) -> dict[str, Tokenizer]:
+    """Returns learn(text, config.data.tokenizer, cache folder), the tokenizers of a training text.
+
+    If the text is too small for config.data.tokenizer.vocab_size, sets this option to the largest possible value.
+
+    Raises:
+      UserError: if the text is too small and the option is in `asked`, or the tokenizers cannot be learned.
+    """
+    settings, wanted = config.data.tokenizer, config.data.tokenizer.vocab_size
+    while True:
+        try:
+            tokenizers = learn(text, settings, cache_folder(config.cache_dir))
+        except VocabularyTooLarge as error:
+            if VOCAB_SIZE in asked:
+                raise
+            settings.vocab_size = error.most  # with two vocabularies, the second one may lower it again
+            continue
+        if settings.vocab_size != wanted:
+            log.info('config.%s=%d, not %d: the largest vocabulary that this text allows', VOCAB_SIZE,
+                     settings.vocab_size, wanted)
+        return tokenizers
 
 
 def read_sizes(run: Path, task: str) -> dict[str, Any]:
@@ -86,10 +117,10 @@ class PairData:
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
-    def __init__(self, config: ConfigDict, kept: Path | None):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
         self._config, self._corpus, self._cache = config, open_corpus(config.data), cache_folder(config.cache_dir)
-        self.tokenizers = load_tokenizers(kept) if kept else tokenizers_for(
-            self._corpus, config.data.tokenizer, self._cache)
+        self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
+            tokenizers_for, self._corpus, config, asked)
         self.sizes = {f'{side}_vocab_size': len(tokenizer) for side, tokenizer in self.tokenizers.items()
                       } | _absent(self.tokenizers['target'])
 
@@ -136,10 +167,10 @@ class DocumentData:
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
-    def __init__(self, config: ConfigDict, kept: Path | None):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
         self._config, self._documents, self._cache = config, open_documents(config.data), cache_folder(config.cache_dir)
-        self.tokenizers = load_tokenizers(kept) if kept else document_tokenizers(
-            self._documents, config.data.tokenizer, self._cache)
+        self.tokenizers = load_tokenizers(kept) if kept else learned_tokenizers(
+            document_tokenizers, self._documents, config, asked)
         self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
 
     def store(self, split: str) -> TokenStore:
@@ -176,7 +207,7 @@ class ExampleData:
     needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
     labelled: ClassVar[bool]
 
-    def __init__(self, config: ConfigDict, kept: Path | None):
+    def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
         self._config, self.arrays = config, open_arrays(config.data, self.labelled)
         if kept:
             sizes = _read_sizes(kept)

@@ -176,7 +176,7 @@ class TokenizersTokenizer(ForeignTokenizer):
         piece = self.vocabulary[token]
         if '"ByteLevel"' not in self._settings['model']:
             return _bytes_of_piece(piece)
-        letters = _letters_of_bytes()  # an added token, which is not text, is written as it is
+        letters = letters_of_bytes()  # an added token, which is not text, is written as it is
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()
 
     def _readable(self, token: int) -> str:
@@ -194,7 +194,7 @@ def _bytes_of_piece(piece: str) -> bytes:
 
 
 @functools.cache
-def _letters_of_bytes() -> dict[str, int]:
+def letters_of_bytes() -> dict[str, int]:
     """The letter that byte-level BPE writes for each byte: printable ones as they are, others from U+0100 on.
 
     Radford et al. 2019, as in the published code of GPT-2.

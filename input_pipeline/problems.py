@@ -2,20 +2,20 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from configs.checks import data_can_be_looked_for
 from configs.options import ELSEWHERE
-from configs.tasks import IMPORTED, SUBWORDS, TASKS
+from configs.tasks import SUBWORDS, TASKS
 from input_pipeline.arrays import open_arrays
+from input_pipeline.data import learned_tokenizers
 from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.sources import Corpus, TextCorpus, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
-from runtime.cache import cache_folder
 from runtime.errors import UserError, told
 from runtime.files import expanded
 
@@ -23,32 +23,32 @@ SMALL = 10_000_000  # bytes; smaller files are read to their end, of larger ones
 FIRST_LINES = 1000
 
 
-def data_problems(config: ConfigDict, others: Sequence[str] = ()) -> list[str]:
+def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collection[str] = ()) -> list[str]:
     """Returns messages about the problems of the config's data that can be found cheaply.
 
     For files, this checks that folder, files and languages exist, that lines and arrays have the right form, and that
-    no split is empty. A missing test split is no problem if there is a validation split, but of several test sets all
-    must be there or none. Nothing is tokenised. But if
-    there is any problem, here or among the `others`, and the text is small, a vocabulary is learned into the cache, so
-    that its error is reported too. TFDS reports its own problems when it is opened, because it may have to prepare a
-    dataset.
+    no split is empty. A missing test split is no problem if there is a validation split. If there are several test
+    sets, all of them must exist, or none.
+
+    Nothing is tokenised. But if there is any problem, here or in `others`, and the text is small, a vocabulary is
+    learned into the cache, so that its error is reported too.
+
+    Datasets of TFDS are not checked here: opening one may have to prepare it.
+
+    Args:
+      config: the config, which may have other problems.
+      others: the messages about these problems.
+      asked: the options that the user set; see `learned_tokenizers`.
     """
     named = data_can_be_looked_for(config) and bool(config.data.dir or config.data.file)
     if not named or config.data.source in ELSEWHERE:
         return []  # built-in data has no problems, and the `others` report the rest
     find = PROBLEMS[TASKS[config.task].data]
-    return list(dict.fromkeys(find(config, others)))  # a problem of several splits is reported once
+    return list(dict.fromkeys(find(config, others, asked)))  # a problem of several splits is reported once
 
 
-def _pair_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
-    return _text_problems(config, others, open_corpus, tokenizers_for)
-
-
-def _document_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
-    return _text_problems(config, others, open_documents, document_tokenizers)
-
-
-def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callable, learn: Callable) -> list[str]:
+def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, others: Sequence[str],
+                   asked: Collection[str]) -> list[str]:
     try:
         text = open_text(config.data)
     except UserError as error:
@@ -58,10 +58,9 @@ def _text_problems(config: ConfigDict, others: Sequence[str], open_text: Callabl
     splits = [*SPLITS[:2], *(tests if there else ())]
     found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
-    possible = settings.kind in TASKS[config.task].tokenizers and settings.kind not in IMPORTED and (
-        settings.kind not in SUBWORDS or settings.vocab_size > 260)  # the `others` report this
+    possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # the `others` report this
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
-        problems += told(lambda: learn(text, settings, cache_folder(config.cache_dir)))
+        problems += told(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
     return problems
 
 
@@ -77,7 +76,7 @@ def _look_at(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
         raise UserError(f'the {split} split has no text. Looked at: {text.fingerprint(split)}')
 
 
-def _array_problems(config: ConfigDict, others: Sequence[str]) -> list[str]:
+def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:
     folder = expanded(config.data.dir)
     try:
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
@@ -95,5 +94,7 @@ def _is_small(files: Sequence[Path]) -> bool:
 
 
 # The name of a task's data (configs/tasks.py) -> the function that finds its problems.
-PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str]], list[str]]] = {
-    'pairs': _pair_problems, 'documents': _document_problems, 'classes': _array_problems, 'values': _array_problems}
+PROBLEMS: Mapping[str, Callable[[ConfigDict, Sequence[str], Collection[str]], list[str]]] = {
+    'pairs': functools.partial(_text_problems, open_corpus, tokenizers_for),
+    'documents': functools.partial(_text_problems, open_documents, document_tokenizers),
+    'classes': _array_problems, 'values': _array_problems}

@@ -30,7 +30,7 @@ from typing import Any
 
 import cloudpickle
 
-from input_pipeline.builds import build_once, cache_errors
+from input_pipeline.builds import build_once, cache_errors, remove_damaged
 from input_pipeline.stores import join
 from runtime.errors import UserError
 from runtime.locks import locked
@@ -62,9 +62,10 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     try:
         with cache_errors(folder):
             shards.mkdir(exist_ok=True)
-        count = _tokenise(shards, rows, write)
-        parts = [_place(shards, number) for number in range(count)]
+        parts = _tokenise(shards, rows, write)
         with _alone(shards / 'join'):
+            if not folder.is_dir() and remove_damaged(parts):  # shards of an earlier build that was interrupted
+                _tokenise(shards, rows, write)
             build_once(folder, lambda temporary: join(parts, temporary))
     except UserError:
         # Shards are removed after the store has its name. So without locks, another process may have built the store
@@ -109,8 +110,8 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f'{number:06d}'
 
 
-def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
-    """Has all shards built by workers, and by those of other processes; returns their number.
+def _tokenise(shards: Path, rows: Rows, write: Write) -> list[Path]:
+    """Has all shards built by workers, and by those of other processes; returns their folders.
 
     Raises:
       UserError: if a worker meets an error, or none is left.
@@ -127,7 +128,7 @@ def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
     if not answers:
         raise UserError(f'all {cores} processes that tokenise were killed: is there too little memory? What they have '
                         'done is kept: run the same command again')
-    return answers[0]['shards']
+    return [_place(shards, number) for number in range(answers[0]['shards'])]
 
 
 @contextlib.contextmanager

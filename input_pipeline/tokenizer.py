@@ -35,6 +35,14 @@ SAMPLE = 1_000_000  # maximum number of lines to learn subwords from: bounds our
 LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
 
 
+class VocabularyTooLarge(UserError):
+    """The text does not allow as many subwords as `vocab_size`; `most` is the largest size that it allows."""
+
+    def __init__(self, vocab_size: int, most: int):
+        super().__init__(f'config.data.tokenizer.vocab_size={vocab_size}: too large for this text. Use at most {most}')
+        self.most = most
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a tokenizer of any kind: a SentencePiece model file, or a JSON file of the other kinds.
 
@@ -182,13 +190,13 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
       indentation: whether subwords may begin with, or consist of, several spaces.
 
     Raises:
-      UserError: if `vocab_size` does not suit the text; the message gives the bound. Or if it is of a kind that is not
+      VocabularyTooLarge: if the text does not allow `vocab_size` subwords.
+      UserError: if `vocab_size` is too small for the characters of the text, or if tokenizers of this kind are not
         learned.
     """
     if kind in IMPORTED:
-        raise UserError(f'config.data.tokenizer.kind={kind}: such a tokenizer comes with an imported model and is not '
-                        'learned. Go on with a run that tools.import_weights made, or choose '
-                        f'{" or ".join(TOKENIZERS)}')
+        raise UserError(f'config.data.tokenizer.kind={kind}: only imported models have such a tokenizer. Continue a '
+                        f'run that tools.import_weights has written, or choose {", ".join(TOKENIZERS)}')
     if kind == 'byte':
         return ByteTokenizer()
     if kind == 'char':
@@ -251,7 +259,8 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
         bound = re.search(r'value <= (\d+)|required_chars\. \d+ vs (\d+)', str(error))
         if not bound:
             raise
-        advice = f'at most {bound[1]}' if bound[1] else f'at least {bound[2]}'
-        raise UserError(f'config.data.tokenizer.vocab_size={vocab_size} does not suit this text: '
-                        f'it must be {advice}') from None
+        if bound[1]:
+            raise VocabularyTooLarge(vocab_size, int(bound[1])) from None
+        raise UserError(f'config.data.tokenizer.vocab_size={vocab_size}: too small for the characters of this text. '
+                        f'Use at least {bound[2]}') from None
     return SubwordTokenizer(model.getvalue())

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from kernels.product import dot_general, pooling_product, scores_product
 from model.dropout import drop
+from model.places import place, wanted
 from model.positional import AnyArray, Rotary, rotate
 from model.relation import UNRESTRICTED, Mask, Relation
 
@@ -34,6 +35,7 @@ Keys = Float[Array, 'batch source groups d_k']
 Values = Float[Array, 'batch source groups d_v']
 Pooled = Float[Array, 'batch target heads d_v']
 Drop = Callable[[Scores], Scores]  # dropout on the weights
+Place = Callable[[str, Scores], Scores]  # model.places.place, of a module
 
 
 def for_each_head(keys: Float[Array, 'batch source groups width'],
@@ -115,14 +117,17 @@ def attention_pooling(weights: Float[Array, 'batch heads target source'],
 
 def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
               score: Callable[[Array, Array], Scores] = scaled_dot_scores,
-              drop: Drop | None = None) -> tuple[Pooled, Scores]:
+              drop: Drop | None = None,
+              at: Place = lambda name, value: value) -> tuple[Pooled, Scores]:
     """Attention pooling with any score function (row 1 of the table in docs/mathematics.md), and the weights.
 
     A(q, D) = sum_s alpha(q, k_s) v_s over the database D of (key, value) pairs, alpha the softmax over the keys
-    of score(q, k_s). With one-hot weights it is a look-up; in general, the expectation of v under alpha.
+    of score(q, k_s). With one-hot weights it is a look-up; in general, the expectation of v under alpha. `at` is called
+    with the values at the places 'scores' and 'weights'.
     """
     scores, bias = score(query, key), relation.whole_bias()
-    weights = masked_softmax(scores if bias is None else scores + bias, relation.whole_mask())
+    scores = at('scores', scores if bias is None else scores + bias)
+    weights = at('weights', masked_softmax(scores, relation.whole_mask()))
     return attention_pooling(weights if drop is None else drop(weights), value), weights
 
 
@@ -271,7 +276,8 @@ class MultiHeadAttention(nn.Module):
 
         Decoding computes them once and keeps them.
         """
-        return self._turned(self.key(inputs), positions), self.value(inputs)
+        return (place(self, 'keys', self._turned(self.key(inputs), positions)),
+                place(self, 'values', self.value(inputs)))
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[AnyArray, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
@@ -285,12 +291,13 @@ class MultiHeadAttention(nn.Module):
         ends = np.cumsum([heads * width for heads, width in shapes])[:-1]
         query, key, value = (part.reshape(*part.shape[:-1], *shape) for part, shape in
                              zip(jnp.split(projected, ends, axis=-1), shapes, strict=True))
-        return self._turned(query, positions), self._turned(key, positions), value
+        return (place(self, 'queries', self._turned(query, positions)),
+                place(self, 'keys', self._turned(key, positions)), place(self, 'values', value))
 
     def queries(self, inputs: Float[Array, 'batch target d_target'],
                 positions: Int[AnyArray, '#batch target'] | None = None) -> Query:
         """The queries X W_q of inputs at `positions`, which only rotary queries need."""
-        return self._turned(self.query(inputs), positions)
+        return place(self, 'queries', self._turned(self.query(inputs), positions))
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
@@ -303,7 +310,7 @@ class MultiHeadAttention(nn.Module):
         """Looks from queries, which are already projected too."""
         # `init` would return the weights among the variables.
         asked_for = self.is_mutable_collection('attention') and not self.is_initializing()
-        kernel = 'plain' if asked_for else self.kernel
+        kernel = 'plain' if asked_for or wanted(self, 'scores', 'weights') else self.kernel
         if kernel == 'auto':
             kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
         drop = None
@@ -314,10 +321,11 @@ class MultiHeadAttention(nn.Module):
         elif kernel == 'fused':
             pooled = fused_attention(query, key, value, relation, scale=None if self.score == 'scaled_dot' else 1.0)
         else:
-            pooled, weights = attention(query, key, value, relation, self._score(), drop)
+            pooled, weights = attention(query, key, value, relation, self._score(), drop,
+                                        functools.partial(place, self, relation=relation))
             if asked_for:
                 self.sow('attention', 'weights', weights)
-        return self.output(pooled)
+        return place(self, '', self.output(place(self, 'heads', pooled)))
 
     def __call__(self, inputs: Float[Array, 'batch target d_target'], memory: Float[Array, 'batch source d_source'],
                  relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:

@@ -17,6 +17,7 @@ from kernels.random_masks import keep_mask
 from model.attention import MultiHeadAttention
 from model.cache import Past, as_given, as_read, written
 from model.dropout import Dropout
+from model.places import place, reading
 from model.positional import RelativeBias, Rotary
 from model.relation import UNRESTRICTED, Relation
 
@@ -177,8 +178,8 @@ class FeedForward(nn.Module):
             hidden = activation(dense(config.d_ff, ('embed', 'mlp'), 'gate')(inputs)) * hidden
         else:
             hidden = activation(hidden)
-        hidden = Dropout(config.feed_forward_dropout)(hidden, deterministic)
-        return dense(config.d_model, ('mlp', 'embed'), 'outer')(hidden)
+        hidden = Dropout(config.feed_forward_dropout)(place(self, 'hidden', hidden), deterministic)
+        return place(self, '', dense(config.d_model, ('mlp', 'embed'), 'outer')(hidden))
 
 
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
@@ -222,8 +223,8 @@ class Residual(nn.Module):
             return jax.lax.cond(keep, compute, jnp.zeros_like, x)
 
         if self.config.norm == 'pre':
-            return inputs + branch(norm(inputs))
-        return norm(inputs + branch(inputs))
+            return place(self, '', inputs + branch(norm(inputs)))
+        return place(self, '', norm(inputs + branch(inputs)))
 
 
 class EncoderBlock(nn.Module):
@@ -254,7 +255,8 @@ class EncoderBlock(nn.Module):
             return self.self_attention.attend(y, key, value, relation, deterministic)
 
         x = self.self_attention_residual(x, attend, deterministic)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic), past
+        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
+        return place(self, '', x), past
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
@@ -265,7 +267,7 @@ class EncoderBlock(nn.Module):
             return attended
 
         x = self.self_attention_residual(x, attend)
-        return self.feed_forward_residual(x, self.feed_forward), past
+        return place(self, '', self.feed_forward_residual(x, self.feed_forward)), past
 
 
 class DecoderBlock(nn.Module):
@@ -288,7 +290,8 @@ class DecoderBlock(nn.Module):
             x, lambda y: self.self_attention(y, y, relation, deterministic), deterministic)
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention(y, memory, memory_relation, deterministic), deterministic)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
+        x = self.feed_forward_residual(x, lambda y: self.feed_forward(y, deterministic), deterministic)
+        return place(self, '', x)
 
     def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> Past:
         """Cross-attention's keys and values: the same at every step, so computed once a sentence."""
@@ -313,7 +316,7 @@ class DecoderBlock(nn.Module):
 
         x = self.self_attention_residual(x, attend)
         x = self.cross_attention_residual(x, look_up)
-        return self.feed_forward_residual(x, self.feed_forward), past
+        return place(self, '', self.feed_forward_residual(x, self.feed_forward)), past
 
 
 def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
@@ -322,7 +325,7 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
     What is kept is the block's input and what `config.remat_keep` names (Chen et al. 2016, arXiv:1604.06174;
     Korthikanti et al. 2022, arXiv:2205.05198, section 5). `deterministic` is the place of that argument of the block.
     """
-    if not config.remat:
+    if not config.remat or reading():
         return block
     products = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -351,6 +354,7 @@ class SelfAttentionStack(nn.Module):
         """`relation` is of the sequence to itself; without one, everything sees everything."""
         relation = relation or Relation.within(np.arange(x.shape[1])[None])
         relation = relation.replace(bias=self.relative(), window=self.config.window)
+        x = place(self, 'input', x)
         for layer in self.layers:
             x = layer(x, relation, deterministic)
         return self._end(x)
@@ -358,7 +362,7 @@ class SelfAttentionStack(nn.Module):
     def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
         """The same, with each layer's keys and values, for `decode_step` to go on from."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
-        pasts = []
+        x, pasts = place(self, 'input', x), []
         for layer in self.layers:
             x, past = layer.prefill(x, relation)
             pasts.append(past)
@@ -367,11 +371,12 @@ class SelfAttentionStack(nn.Module):
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
         """One position of every hypothesis; see `attend_to_past`."""
-        relation, new = relation.replace(bias=self.relative(), window=self.config.window), []
+        relation = relation.replace(bias=self.relative(), window=self.config.window)
+        x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):
             x, past = layer.decode_step(x, past, first, relation)
             new.append(past)
         return self._end(x), new
 
     def _end(self, x):
-        return self.final_norm(x) if self.config.norm == 'pre' else x
+        return place(self, '', self.final_norm(x) if self.config.norm == 'pre' else x)

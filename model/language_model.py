@@ -16,6 +16,7 @@ from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, embedding, logits_bias, tied, with_absent
+from model.places import at_positions, place
 from model.positional import PositionalEncoding
 from model.relation import Relation
 
@@ -121,13 +122,14 @@ class LanguageModel(nn.Module):
         positions = jnp.broadcast_to(begin + cache.position, (batch, beam))
         relation = Relation(target=positions, source=source, bidirectional=False,
                             mask=jnp.concatenate([of_prompt, ancestor_mask(ancestors, keys)], axis=3))
-        x = self._embed(token, positions, 0, deterministic=True)
-        x, pasts = self.encoder.decode_step(x, cache.past, prompt + cache.position * beam, relation)
+        with at_positions(begin + cache.position):
+            x = self._embed(token, positions, 0, deterministic=True)
+            x, pasts = self.encoder.decode_step(x, cache.past, prompt + cache.position * beam, relation)
         cache = cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
         return self._project(x).logits(), cache
 
     def _embed(self, tokens, positions, length, deterministic):
-        x = self.drop_words(self.embedding(tokens), deterministic)
+        x = self.drop_words(place(self, 'embedding', self.embedding(tokens)), deterministic)
         if self.scale_embeddings:
             x = x * self.config.d_model ** 0.5
         x = x + self.position(positions, length).astype(self.config.dtype)

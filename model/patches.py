@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 from kernels.product import dot_general
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.dropout import Dropout
+from model.places import place
 from model.positional import sinusoids
 
 POOLINGS = ('class_token', 'mean')
@@ -109,6 +110,7 @@ class PatchTransformer(nn.Module):
         x = patches(inputs, self.patch)
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
         x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general, name='embedding')(x)
+        x = place(self, 'embedding', x)
         if self.pooling == 'class_token':
             class_token = self.param('class_token', nn.initializers.zeros, (1, 1, config.d_model))
             x = jnp.concatenate([jnp.tile(class_token.astype(x.dtype), (len(x), 1, 1)), x], axis=1)
@@ -116,12 +118,13 @@ class PatchTransformer(nn.Module):
         x = Dropout(config.dropout)(x, deterministic)
         encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
         x = encoder(x, deterministic=deterministic)
-        pooled = x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1)
+        pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1))
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
         # In float32, because logits of bfloat16 are often equal, and then the argmax is arbitrary.
-        return nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
-                        dot_general=dot_general, name='head')(pooled)
+        head = nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
+                        dot_general=dot_general, name='head')
+        return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
         """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""

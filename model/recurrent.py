@@ -19,7 +19,8 @@ from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
-from model.relation import Mask, padding_mask
+from model.places import at_positions, leave_loop, loop_positions, looped, place
+from model.relation import Mask, Relation, padding_mask
 
 READOUTS = ('maxout', 'linear')
 State = Float[Array, 'batch beam d_hidden']
@@ -65,7 +66,7 @@ class GRUCell(nn.Module):
         of_gates, of_candidate = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
         update, reset = jnp.split(nn.sigmoid(of_gates + self.gates(state)), 2, axis=-1)
         candidate = jnp.tanh(of_candidate + self.candidate(reset * state))
-        return (1 - update) * state + update * candidate
+        return place(self, '', (1 - update) * state + update * candidate)
 
 
 class RecurrentEncoder(nn.Module):
@@ -86,11 +87,14 @@ class RecurrentEncoder(nn.Module):
             return state, state
 
         def run(cell, reverse):
-            scan = nn.scan(step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
-                           reverse=reverse)
-            return scan(cell, jnp.zeros((x.shape[0], self.d_hidden), self.dtype), cell.input(x), visible)[1]
+            scan = nn.scan(looped(step), variable_broadcast='params', split_rngs={'params': False}, in_axes=1,
+                           out_axes=1, reverse=reverse)
+            state = jnp.zeros((x.shape[0], self.d_hidden), self.dtype)
+            _, (states, captured) = scan(cell, state, loop_positions(x.shape[1]), cell.input(x), visible)
+            leave_loop(captured)
+            return states
 
-        return jnp.concatenate([run(self.forward, False), run(self.backward, True)], axis=-1)
+        return place(self, '', jnp.concatenate([run(self.forward, False), run(self.backward, True)], axis=-1))
 
 
 class AdditiveAttention(nn.Module):
@@ -118,9 +122,12 @@ class AdditiveAttention(nn.Module):
                  values: Float[Array, 'batch source d_states'],
                  mask: Mask) -> tuple[Float[Array, 'batch beam d_states'], Float[Array, 'batch 1 beam source']]:
         """The contexts c_i and the alignments; the hypotheses of a sentence are so many queries."""
-        scores = additive_scores(self.query(state)[:, :, None], keys[:, :, None], self.weight)
-        weights = masked_softmax(scores, mask)
-        return attention_pooling(weights, values[:, :, None])[:, :, 0], weights
+        relation = Relation(mask=mask)
+        query = place(self, 'queries', self.query(state)[:, :, None])
+        scores = place(self, 'scores', additive_scores(query, keys[:, :, None], self.weight), relation)
+        weights = place(self, 'weights', masked_softmax(scores, mask), relation)
+        heads = place(self, 'heads', attention_pooling(weights, values[:, :, None]))
+        return place(self, '', heads[:, :, 0]), weights
 
     def record(self, weights: Weights) -> None:
         """Sows the alignments of all steps, after the loop over them."""
@@ -181,11 +188,14 @@ class RecurrentDecoder(nn.Module):
             Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
         """Teacher forcing. Only what depends on s is in the loop: y is projected before it, W_h h_j too."""
         layer, = self.layers
-        scan = nn.scan(lambda layer, *args: layer(*args), variable_broadcast='params', split_rngs={'params': False},
+        scan = nn.scan(looped(lambda layer, *args: layer(*args)), variable_broadcast='params',
+                       split_rngs={'params': False},
                        # Their defaults make pyright think that they are numbers.
-                       in_axes=(1, nn.broadcast), out_axes=(1, 1, 2))  # pyright: ignore[reportArgumentType]
+                       in_axes=(1, 1, nn.broadcast), out_axes=((1, 1, 2), 1))  # pyright: ignore[reportArgumentType]
         inputs = layer.cell.input(x)[:, :, None]  # the one hypothesis of each sentence
-        _, (states, contexts, weights) = scan(layer, self._initial(memory, 1), inputs, layer.prepare(memory))
+        _, ((states, contexts, weights), captured) = scan(
+            layer, self._initial(memory, 1), loop_positions(x.shape[1]), inputs, layer.prepare(memory))
+        leave_loop(captured)
         if self.attention:
             layer.cross_attention.record(weights[:, :, :, 0])
         return states[:, :, 0], contexts[:, :, 0]
@@ -204,7 +214,7 @@ class RecurrentDecoder(nn.Module):
 
     def _initial(self, memory, beam):
         """The state s_0 = tanh(W_s h_1), h_1 of the backward direction, which has read the whole sentence (A.2.2)."""
-        state = jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:]))
+        state = place(self, 'initial', jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:])))
         return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
 
 
@@ -274,14 +284,15 @@ class RNNSearch(nn.Module):
                    deterministic: bool = True) -> Projection:
         """What the logits are made from, for a loss that does without them."""
         memory = self.encode(source, deterministic)
-        x = self._embed(self.target_embedding, target, deterministic)
+        x = self._embed(self.target_embedding, 'target_embedding', target, deterministic)
         return self._project(x, *self.decoder(x, memory), deterministic)
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
         """Source tokens -> what the decoder looks at: h_j, float [batch, source, 2 d_hidden]."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         visible = source != self.pad
-        return Memory(self.encoder(self._embed(embedding, source, deterministic), visible), visible)
+        x = self._embed(embedding, 'source_embedding', source, deterministic)
+        return Memory(self.encoder(x, visible), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
         """A cache for `beam` hypotheses; a state has one size, whatever `max_length` is."""
@@ -290,17 +301,19 @@ class RNNSearch(nn.Module):
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
         """The newest token of each hypothesis -> logits of the one after it."""
-        x = self._embed(self.target_embedding, token, deterministic=True)
-        states, contexts, cache = self.decoder.decode_step(x, cache)
-        return self._project(x, states, contexts, deterministic=True).logits(), cache
+        with at_positions(cache.position):
+            x = self._embed(self.target_embedding, 'target_embedding', token, deterministic=True)
+            states, contexts, cache = self.decoder.decode_step(x, cache)
+            return self._project(x, states, contexts, deterministic=True).logits(), cache
 
-    def _embed(self, embedding, tokens, deterministic):
-        return self.drop(self.drop_words(embedding(tokens), deterministic) * self.d_model ** 0.5, deterministic)
+    def _embed(self, embedding, name, tokens, deterministic):
+        embedded = self.drop_words(place(self, name, embedding(tokens)), deterministic)
+        return self.drop(embedded * self.d_model ** 0.5, deterministic)
 
     def _project(self, x, states, contexts, deterministic):
         """What makes the logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))
-        t = self.drop(t, deterministic)
+        t = self.drop(place(self, 'readout', t), deterministic)
         return self.output(t) if self.share_embeddings == 'none' else tied(t, self.target_embedding)

@@ -10,6 +10,7 @@ from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
 from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied, with_absent
+from model.places import at_positions, place
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
@@ -31,6 +32,7 @@ class Decoder(nn.Module):
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
         """`relation` is of the targets to themselves, `memory_relation` to the memory."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
+        x = place(self, 'input', x)
         for layer in self.layers:
             x = layer(x, memory, relation, memory_relation, deterministic)
         return self._end(x)
@@ -59,14 +61,15 @@ class Decoder(nn.Module):
         relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
                             mask=ancestor_mask(ancestors, keys), bidirectional=False, bias=self.relative(),
                             window=self.config.window)
-        memory_relation, pasts = Relation(visible=cache.memory['visible']), []
+        memory_relation = Relation(visible=cache.memory['visible'])
+        x, pasts = place(self, 'input', x), []
         for layer, keys_values, past in zip(self.layers, cache.memory['layers'], cache.past, strict=True):
             x, past = layer.decode_step(x, keys_values, memory_relation, past, cache.position * beam, relation)
             pasts.append(past)
         return self._end(x), cache.replace(state={'ancestors': ancestors}, position=cache.position + 1, past=pasts)
 
     def _end(self, x):
-        return self.final_norm(x) if self.config.norm == 'pre' else x
+        return place(self, '', self.final_norm(x) if self.config.norm == 'pre' else x)
 
 
 class Transformer(nn.Module):
@@ -142,7 +145,7 @@ class Transformer(nn.Module):
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         length, visible = source.shape[1], source != self.pad
         positions = self.source_position(np.arange(length), length)
-        x = self._add_positions(embedding(source), positions, deterministic)
+        x = self._add_positions(place(self, 'source_embedding', embedding(source)), positions, deterministic)
         relation = Relation.within(np.arange(length)[None], visible=visible)
         return Memory(self.encoder(x, relation, deterministic), visible)
 
@@ -153,13 +156,15 @@ class Transformer(nn.Module):
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
         """The newest token of each hypothesis -> logits of the one after it."""
-        x = self._embed_target(token, cache.position, 0, deterministic=True)
-        x, cache = self.decoder.decode_step(x, cache)
+        with at_positions(cache.position):
+            x = self._embed_target(token, cache.position, 0, deterministic=True)
+            x, cache = self.decoder.decode_step(x, cache)
         return self._project(x).logits(), cache
 
     def _embed_target(self, tokens, positions, length, deterministic):
         encoding = self.target_position(positions, length)
-        return self._add_positions(self.target_embedding(tokens), encoding, deterministic)
+        embedded = place(self, 'target_embedding', self.target_embedding(tokens))
+        return self._add_positions(embedded, encoding, deterministic)
 
     def _add_positions(self, embedded, positions, deterministic):
         x = self.drop_words(embedded, deterministic)

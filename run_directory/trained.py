@@ -92,7 +92,7 @@ def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence
     tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
     with parts_of_one_run(folder):
         module = build_model(config.model, **sizes, pad=PAD)
-        _check_parameters(module, params, _example(config.task, sizes))
+        _check_parameters(parameter_shapes(module, config.task, sizes), params)
     return TrainedModel([folder], config, module, params, list(steps), tokenizers, sizes)
 
 
@@ -195,20 +195,28 @@ def parts_of_one_run(workdir: Path) -> Iterator[None]:
                         'from the same run') from None
 
 
-def _example(task: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments to initialise a module with. Only their names, dtypes and numbers of axes matter."""
+def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a module's parameters by name: 'encoder/layers_0/feed_forward/inner/kernel'.
+
+    `sizes` are those of the task's data.
+    """
     tokens = np.ones((1, 1), np.int32)
     texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
-    return texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    inputs = texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
+    return _shapes(fresh['params'])
 
 
-def _check_parameters(module: nn.Module, params: Params, example: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming one parameter, if names or shapes of `params` differ from those of the module."""
-    fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), example)
-    wanted, saved = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')
-                     for tree in (fresh['params'], params))
-    wrong = sorted(name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name))
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves: dict[str, Any] = flatten_dict(params, sep='/')
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+def _check_parameters(expected: Mapping[str, tuple[int, ...]], params: Params) -> None:
+    """Raises ValueError, naming one parameter, if names or shapes of `params` differ from the expected ones."""
+    shapes = _shapes(params)
+    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
     if wrong:
         name = wrong[0]
-        raise ValueError(f'{len(wrong)} of {len(wanted)} parameters do not fit, such as {name}: '
-                         f'{saved.get(name, "none")} in the checkpoint, {wanted.get(name, "none")} in the model')
+        raise ValueError(f'{len(wrong)} of {len(expected)} parameters do not fit, such as {name}: '
+                         f'{shapes.get(name, "none")} in the checkpoint, {expected.get(name, "none")} in the model')

@@ -28,6 +28,7 @@ from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each start that changes options
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
+LOWERED = 'lowered.json'  # {option: its value before the data lowered it}
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
 OWNER = 'owner'  # the lease of the training that uses the directory
@@ -45,10 +46,12 @@ class RunDirectory:
     A new directory is not created before `claim`, so an earlier error leaves nothing behind.
 
     A run that started before an option existed keeps its behaviour: if neither its config nor the command line sets the
-    option, `config` gets the value that the run started with.
+    option, `config` gets the value that the run started with. The same applies to an option that the data lowered when
+    the run started (`input_pipeline.data.learned_tokenizers`).
 
     Attributes:
       path: the directory.
+      asked: the options that the command line sets.
       resumed: whether it already has a run.
       finished_at: the step at which this run finished, from its records; None if it is not finished.
     """
@@ -70,13 +73,14 @@ class RunDirectory:
         self.path = expanded(path)
         check_name(self.path.absolute())
         self.finished_at: int | None = None
-        self._lock, self._changed, self._lease = None, {}, ''
+        self._lock, self._changed, self._lease, self.asked = None, {}, '', asked
         kept = from_leader('the run directory', lambda: self._open(config, asked))
         self.resumed = kept is not None
         if kept is not None:
             config.update_from_flattened_dict(kept)
             self._check_shared()
             self.finished_at = from_leader('the records', lambda: finished_at(self.path, config))
+        self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
         """Returns {option: value} of the options that keep the value of a resumed run. For a new run, returns None."""
@@ -93,11 +97,16 @@ class RunDirectory:
             return None
         self._hold()
         saved, unset = read_saved_config(self.path)
-        kept = {}
+        kept, lowered = {}, self._lowered()
         for key, (old, new) in changed_keys(saved, config).items():
-            if key in unset and key not in asked and may_change(key) is None:
+            if key in asked or may_change(key) is not None:
+                continue
+            if key in unset:
                 kept[key] = old
                 log.info('config.%s=%r, not %r: the run began before this option existed', key, old, new)
+            elif lowered.get(key) == new:
+                kept[key] = old
+                log.info('config.%s=%r, not %r: the data lowered it when the run began', key, old, new)
         self._changed = {key: change for key, change in changed_keys(saved, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
             self.close()
@@ -106,6 +115,11 @@ class RunDirectory:
             raise UserError(f'--workdir={self.path} contains a run with other values of options that must not change '
                             f'({changes}). Use another --workdir, or the values of that run')
         return kept
+
+    def _lowered(self) -> dict[str, Any]:
+        """Returns {option: its value before the data lowered it} of the run."""
+        path = self.path / KEPT / LOWERED
+        return read_json(path, 'Take it from a copy of the run') if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
         """Raises UserError, naming the changes, if a resumed run started with other data."""
@@ -141,6 +155,9 @@ class RunDirectory:
         data.keep(self.path / KEPT)
         write_text(self.path / KEPT / FINGERPRINTS,
                    json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+        now = flatten(config)
+        if lowered := {key: value for key, value in self._opened.items() if now[key] != value}:
+            write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
         if arrays := _arrays(objective):
             write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
         self._write_config(config)

@@ -5,8 +5,14 @@ import shutil
 
 import pytest
 
+from configs import demo
 from inference.scores import read_table
+from input_pipeline.data import open_data
+from run_directory.records import read_config
+from run_directory.workdir import RunDirectory
+from runtime.errors import UserError
 from tests.scripts import STEPS, WORDS, script, train_arguments
+from training.objective import make_objective
 
 
 @pytest.fixture(scope='module')
@@ -32,9 +38,36 @@ def test_what_config_and_data_lack_is_told_at_once(table, cache, tmp_path):
     said = result.stderr.decode()
     assert result.returncode == 2 and 'Traceback' not in said
     for part in ('config.optimizer.warmup=24: must be below', 'validation.xx (or validation.xx.gz) does not exist',
-                 'vocab_size=9000 does not suit this text: it must be at most'):
+                 'vocab_size=9000: too large for this text. Use at most'):
         assert said.count(part) == 1, said
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('kind', ['bpe', 'unigram'])
+def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table, cache, tmp_path, kind, caplog):
+    def config():
+        config = demo.get_config()
+        config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(table),
+                                           'data.tokenizer.kind': kind})
+        return config
+
+    with pytest.raises(UserError, match='vocab_size=1200: too large for this text. Use at most ') as refused:
+        open_data(config(), asked=['data.tokenizer.vocab_size'])
+    most = int(str(refused.value).split()[-1])
+    caplog.set_level('INFO', logger='allyouneed')
+    with RunDirectory(str(tmp_path / 'run'), lowered := config()) as directory:
+        data = open_data(lowered, asked=directory.asked)
+        directory.claim(lowered, data, make_objective(lowered, data))
+    assert len(data.tokenizers['source']) == lowered.data.tokenizer.vocab_size == most
+    assert f'config.data.tokenizer.vocab_size={most}, not 1200: the largest vocabulary' in caplog.text
+    assert read_config(tmp_path / 'run').data.tokenizer.vocab_size == most
+    with RunDirectory(str(tmp_path / 'run'), again := config()) as directory:
+        assert directory.resumed and again == lowered
+    for changes, asked in ({}, ['data.tokenizer.vocab_size']), ({'vocab_size': 1300}, []):
+        again = config()
+        again.data.tokenizer.update(changes)
+        with pytest.raises(UserError, match=f'data.tokenizer.vocab_size: {most} there, 1[23]00 asked for'):
+            RunDirectory(str(tmp_path / 'run'), again, asked=asked)
 
 
 @pytest.mark.slow

@@ -167,7 +167,8 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     A resumed run has its tokenizers in its directory. A new run may use those of another run (`vocabulary_from`).
     """
     with leader_first('data'):
-        data = open_data(config, directory.path if directory.resumed else vocabulary_from(config))
+        vocabulary = directory.path if directory.resumed else vocabulary_from(config)
+        data = open_data(config, vocabulary, asked=directory.asked)
         directory.check_data(data)
     check_same_inputs(config, data)
     plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together

@@ -87,7 +87,7 @@ def test_a_list_of_runs_is_compared_by_what_differs(sweep):
 
 
 def test_no_runs_are_an_error(tmp_path):
-    with pytest.raises(UserError, match='no runs there'):
+    with pytest.raises(UserError, match='has no runs. Use'):
         load_runs(tmp_path)
     with pytest.raises(UserError, match='not a run directory'):
         load_runs([tmp_path])

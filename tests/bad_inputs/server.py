@@ -21,6 +21,8 @@ def serve(name: str) -> None:
     """Answers until stdin ends."""
     from command_line import run_script  # as late as in the script itself
     module = importlib.import_module(name)
+    for heavy in ('analysis.answering', 'input_pipeline.problems', 'training.loop', 'training.profiling'):
+        importlib.import_module(heavy)  # the scripts import these in main(), in seconds
     takes = {'tools.show_run': 'RUN'}.get(name)
     answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
     for line in sys.stdin:

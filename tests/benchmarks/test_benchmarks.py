@@ -50,8 +50,8 @@ def test_help_does_not_wait_for_jax(name):
 
 
 @pytest.mark.parametrize('name, arguments, message', [
-    ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: there is torch, torch.compile\n'),
-    ('decode', ['--peers=torch'], 'error: --peers=torch: there is ctranslate2, ctranslate2.workers\n'),
+    ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: no such peer. Use torch, torch.compile\n'),
+    ('decode', ['--peers=torch'], 'error: --peers=torch: no such peer. Use ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
 ])
 def test_bad_command_lines(name, arguments, message):
@@ -62,11 +62,11 @@ def test_bad_command_lines(name, arguments, message):
 def test_peers_that_are_refused(monkeypatch):
     libraries = {'torch': 'torch', 'json': 'json'}
     monkeypatch.setitem(sys.modules, 'torch', None)  # as if it were not installed
-    with pytest.raises(UserError, match=r"--peers=torch needs torch: python -m pip install -e '\.\[benchmark\]'"):
+    with pytest.raises(UserError, match=r"--peers=torch needs torch. Run python -m pip install -e '\.\[benchmark\]'"):
         check_peers(['torch'], libraries, 'float32')
-    with pytest.raises(UserError, match='--peers names json twice'):
+    with pytest.raises(UserError, match='--peers has json twice'):
         check_peers(['json', 'json'], libraries, 'float32')
-    with pytest.raises(UserError, match='leave out --peers or --dtype=bfloat16'):
+    with pytest.raises(UserError, match='--dtype=bfloat16: peers compute in float32'):
         check_peers(['json'], libraries, 'bfloat16')
     check_peers([], libraries, 'bfloat16')
     check_peers(['json'], libraries, 'float32')
@@ -83,7 +83,7 @@ def test_turns(tmp_path):
     assert all(2 <= len(turn) <= {'A': 11, 'B': 5}[turn[0]] for turn in turns)
     assert [len(timed.seconds) for timed in found.values()] == [3, 3]
     assert all(0.05 <= second < 0.15 for second in found['A'].seconds) and min(found['B'].seconds) >= 0.15
-    assert len({os.getpid(), *(timed.told['process'] for timed in found.values())}) == 3
+    assert len({os.getpid(), *(timed.facts['process'] for timed in found.values())}) == 3
     assert all(0 < timed.peak_memory_gb < 4 for timed in found.values())
     with pytest.raises(UserError, match='this cannot be'):
         in_turns([*systems, System('C', f'{here}:impossible_system')], 1)

@@ -105,7 +105,6 @@ def test_base_is_possible():
     ({'model.attention_kernel': 'fused', 'model.d_v': 32}, 'model.attention_kernel'),
     ({'decode.temperature': 0.0}, 'decode.temperature'),
     ({'decode.top_p': 0.0}, 'decode.top_p'),
-    ({'data.tokenizer.kind': 'char'}, 'data.tokenizer.kind'),
     ({'eval.metric': 'rouge'}, 'eval.metric'),
     ({'eval.method': 'best'}, 'eval.method'),
     ({'decode.method': 'best'}, 'decode.method'),
@@ -113,6 +112,12 @@ def test_base_is_possible():
 def test_impossible_value_is_named(values, key):
     with pytest.raises(UserError, match=rf'^config\.{key}=.+: (must|needs) '):
         checks.check_config(changed(values))
+
+
+def test_kinds_of_imported_tokenizers_are_accepted_but_not_offered():
+    with pytest.raises(UserError, match="kind='word': must be one of bpe, unigram, char, byte$"):
+        checks.check_config(changed({'data.tokenizer.kind': 'word'}))
+    checks.check_config(changed({'data.tokenizer.kind': 'sentencepiece'}))
 
 
 def test_all_that_is_impossible_is_told_at_once_a_line_each():
@@ -151,6 +156,8 @@ def test_misspelt_choice_gets_the_nearest(option, word, meant):
     {'data.tokenizer.joint': False, 'model.share_embeddings': 'target'},
     {'data.max_length': 256, 'model.position': 'learned'},
     {'data.max_length': 300},
+    {'data.tokenizer.kind': 'char'},
+    {'data.tokenizer.kind': 'byte'},
     {'optimizer.schedule': 'cosine', 'optimizer.warmup': 499, 'train.steps': 500},
     {'model.dropout': 0.0, 'train.label_smoothing': 0.0, 'optimizer.clip': 0.0},
 ])

@@ -15,12 +15,13 @@ import sentencepiece
 from inference import batches
 from inference.constraints import DEAD, Automaton, begin_words
 from inference.generate import Generator
-from inference.search import IMPOSSIBLE, NEW_WORD, filter_logits
-from inference.text import SearchOptions, encode_prefix
+from inference.search import IMPOSSIBLE, NEW_WORD, Beam, Follow, advance, filter_logits
+from inference.text import VOCABULARY, SearchOptions, encode_prefix
 from inference.translate import Translator
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig
+from model.cache import Cache
 from model.ensemble import Ensemble
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
@@ -120,10 +121,14 @@ def alone(model, source, limit, options, allowed, number):
     if options.method == 'beam':
         alive, ended = [(0.0, ())], []
         for step in range(limit):
-            found = []
+            found, given_up = [], []
             for log_prob, tokens in alive:
                 row = np.asarray(jax.nn.log_softmax(after(tokens)), np.float64)
-                found += [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+                new = [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+                # The text ends with a word to avoid, and the model's best token would end the word, too.
+                stops = not allowed(tokens, EOS, step) and int(row.argmax()) not in possible(tokens, step)
+                (given_up if stops else found).extend(new)
+            found = found or ([] if ended else given_up)
             found = sorted(found, reverse=True)[:options.beam]
             over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
             alive = [each for each in found if each not in over]
@@ -190,6 +195,27 @@ def test_words_are_avoided_from_window_to_window():
     assert any(AVOIDED.search(output.text) for output in before)
     assert max(len(output.hypotheses[0].tokens) for output in after) > WIDTH
     assert not any(AVOIDED.search(output.text) for output in after)
+
+
+@pytest.mark.parametrize('longer, expected', [(0.01, 'Frau'), (0.6, 'Mannschaft')])
+def test_a_beam_continues_a_word_to_avoid_only_if_the_model_would(longer, expected):
+    """A language of the tokens Mann, schaft and Frau, in which Mann is nearly certain; `longer` is p(schaft | Mann)."""
+    mann, schaft, frau = range(UNK + 1, UNK + 4)
+    probabilities = np.full((7, 7), 1e-9)
+    probabilities[BOS, [mann, frau]] = 0.999, 0.001
+    probabilities[mann, [schaft, EOS]] = longer, 1 - longer
+    probabilities[[schaft, frau], EOS] = 1.0
+
+    def decode_step(tokens, cache):
+        return jnp.log(jnp.asarray(probabilities, jnp.float32))[tokens], cache
+
+    # The state after each token: 0, or 1 after Mann, where the text cannot end.
+    table = jnp.array([[0] * mann + [1, 0, 0], [DEAD] * mann + [DEAD, 0, DEAD]])
+    search = Beam(VOCABULARY, max_length=4, beam=2)
+    state = search.begin(Cache((), (), jnp.int32(0)), jnp.array([BOS]), jnp.array([4]), places=jnp.array([0]))
+    found = search.found(advance(search, decode_step, state, 4, follow=Follow(table, jnp.int32(1))))
+    words = {'Frau': [frau, EOS], 'Mannschaft': [mann, schaft, EOS]}
+    assert [token for token in found.tokens[0, 0] if token != PAD] == words[expected]
 
 
 # What is avoided, in any vocabulary

@@ -14,6 +14,7 @@ from runtime.errors import UserError
 
 LINES = [f'number {number}' for number in range(60)]
 OTHER = ['another mistake']
+ASKED = ['data.tokenizer.vocab_size']
 
 
 def config_of(folder, tmp_path, **changes):
@@ -77,14 +78,15 @@ def test_a_vocabulary_is_tried_where_something_else_is_wrong(folder, tmp_path, m
     write_pairs(folder)
     write(folder / 'train.txt', LINES)
     large = make(folder, tmp_path, data__tokenizer__vocab_size=9000)
-    message, = data_problems(large, OTHER)
-    assert 'config.data.tokenizer.vocab_size=9000 does not suit this text: it must be at most' in message
+    message, = data_problems(large, OTHER, ASKED)
+    assert 'config.data.tokenizer.vocab_size=9000: too large for this text. Use at most' in message
+    assert data_problems(large, OTHER) == []  # a recipe's size is lowered
     assert data_problems(make(folder, tmp_path), OTHER) == []
     for name in 'validation.en', 'validation.fr', 'validation.txt':
         write(folder / name, [])
-    assert ['no text' in found for found in data_problems(large)] == [True, False]
-    with pytest.raises(UserError, match='vocab_size=9000 does not suit'):  # what training would say
-        open_data(large)
+    assert ['no text' in found for found in data_problems(large, (), ASKED)] == [True, False]
+    with pytest.raises(UserError, match='vocab_size=9000: too large'):  # what training would say
+        open_data(large, asked=ASKED)
 
 
 @pytest.mark.parametrize('changes', [

@@ -78,6 +78,14 @@ def test_a_model_that_has_no_form_there_is_refused_by_the_name_of_the_option(kin
     assert 'no such model' in str(refused.value) and not list(tmp_path.iterdir())
 
 
+def test_a_translator_of_characters_has_no_form_there(tmp_path):
+    trained = random_model('transformer', {'norm_epsilon': 1e-5}, tmp_path)
+    trained.config.data.tokenizer.kind = 'char'
+    with pytest.raises(UserError, match='kind=char: Marian has tokenizers of subwords only'):
+        write_huggingface(trained, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize('method', ['greedy', 'beam'])
 def test_searches_of_a_trained_run_find_what_ours_do(run, method, tmp_path):
     """500 sentences by MarianMTModel.generate, from their own tokens; beams without a length penalty."""
