@@ -57,7 +57,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
-        """Opens the directory. Only the leader reads, writes and locks it; it sends its decisions to the others.
+        """Opens the directory. Only the leader reads, writes and locks it, and the other processes get its decisions.
 
         Args:
           path: the directory.

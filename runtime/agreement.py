@@ -32,11 +32,11 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
-def exchange(what: str, value: Any) -> list[Any]:
+def exchange(purpose: str, value: Any) -> list[Any]:
     """Returns the values of all processes, in the order of their numbers. All processes must call this together.
 
     Args:
-      what: the purpose of the exchange, for the log.
+      purpose: the purpose of the exchange, for the log.
       value: a value for JSON.
 
     Raises:
@@ -49,7 +49,7 @@ def exchange(what: str, value: Any) -> list[Any]:
     prefix, mine = f'allyouneed/{number}', jax.process_index()
     client.key_value_set(f'{prefix}/from/{mine}', json.dumps(value))
     if is_leader():
-        values = _collect(client, f'{prefix}/from/', what)
+        values = _collect(client, f'{prefix}/from/', purpose)
         client.key_value_set(f'{prefix}/all', json.dumps(values))
         if number:
             client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read it
@@ -62,25 +62,25 @@ def exchange(what: str, value: Any) -> list[Any]:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
             if time.monotonic() > deadline:
-                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({what})') from None
+                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({purpose})') from None
 
 
-def _collect(client: Any, prefix: str, what: str) -> list[Any]:
+def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
     """Returns the values that all processes have set, in the order of their numbers."""
-    deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(what), 0.0005
+    deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(purpose), 0.0005
     while True:
         values = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
         missing = set(range(jax.process_count())) - values.keys()
         if not missing:
             return [json.loads(values[number]) for number in sorted(values)]
         if time.monotonic() > deadline:
-            raise Missing(f'{listed(missing)} did not arrive within {PATIENCE} s ({what})')
+            raise Missing(f'{listed(missing)} did not arrive within {PATIENCE} s ({purpose})')
         waiting.log(missing)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 
 
-def from_leader(what: str, decide: Callable[[], T]) -> T:
+def from_leader(purpose: str, decide: Callable[[], T]) -> T:
     """Calls `decide` in the leader only, and returns its result in every process. The result must be valid JSON.
 
     A UserError of the leader is raised in every process.
@@ -93,15 +93,15 @@ def from_leader(what: str, decide: Callable[[], T]) -> T:
             answer = {'value': decide()}
         except UserError as error:
             answer = {'error': str(error)}
-    answer = exchange(what, answer)[0]
+    answer = exchange(purpose, answer)[0]
     if 'error' in answer:
         raise UserError(answer['error'])
     return answer['value']
 
 
-def different(what: str, value: Any) -> list[int]:
+def different(purpose: str, value: Any) -> list[int]:
     """Returns the numbers of the processes whose value differs from the leader's."""
-    values = exchange(what, value)
+    values = exchange(purpose, value)
     return [number for number, other in enumerate(values) if other != values[0]]
 
 

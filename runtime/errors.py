@@ -12,7 +12,7 @@ class UserError(Exception):
     """An error in the user's input. The message states where it is, what is wrong and how to fix it."""
 
 
-def told(check: Callable[[], object]) -> list[str]:
+def messages_of(check: Callable[[], object]) -> list[str]:
     """Returns a list with the message of the UserError that `check` raises, or an empty list."""
     try:
         check()

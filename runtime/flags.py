@@ -30,9 +30,9 @@ def define_flags(declared: type) -> None:
         define(field.name, field.default, help=field.metadata[HELP], module_name=sys.argv[0])
 
 
-def flags_as(declared: type[Values], **others: Any) -> Values:
-    """Returns a dataclass with the values of its flags, and the values `others` of its other fields."""
-    return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **others)
+def flags_as(declared: type[Values], **values: Any) -> Values:
+    """Returns a dataclass with the values of its flags. `values` are those of the fields that are not flags."""
+    return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **values)
 
 
 def _flags_of(declared: Any) -> list[dataclasses.Field]:

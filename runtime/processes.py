@@ -206,14 +206,14 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def leader_first(what: str) -> Iterator[None]:
+def leader_first(purpose: str) -> Iterator[None]:
     """Runs the body in the leader first, and in the other processes after the leader has finished or failed.
 
     So results that the leader stores in a shared cache are computed once.
     """
     def wait():
         if jax.process_count() > 1:
-            multihost.sync_global_processes(what, processes=set(range(jax.process_count())), timeout=24 * 3600)
+            multihost.sync_global_processes(purpose, processes=set(range(jax.process_count())), timeout=24 * 3600)
 
     if not is_leader():
         wait()

@@ -38,14 +38,14 @@ def listed(numbers: Collection[int]) -> str:
 class Waiting:
     """A log of waiting for other processes: a line after QUIET seconds, and then one every REPEAT seconds."""
 
-    def __init__(self, what: str):
-        self._what, self._next = what, time.monotonic() + QUIET
+    def __init__(self, purpose: str):
+        self._purpose, self._next = purpose, time.monotonic() + QUIET
 
     def log(self, missing: Collection[int]) -> None:
         """Logs the missing processes if a line is due."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REPEAT
-            log.warning('waiting for %s (%s)', listed(missing), self._what)
+            log.warning('waiting for %s (%s)', listed(missing), self._purpose)
 
 
 def meet(host: str, port: int, count: int, number: int, patience: float | int) -> None:

@@ -49,8 +49,8 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     """
     devices = devices or jax.devices()
     sizes = [config[axis] for axis in AXES]
-    known = math.prod(size for size in sizes if size != -1)
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    fixed = math.prod(size for size in sizes if size != -1)
+    sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         asked = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
         raise UserError(f'config.parallel: {asked} do not multiply to the {len(devices)} devices '
@@ -80,10 +80,10 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
                 axis, axes[place] = axes[place], ()
                 moved.add(f'{size} over {axis[0]}={mesh.shape[axis[0]]}')
                 fits = [other for other, length in enumerate(shape.shape) if other != place
-                        and length % math.prod(mesh.shape[each] for each in axes[other] + axis) == 0]
+                        and length % math.prod(mesh.shape[name] for name in axes[other] + axis) == 0]
                 if fits:
                     axes[max(fits, key=lambda other: shape.shape[other])] += axis
-        return NamedSharding(mesh, PartitionSpec(*(_entry(each) for each in axes)))
+        return NamedSharding(mesh, PartitionSpec(*map(_entry, axes)))
 
     fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
     if moved:
@@ -103,7 +103,7 @@ def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: M
         for place, name in enumerate(getattr(leaf, 'names', ())):
             axis = dict(RULES).get(name)
             if axis == 'tensor' and mesh.shape[axis] > 1 and axis not in _axes(spec[place]):
-                spec = [_entry(tuple(each for each in _axes(entry) if each != axis)) for entry in spec]
+                spec = [_entry(tuple(other for other in _axes(entry) if other != axis)) for entry in spec]
                 if name == 'vocab':
                     spec[place] = axis
         return NamedSharding(mesh, PartitionSpec(*spec))
