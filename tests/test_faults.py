@@ -179,7 +179,7 @@ def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache,
 
 
 def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, said):
-    monkeypatch.setattr(loop, 'open_data', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(loop, 'open_data', lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stopped:
         start(tmp_path / 'run', tiny_config(cache))
     assert stopped.value.code == 75 and 'stopped by SIGTERM: nothing is lost' in said.text

@@ -40,25 +40,31 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
 
 def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule,
                    tuning: Tuning = EVERYTHING) -> optax.GradientTransformation:
-    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9). If config.clip > 0, the gradient's norm is clipped first.
+    """Returns `adam` with the options of config.optimizer.
 
-    With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): parameters with two
-    axes or more decay by learning rate * weight_decay per step, except biases. These are the matrices, the tables of
-    embeddings and positions, the class token and the vectors of the alignment networks (one row per head). Parameters
-    with one axis, such as the scales of layer norms, do not decay.
-
-    Parameters that `tuning` freezes have no update and no state. With config.ema, the state also has a moving average
-    of the parameters (`average_parameters`).
+    With config.clip, the norm of the gradient is clipped first. Parameters that `tuning` freezes have no update and no
+    state. With config.ema, the state also has a moving average of the parameters (`average_parameters`).
     """
-    optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
-                            weight_decay=config['weight_decay'],
-                            mask=lambda params: jax.tree_util.tree_map_with_path(_decays, params))
-    if not config['weight_decay']:
-        optimizer = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
+    optimizer = adam(config, schedule)
     if config['clip']:
         optimizer = optax.chain(optax.clip_by_global_norm(config['clip']), optimizer)
     optimizer = tuning.restrict(optimizer)
     return optax.chain(optimizer, average_parameters(config['ema'])) if config['ema'] else optimizer
+
+
+def adam(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9) or, with config.weight_decay, AdamW.
+
+    With AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), parameters with two axes or more decay by learning rate *
+    weight_decay per step, except biases. These are the matrices, the tables of embeddings and positions, the class
+    token and the vectors of the alignment networks (one row per head). Parameters with one axis, such as the scales of
+    layer norms, do not decay.
+    """
+    moments = {'b1': config['beta1'], 'b2': config['beta2'], 'eps': config['eps']}
+    if not config['weight_decay']:
+        return optax.adam(schedule, **moments)
+    return optax.adamw(schedule, **moments, weight_decay=config['weight_decay'],
+                       mask=lambda params: jax.tree_util.tree_map_with_path(_decays, params))
 
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:

@@ -18,6 +18,16 @@ from training.trackers import grouped, open_trackers
 MISSING = "the trackers are extras: pip install -e '.[test-interchange]'"
 
 
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """The package, with a database of its own."""
+    package = pytest.importorskip('mlflow', reason=MISSING)
+    pytest.importorskip('sqlalchemy', reason=MISSING)
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
+    package.set_tracking_uri(None)
+    return package
+
+
 def fake_mlflow(monkeypatch, client):
     """The package, with this client."""
     package, entities = types.ModuleType('mlflow'), types.ModuleType('mlflow.entities')
@@ -99,11 +109,7 @@ def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp
     assert sent == 2 * names
 
 
-def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
+def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
@@ -117,11 +123,7 @@ def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeyp
     assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
 
 
-def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
+def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, 'due_at', lambda step, config, **_: Due(True, True, step == 5, False))
         with pytest.raises(SystemExit):
@@ -135,12 +137,8 @@ def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
     assert client.get_run(run).info.status == 'FINISHED'
 
 
-def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
+def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
     (tmp_path / 'run').mkdir()
     [tracker] = open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path / 'run')
     tracker.show(4, 'a sample', matplotlib.figure.Figure())
