@@ -7,7 +7,6 @@ import pytest
 from run_directory.records import finished_at, read_config
 from tests.scripts import script
 from tests.tiny_run import (  # noqa: F401 (fixtures)
-    cache,
     copy,
     said,
     script_arguments,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixtures)
 from training import remaining
 from training.remaining import ProgressBar, RemainingTime
 

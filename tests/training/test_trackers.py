@@ -11,7 +11,7 @@ import pytest
 from run_directory.progress import Due
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.trackers import grouped, open_trackers
 
@@ -109,6 +109,7 @@ def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp
     assert sent == 2 * names
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
@@ -123,6 +124,7 @@ def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache)
     assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
 
 
+@pytest.mark.slow
 def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, 'due_at', lambda step, config, **_: Due(True, True, step == 5, False))
@@ -137,6 +139,7 @@ def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monke
     assert client.get_run(run).info.status == 'FINISHED'
 
 
+@pytest.mark.slow
 def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'run').mkdir()
@@ -149,6 +152,7 @@ def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
         'samples/4.txt', 'attention/4.png']
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, cache, monkeypatch):
     pytest.importorskip('wandb', reason=MISSING)
     monkeypatch.setenv('WANDB_MODE', 'offline')
