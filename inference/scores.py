@@ -65,17 +65,22 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
     itself reports the mean and half of the width, so its intervals may contain values that no score can have.
     'signature' has the number of resamples and the seed.
     """
-    from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
-
     intervals, signature = {}, None
     for name, metric in translation_metrics(language).items():
-        # As sacreBLEU's `corpus_score(n_bootstrap=SAMPLES)`, which does not return the scores of its resamples.
-        statistics = metric._extract_corpus_statistics(outputs, [references])
-        metric.n_bootstrap = SAMPLES
-        metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
-        signature, resampled = metric.get_signature(), [score.score for score in scores]
-        intervals[name] = np.percentile(resampled, [2.5, 97.5]).round(4).tolist()
+        intervals[name] = interval(metric, outputs, references)
+        signature = metric.get_signature()
     return intervals | {'signature': _resampling(signature)}
+
+
+def interval(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Returns the 95 % interval of a metric of sacreBLEU by bootstrap resampling; the metric gets the seed."""
+    from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
+
+    # As `corpus_score(n_bootstrap=SAMPLES)` of sacreBLEU, which does not return the scores of its resamples.
+    statistics = metric._extract_corpus_statistics(outputs, [references])
+    metric.n_bootstrap = SAMPLES
+    metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
+    return np.percentile([score.score for score in scores], [2.5, 97.5]).round(4).tolist()
 
 
 def compare_translations(outputs: Sequence[str], others: Sequence[str], references: Sequence[str],

@@ -103,7 +103,7 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
     try:
         config = _config(options | {'data.tokenizer.kind': tokenizer_kind}, recipe)
     except UserError as error:
-        raise error if recipe else UserError(f'{folder / CONFIG}: {error}') from None
+        raise error if recipe else UserError(f'{folder / CONFIG}: {"; ".join(str(error).splitlines())}') from None
     config.model.dtype = dtype or config.model.dtype
     module = build_model(config.model, **sizes, pad=PAD)
     orders = {side: original_order(each) for side, each in tokenizers.items()}

@@ -1,4 +1,4 @@
-"""decode.py: how to search, what to read and write, run directories."""
+"""decode.py: searches, input, output and run directories."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def flag(text, *says):
 
 
 def run(name, content, *says, **more):
-    """A file of the run directory is another."""
+    """A case in which a file of the run directory has other content."""
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 
