@@ -10,6 +10,9 @@ VERSIONS := --constraint=requirements.lock
 UV = $(VENV)/bin/python -m tools.uv
 INSTALL = $(UV) pip install --quiet $(VERSIONS) --editable
 
+# Python compiles each module once, not in each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets

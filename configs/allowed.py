@@ -1,4 +1,4 @@
-"""What an option may be: each kind of value knows what to say of one that is impossible."""
+"""The allowed values of options. Each class returns the message for a value that is not allowed."""
 
 import dataclasses
 from typing import Any
@@ -29,12 +29,12 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number from `least` to `most`, both included. The bounds are far beyond any use: they catch mistakes."""
+    """A number from `least` to `most`, both included. The bounds are far beyond any use: they only catch mistakes."""
     least: float
     most: float
 
     def problem(self, value: float) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
+        """Returns the message for a value that is not allowed; '' for an allowed value."""
         if self.least <= value <= self.most:
             return ''
         if value != value:
@@ -52,8 +52,8 @@ class Fraction:
     """A number of at least 0 and below 1, also after rounding to float32, as in training."""
 
     def problem(self, value: float) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
-        return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, as a number of 32 bits too'
+        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, also after rounding to float32'
 
     def __str__(self) -> str:
         return '0 to below 1'
@@ -61,13 +61,13 @@ class Fraction:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Any text. A file name need not be UTF-8: Linux allows any bytes but NUL."""
+    """Any text. A file name need not be UTF-8: Linux allows any bytes except NUL."""
     file: bool = False
 
     def problem(self, value: str) -> str:
-        """What to say of a value that is impossible; '' of one that is not."""
+        """Returns the message for a value that is not allowed; '' for an allowed value."""
         if '\0' in value:
-            return 'must not hold a character NUL'
+            return 'must not contain the character NUL'
         try:
             value.encode(errors='surrogateescape' if self.file else 'strict')
         except UnicodeEncodeError:
@@ -83,7 +83,7 @@ class Switch:
     """True or False."""
 
     def problem(self, value: bool) -> str:
-        """Returns '': both values are possible."""
+        """Returns '': both values are allowed."""
         return ''
 
     def __str__(self) -> str:

@@ -23,14 +23,13 @@ def config_from(flag: flags.FlagHolder,
 
     Args:
       flag: the flag, defined by ml_collections.
-      more: a function of the config and the problems found so far that returns further problems, such as those of the
-        data.
+      more: a function of the config and the problems so far. It returns further problems, such as those of the data.
 
     Raises:
       UserError: if the flag is missing or is not a recipe. If values are wrong, the message lists all of them.
     """
     named = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
-    path, _, _ = named.partition(':')  # what follows is for the recipe's get_config
+    path, _, _ = named.partition(':')  # the recipe's get_config gets the text after the colon
     if not path:
         raise UserError(NO_CONFIG)
     if not os.path.isfile(path):
@@ -46,48 +45,50 @@ def config_from(flag: flags.FlagHolder,
 
 def no_recipe(path: str) -> str:
     """Returns the message for a --config that is not a file."""
+    if os.path.isdir(path):
+        return f'--config={path} is a folder. Give a recipe, for example configs/demo.py'
     near = did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', map(os.path.relpath, recipes()))
     return f'--config={path} does not exist{near or ": give a recipe, for example configs/demo.py"}'
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError if values are impossible: one line for each, with its key and what it must be."""
+    """Raises UserError if values are not allowed; the message has one line for each."""
     if problems := config_problems(config):
         raise UserError('\n'.join(problems))
 
 
 def config_problems(config: ConfigDict) -> list[str]:
-    """Returns 'config.KEY=VALUE: what it must be' for each impossible value, in the order of the table of options.
+    """Returns 'config.OPTION=VALUE: what it must be' for each value that is not allowed.
 
-    Problems that follow from another problem are left out: for an unknown task, for example, it is not known which
-    options it uses.
+    The messages are in the order of the table of options, one for each option. Problems that follow from another
+    problem are left out: for an unknown task, for example, the options that it uses are unknown.
     """
     if problems := _misshapen(config):
         return problems
-    here, problems = flatten(config), {}
+    here = flatten(config)
+    wrong = {name: problem for name, option in BY_NAME.items() if (problem := option.allowed.problem(here[name]))}
+    possible_alone = not wrong
+    if not {'task', 'model.kind'} & wrong.keys():
+        wrong |= _wrong_together(config, here, wrong, possible_alone)
+    return [f'config.{name}={written(here[name])}: {wrong[name]}' for name in BY_NAME if name in wrong]
 
-    def require(holds: bool, key: str, wanted: str) -> None:
-        if not holds:
-            problems.setdefault(key, f'config.{key}={written(here[key])}: {wanted}')
 
-    for key, option in BY_NAME.items():
-        wanted = option.allowed.problem(here[key])
-        require(not wanted, key, wanted)
-    if not {'task', 'model.kind'} & problems.keys():
+def _wrong_together(config: ConfigDict, here: Mapping[str, Any], wrong: Mapping[str, str],
+                    possible_alone: bool) -> dict[str, str]:
+    """Returns {option: what it must be} for the options that are not in `wrong`, and do not suit other options."""
+    task = TASKS[config.task]
+    if config.model.kind not in task.models:
         tasks = [name for name, task in TASKS.items() if config.model.kind in task.models]
-        require(config.task in tasks, 'task', f'must be {" or ".join(tasks)} for model.kind={config.model.kind}')
-    if {'task', 'model.kind'} & problems.keys():
-        return list(problems.values())
-    task, possible_alone = TASKS[config.task], not problems
-    require(config.eval.metric in task.metrics, 'eval.metric', f'must be one of {", ".join(task.metrics)} for '
-            f'task={config.task}{did_you_mean(config.eval.metric, task.metrics)}')
-    for key, because in unused(here).items():
-        require(False, key, f'means nothing to {because}={here[because]}: leave it at its default, '
-                f'{written(DEFAULTS[key])}')
-    if possible_alone:
-        for rule in rules(config, task):
-            require(rule.holds or not rule.applies, rule.option, rule.wanted)
-    return list(problems.values())
+        return {'task': f'must be {" or ".join(tasks)} for model.kind={config.model.kind}'}
+    found = {name: f'has no effect with {because}={here[because]}. Leave it at its default, {written(DEFAULTS[name])}'
+             for name, because in unused(here).items()}
+    if config.eval.metric not in task.metrics:
+        found['eval.metric'] = (f'must be one of {", ".join(task.metrics)} for task={config.task}'
+                                f'{did_you_mean(config.eval.metric, task.metrics)}')
+    for rule in rules(config, task) if possible_alone else ():
+        if rule.applies and not rule.holds:
+            found.setdefault(rule.option, rule.wanted)
+    return {name: problem for name, problem in found.items() if name not in wrong}
 
 
 def unused(here: Mapping[str, Any]) -> dict[str, str]:
@@ -96,55 +97,34 @@ def unused(here: Mapping[str, Any]) -> dict[str, str]:
     The deciding option is the one whose value makes the option unused.
     """
     if here['task'] not in TASKS:
-        return {}  # it is not known which options such a task uses
-    return {key: because for key, value in here.items() if value != DEFAULTS[key] and (because := decisive(key, here))}
+        return {}  # the options of an unknown task are unknown
+    return {name: because for name, value in here.items()
+            if value != DEFAULTS[name] and (because := decisive(name, here))}
 
 
-def data_can_be_looked_for(config: Any) -> bool:
-    """Whether the data options are valid, so that the data can be opened and a tokenizer can be learned from it."""
+def data_options_are_possible(config: Any) -> bool:
+    """Returns whether the data options are valid, so that the data can be opened and a tokenizer can be learned."""
     if _misshapen(config) or config.task not in TASKS:
         return False
-    options = [option for key, option in BY_NAME.items() if key.startswith('data.') or key == 'cache_dir']
     here = flatten(config)
-    return not any(option.allowed.problem(here[option.name]) for option in options)
+    return not any(option.allowed.problem(here[name]) for name, option in BY_NAME.items()
+                   if name.startswith('data.') or name == 'cache_dir')
 
 
 def written(value: Any) -> str:
-    """Returns a value as messages show it; a long one is cut."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not print integers of more than 4,300 digits
-        text = 'a number of thousands of digits'
+    """Returns a value as messages show it; a long value is truncated."""
+    text = repr(value)
     return text if len(text) <= LONGEST else f'{text[:LONGEST]}...'
 
 
 def _misshapen(config: Any) -> list[str]:
     """Returns a message for each option that is missing, unknown or of another type than its default."""
     if not isinstance(config, ConfigDict):
-        return [f'the config is {written(config)}: get_config must return a ConfigDict, as configs/base.py makes it']
-    if key := _holding_itself(config):
-        return [f'config.{key}: holds itself, so that there is no end of options: leave it out']
+        return [f'the config is {written(config)}: get_config must return a ConfigDict, as in configs/base.py']
     here = flatten(config)
-    problems = [f'config.{key}: the config has no such option{option_like(key, DEFAULTS)}'
-                for key in here.keys() - DEFAULTS.keys()]
-    problems += [f'config.{key} is missing: begin with base.get_config(), which has every option'
-                 for key in DEFAULTS.keys() - here.keys()]
-    return problems + wrong_kinds(here)
-
-
-def _holding_itself(config: ConfigDict, above: Sequence[ConfigDict] = (), prefix: str = '') -> str:
-    """Returns the key of a section that contains itself, or ''."""
-    above = (*above, config)
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            if any(value is each for each in above):
-                return f'{prefix}{key}'
-            if found := _holding_itself(value, above, f'{prefix}{key}.'):
-                return found
-    return ''
-
-
-def wrong_kinds(here: Mapping[str, Any]) -> list[str]:
-    """Returns a message for each option of {'model.d_model': 512, ...} whose value has the wrong type."""
-    return [f'config.{key}={written(here[key])}: {problem}' for key in DEFAULTS
-            if key in here and (problem := kind_problem(key, here[key]))]
+    problems = [f'config.{name}: the config has no such option{option_like(name, DEFAULTS)}'
+                for name in here if name not in DEFAULTS]
+    problems += [f'config.{name} is missing: start with base.get_config(), which has every option'
+                 for name in DEFAULTS if name not in here]
+    return problems + [f'config.{name}={written(here[name])}: {problem}' for name in DEFAULTS
+                       if name in here and (problem := kind_problem(name, here[name]))]

@@ -1,4 +1,4 @@
-"""The table of rules: what an option requires of other options. `configs/checks.py` evaluates it."""
+"""The table of rules: the values that options require of other options. `configs/checks.py` evaluates it."""
 
 from typing import NamedTuple
 
@@ -11,76 +11,76 @@ from configs.tasks import SUBWORDS, Task
 class Rule(NamedTuple):
     """A requirement of an option, for the values of one config."""
     option: str    # the option that the message names
-    applies: bool  # whether the config has the values that the rule is for
+    applies: bool  # whether the rule is about the values of this config
     holds: bool    # whether the requirement is met; arbitrary if the rule does not apply
-    wanted: str    # the requirement, as the message gives it
+    wanted: str    # the requirement, for the message
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
-    """Returns the rules for a config in which each value is possible by itself. Of an option, the first counts."""
+    """Returns the rules for a config in which each value is allowed by itself. An option's first broken rule counts."""
     model, data, batch, train, here = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
     mesh = {f'parallel.{axis}': config.parallel[axis] for axis in AXES}
 
-    def needs(option: str, other: str, name: str) -> Rule:
+    def needs(option: str, other: str) -> Rule:
         return Rule(option, here[option] != DEFAULTS[option], bool(here[other]),
-                    f'means nothing without {name}: leave it out, or give {other}')
+                    f'has no effect without {other}. Leave it at its default, {DEFAULTS[option]!r}, or set {other}')
 
     return [
         Rule('model.num_heads', is_used('model.num_heads', here) and not (model.d_k and model.d_v),
-             model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}, or give d_k and d_v'),
+             model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}, or set d_k and d_v'),
         Rule('model.num_key_value_heads', True, model.num_heads % (model.num_key_value_heads or 1) == 0,
-             f'must divide num_heads={model.num_heads}: each serves as many of them'),
+             f'must divide num_heads={model.num_heads}'),
         Rule('model.window', model.window > 0 and model.kind == 'patches', model.patches.pooling == 'mean',
-             'needs patches.pooling=mean: the class token would see the first patches only'),
+             'needs patches.pooling=mean, because the class token would see only the first patches'),
         Rule('model.d_model', is_used('model.position', here) and model.position == 'sinusoidal',
              model.d_model % 2 == 0, 'must be even for sinusoidal positions'),
         Rule(task.longest, model.position == 'learned', here.get(task.longest, 0) <= model.max_length,
-             f'must not exceed the learned positions of model.max_length={model.max_length}'),
+             f'must be at most model.max_length={model.max_length}, the number of learned positions'),
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
-             f'needs an even d_k for rotary: positions turn pairs of numbers, and d_k is {d_k}'),
+             f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
         Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
              'must not be fused with attention_dropout, or with scores other than scaled_dot and dot'),
-        Rule('model.attention_kernel', fused, d_k == d_v, 'must not be fused with a d_v other than d_k'),
+        Rule('model.attention_kernel', fused, d_k == d_v, f'must not be fused with d_v={d_v} and d_k={d_k}'),
         Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
-             'needs one vocabulary for both languages: set data.tokenizer.joint=True or share_embeddings=target'),
+             'needs one vocabulary for both languages. Set data.tokenizer.joint=True or share_embeddings=target'),
 
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
-             'must be above 260, the special pieces and the bytes'),
+             'must be above 260, the number of special tokens and bytes'),
         Rule('data.dir', data.source not in ELSEWHERE, bool(data.dir or data.file),
              'must name the folder of the files'),
+        Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
              'must be one name: only folders and datasets of text have several test sets'),
         Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
              len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,
-             'must be different names with commas between them, without train, validation or a /'),
+             'must be different names separated by commas, other than train and validation, and without /'),
         Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
              f'must be one of {", ".join(task.builtin)}'),
 
         Rule('batch.rows', is_used('data.context', here), batch.rows * data.context <= MOST_TOKENS,
              f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens'),
         Rule('train.accumulate', is_used('batch.rows', here), train.accumulate <= batch.rows,
-             f'must not exceed batch.rows={batch.rows}: a part has at least one row'),
+             f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
-             f'must be below train.steps={train.steps} for the cosine to have a place'),
+             f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
-             f'means nothing beside r_drop={train.r_drop}: each of them has a second pass of its own; choose one'),
-        needs('train.cutoff', 'train.simcut', 'SimCut'),
-        needs('train.teacher_checkpoint', 'train.teacher', 'a teacher'),
-        needs('train.teacher_weight', 'train.teacher', 'a teacher'),
-        Rule('train.init_vocabulary', not train.init_vocabulary, bool(train.init_from),
-             'means nothing without train.init_from: leave it out, or give the run to begin from'),
+             f'must not be combined with r_drop={train.r_drop}: each makes a second forward pass. Use one of them'),
+        needs('train.cutoff', 'train.simcut'),
+        needs('train.teacher_checkpoint', 'train.teacher'),
+        needs('train.teacher_weight', 'train.teacher'),
+        needs('train.init_vocabulary', 'train.init_from'),
         Rule('train.init_vocabulary', bool(train.teacher), train.init_vocabulary,
-             'must be True with a teacher, whose vocabulary a student has'),
+             'must be True with a teacher, because a student has the vocabulary of its teacher'),
         Rule('train.frozen', bool(train.frozen), not train.lora_rank,
-             f'means nothing beside lora_rank={train.lora_rank}, with which the adapters alone are trained'),
-        needs('train.lora_alpha', 'train.lora_rank', 'adapters'),
-        needs('train.lora_parts', 'train.lora_rank', 'adapters'),
+             f'must not be combined with lora_rank={train.lora_rank}, because then only the adapters are trained'),
+        needs('train.lora_alpha', 'train.lora_rank'),
+        needs('train.lora_parts', 'train.lora_rank'),
         *(rule for axis, size in mesh.items() for rule in (
-            Rule(axis, True, size != 0, 'must be at least 1, or -1 for all devices that are left'),
-            Rule(axis, size == -1, list(mesh.values()).count(-1) == 1, 'must not be -1 where another axis is, too'),
+            Rule(axis, True, size != 0, 'must be at least 1, or -1 for all remaining devices'),
+            Rule(axis, size == -1, list(mesh.values()).count(-1) == 1, 'must not be -1, because another axis is -1'),
             Rule(axis, config.parallel.mode == 'pmap' and axis != 'parallel.data', size == 1,
-                 'must be 1 for mode=pmap, which knows data parallelism only'))),
+                 'must be 1 for mode=pmap, which supports only data parallelism'))),
     ]

@@ -21,6 +21,7 @@ from input_pipeline.tokenizer import EOS, UNK, Tokenizer
 from runtime.errors import UserError
 
 DEAD = -1  # the state after an excluded token
+MAX_PHRASE = 1000  # characters of a phrase; each one is a state of the automaton
 MAX_ENTRIES = 2 ** 28  # of a table: 1 GB
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
@@ -33,7 +34,7 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
     """Returns the phrases as a tuple.
 
     Raises:
-      UserError: if `phrases` is a string, or a phrase is blank or cannot be encoded in UTF-8.
+      UserError: if `phrases` is a string, or a phrase is blank, too long, or cannot be encoded in UTF-8.
     """
     if isinstance(phrases, str):
         raise UserError(f'avoid={phrases[:40]!r}: must be a list of phrases. Use [{phrases[:40]!r}]')
@@ -45,6 +46,9 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
             written = False
         if not written:
             raise UserError(f'avoid: {phrase!r:.80} is not a phrase. Use a word, or words with spaces between them')
+        if len(phrase) > MAX_PHRASE:
+            raise UserError(f'avoid: {phrase[:40]!r}... has {len(phrase):,} characters. Use phrases of at most '
+                            f'{MAX_PHRASE:,} characters')
     return phrases
 
 

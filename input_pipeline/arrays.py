@@ -14,7 +14,7 @@ from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, check_numbers, open_folder
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
-from input_pipeline.sources import open_tfds, tfds_errors
+from input_pipeline.sources import open_tfds, source_of, tfds_errors
 from input_pipeline.splits import HeldOut, Parts, key
 from runtime.errors import UserError
 from runtime.files import expanded
@@ -26,7 +26,7 @@ class ArrayData:
     """Splits of examples, in memory. `split` is 'train', 'validation' or 'test'; each is read at its first use.
 
     Attributes:
-      parts: the splits that are cut off the training split.
+      parts: the splits that are held out from the training split.
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
@@ -37,7 +37,7 @@ class ArrayData:
           load: a function that reads a split.
           labelled: whether the targets are classes, which are whole numbers, or values.
           classes: the names of the classes; None for 0, 1, ...
-          parts: the splits that are cut off the training split; see input_pipeline/splits.py.
+          parts: the splits that are held out from the training split; see input_pipeline/splits.py.
         """
         self._load, self._labelled, self._names, self.parts = load, labelled, classes, parts
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
@@ -87,12 +87,18 @@ class ArrayData:
         return examples
 
     def _part(self, split: str) -> Examples:
-        """Returns the examples of the training files for `split`. 'train' keeps at least one of each class."""
+        """Returns the examples of the training files for `split`.
+
+        If a hash decides, 'train' keeps at least one example of each class.
+        """
         inputs, targets, where = self._whole('train')
-        keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
-        kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
-        held_out = HeldOut(self.parts, keys, f'inputs of {where}', kept)
-        members = np.array([held_out.split(each) == split for each in keys])
+        if self.parts.last:
+            members = self.parts.rows(len(inputs), split, where)
+        else:
+            keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
+            kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
+            held_out = HeldOut(self.parts, keys, f'inputs of {where}', kept)
+            members = np.array([held_out.split(each) == split for each in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self.parts.share})')
 
     def _checked(self, split: str) -> Examples:
@@ -102,7 +108,7 @@ class ArrayData:
             raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
                             'or images [n, height, width, channels]')
         if not len(inputs) or not inputs.size:
-            raise UserError(f'{where} holds no examples')
+            raise UserError(f'{where} has no examples')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
             raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
                             '[n, values]')
@@ -124,8 +130,8 @@ class ArrayData:
         """Raises UserError if another split does not fit the training split."""
         train = self._split('train')
         if inputs.shape[1:] != train.inputs.shape[1:] or is_byte_images(inputs) != is_byte_images(train.inputs):
-            raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but those of the training split '
-                            f'{train.inputs.dtype} {train.inputs.shape[1:]}')
+            raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
+                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
         if targets.shape[1:] != train.targets.shape[1:]:
             raise UserError(f'{where}: targets of shape {targets.shape}, but the training split has '
                             f'{train.targets.shape}: an example must have as many values')
@@ -144,13 +150,11 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
     Raises:
       UserError: if there is no such source, folder or dataset.
     """
-    if data['source'] not in SOURCES:
-        raise UserError(f'config.data.source={data["source"]!r} is not one of {", ".join(SOURCES)}')
-    return SOURCES[data['source']](data, labelled)
+    return source_of(data, SOURCES)(data, labelled)
 
 
 def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Opens a folder of .npz, .csv or IDX files: see input_pipeline/array_files.py."""
+    """Opens a folder of files; input_pipeline/array_files.py describes the formats."""
     load, parts = open_folder(expanded(data['dir']), data['validation_share'])
     return ArrayData(load, labelled, parts=parts)
 
@@ -158,10 +162,7 @@ def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
 def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
     name = data['name']
-    makers = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
-    if name not in makers:
-        raise UserError(f'config.data.name={name!r} is not one of {", ".join(makers)} (source=builtin)')
-    splits = makers[name](data['seed'])
+    splits = BUILTIN[name](data['seed'])
     return ArrayData(lambda split: Examples(*splits[split], f'{name} ({split})'), labelled,
                      list(dynamics.SYSTEMS) if name == 'dynamics' else None)
 
@@ -187,11 +188,11 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
 def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens a TensorFlow Datasets dataset of images of one size with one label each: mnist, cifar10, ..."""
     name, folder, names = data['name'], data['dir'], dict(data['splits'])
-    builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
+    builder = open_tfds(name, folder, ('image', 'label'), 'config.task')
     image, label = (builder.info.features[feature] for feature in ('image', 'label'))
     if None in image.shape or not getattr(label, 'names', None):
-        raise UserError(f'config.data: dataset {name} has images of shape {image.shape} and the label {label}: needed '
-                        'are images of one size and a ClassLabel')
+        raise UserError(f'config.data.name={name}: the dataset has images of shape {image.shape} and the label '
+                        f'{label}. It must have images of one size and a ClassLabel')
 
     def load(split: str) -> Examples:
         with tfds_errors(f'config.data.splits.{split}={names[split]!r} cannot be read from {builder.data_dir}'):
@@ -201,6 +202,9 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
 
     return ArrayData(load, labelled, list(label.names))
 
+
+# Built-in data sets: the value of config.data.name -> the function that makes the splits from a seed.
+BUILTIN = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
 
 # Sources of examples: the value of config.data.source -> the function that opens it.
 SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
@@ -221,24 +225,22 @@ class ArrayPlan:
         Args:
           data: the data set.
           split: 'train', 'validation' or 'test'.
-          rows: the number of rows of a batch.
+          rows: config.batch.rows.
           seed: the seed of the order and of the augmentation; None keeps the order, for evaluation.
-          crop: the number of pixels of value 0 by which images are padded on each side before a random crop.
-          flip: whether images are mirrored, left to right, with probability 1/2.
+          crop: config.data.crop; images are padded with 0 by as many pixels on each side, then cropped at random.
+          flip: config.data.flip.
           preprocessing: the preprocessing of a run that resumes; None: that of the training split.
 
         Raises:
-          UserError: if `rows` is not positive, or series are to be cropped or flipped.
+          UserError: if `crop` or `flip` does not suit the inputs.
         """
-        if rows < 1:
-            raise UserError(f'config.batch.rows={rows} must be positive')
         self._inputs, self._targets = data.inputs(split), data.targets(split)
         if (crop or flip) and self._inputs.ndim != 4:
-            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series: '
-                            'set crop=0 and flip=False')
+            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series. '
+                            'Set crop=0 and flip=False')
         if crop > max(self._inputs.shape[1:3]):
-            raise UserError(f'config.data.crop={crop} shifts images of {" x ".join(map(str, self._inputs.shape[1:3]))} '
-                            'pixels out of themselves')
+            raise UserError(f'config.data.crop={crop}: must not exceed the size of the images, '
+                            f'{" x ".join(map(str, self._inputs.shape[1:3]))} pixels')
         self.rows = [rows]
         self._preprocessing, self._split = preprocessing or data.preprocessing, split
         self._seed, self._crop, self._flip = seed, crop, flip

@@ -25,8 +25,9 @@ from model.relation import UNRESTRICTED, Relation
 PER_HEAD = 'batch', 'position', 'head', 'width'
 PAIRS = 'batch', 'head', 'query', 'key'
 AXES = {'queries': PER_HEAD, 'keys': PER_HEAD, 'values': PER_HEAD, 'heads': PER_HEAD, 'scores': PAIRS, 'weights': PAIRS,
-        'pooled': ('batch', 'width'), 'head': ('batch', 'output')}
+        'pooled': ('batch', 'width'), 'initial': ('batch', 'width'), 'head': ('batch', 'output')}
 SEQUENCE = 'batch', 'position', 'width'  # the axes of all other places
+EDITS = 'edits'  # the numbers of edits among the parameters
 
 
 class At(NamedTuple):
@@ -48,6 +49,7 @@ class At(NamedTuple):
 
 
 Edit = Callable[[Array, At], Array]
+Editor = Callable[[str], Edit | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Lens:
       captured: the values by name.
       positions: of the tokens of this step, int [#batch, 1]; None: the pass computes all positions.
     """
-    edit: Callable[[str], Edit | None] = lambda name: None
+    edit: Editor = lambda name: None
     read: Callable[[str], bool] | None = None
     captured: dict[str, Array] = dataclasses.field(default_factory=dict)
     positions: Array | None = None
@@ -190,14 +192,18 @@ def leave_loop(captured: dict[str, Array]) -> None:
             lens.captured[name] = value[:, :, 0]
 
 
-def observing(apply: Callable[..., Any], edit: Callable[[str], Edit | None] = lambda name: None,
+def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
-    It is a pure function of its arguments, as `apply` is, so it can be compiled and differentiated.
+    It is a pure function of its arguments, as `apply` is, so it can be compiled and differentiated. Within another lens
+    it adds to it: an `Observed` module can be read, too.
     """
     def observed(*args, **kwargs):
-        with _active(Lens(edit, read)) as lens:
+        lens = _lens.get() or Lens()
+        lens = dataclasses.replace(lens, edit=edit or lens.edit, read=read or lens.read,
+                                   captured=lens.captured if read is None else {})
+        with _active(lens):
             result = apply(*args, **kwargs)
         return result, lens.captured
     return observed
@@ -208,11 +214,13 @@ class Observed:
 
     Attributes:
       module: the module.
-      edit: the name of a place -> the function that replaces its value, or None.
+      editor: the numbers that the edits use -> (the name of a place -> the function that replaces its value, or None).
+        The numbers are `params[EDITS]`, arguments of a compiled program: other numbers compile nothing. Parameters
+        without them, as in a training, give None.
     """
 
-    def __init__(self, module: Any, edit: Callable[[str], Edit | None]):
-        self.module, self.edit = module, edit
+    def __init__(self, module: Any, editor: Callable[[Any], Editor]):
+        self.module, self.editor = module, editor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
@@ -223,8 +231,11 @@ class Observed:
 
     def clone(self, **attributes: Any) -> 'Observed':
         """Returns a copy with other attributes."""
-        return Observed(self.module.clone(**attributes), self.edit)
+        return Observed(self.module.clone(**attributes), self.editor)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the module's `apply`, with the edits."""
-        return observing(self.module.apply, self.edit)(*args, **kwargs)[0]
+        numbers = variables['params'].get(EDITS)
+        params = {name: part for name, part in variables['params'].items() if name != EDITS}
+        apply = observing(self.module.apply, self.editor(numbers))
+        return apply({**variables, 'params': params}, *args, **kwargs)[0]

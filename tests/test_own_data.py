@@ -1,4 +1,4 @@
-"""One file of one's own: all that is wrong is told at once; then it is trained on, resumed and scored."""
+"""A table of the user: all mistakes are reported at once; then a run trains on it, resumes and is scored."""
 
 import random
 import shutil
@@ -13,11 +13,6 @@ from run_directory.workdir import RunDirectory
 from runtime.errors import UserError
 from tests.scripts import STEPS, WORDS, script, train_arguments
 from training.objective import make_objective
-
-
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
 
 
 @pytest.fixture(scope='module')
@@ -70,16 +65,32 @@ def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table
             RunDirectory(str(tmp_path / 'run'), again, asked=asked)
 
 
+@pytest.mark.parametrize('kind, size', [('char', 4 + len(set(' '.join(WORDS)))), ('byte', 260)])
+def test_pairs_are_read_as_characters_and_bytes(table, cache, kind, size):
+    config = demo.get_config()
+    config.update_from_flattened_dict({'cache_dir': str(cache), 'data.source': 'files', 'data.dir': str(table),
+                                       'data.tokenizer.kind': kind})
+    data = open_data(config)
+    assert data.sizes == {'source_vocab_size': size, 'target_vocab_size': size}
+    plan, pairs = data.plan('train'), set(data.pairs('train'))
+    for step in range(len(plan)):
+        batch = plan.batch(step)
+        read = [[data.tokenizers['source'].decode(row) for row in rows] for rows in (
+            batch['inputs']['source'], batch['targets'])]
+        assert {pair for pair in zip(*read, strict=True) if any(pair)} <= pairs
+
+
 @pytest.mark.slow
-def test_a_table_of_one_s_own_is_trained_on_resumed_and_scored(table, cache, tmp_path):
+def test_a_table_of_one_s_own_is_trained_on_as_characters_resumed_and_scored(table, cache, tmp_path):
     def train(steps):
-        return script(*train_arguments(tmp_path / 'run', table, cache, train__steps=steps,
-                                       optimizer__schedule='inverse_sqrt'))
+        return script(*train_arguments(
+            tmp_path / 'run', table, cache, train__steps=steps, optimizer__schedule='inverse_sqrt', data__max_length=40,
+            data__tokenizer__kind='char', data__tokenizer__vocab_size=8000, data__tokenizer__split_digits=False))
 
     for steps in (12, 18):
         done = train(steps)
         assert done.returncode == 0, done.stderr.decode()
-        assert b'validation and test: cut off the training data, since there are no files' in done.stderr
+        assert b'validation and test: held out from the training data, because there are no files' in done.stderr
     assert b'resuming from step 12' in done.stderr
     done = script('decode.py', f'--workdir={tmp_path / "run"}', '--split=test')
     assert done.returncode == 0, done.stderr.decode()

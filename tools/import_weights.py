@@ -4,8 +4,8 @@
     python decode.py --workdir=runs/opus --input=-
 
 DIR is a folder that save_pretrained of the model and of the tokenizer wrote: MarianMT, GPT-2, Llama, Mistral or Qwen2.
-The run answers one line before the command ends. To train the model further, give a recipe at the import: the run takes
-its data, batches and optimizer. Then
+As a check, the run answers one line before the command ends. To train the model further, give a recipe at the import:
+the run takes its data, batches and optimizer. Then
 
     python train.py --config=runs/opus/recipe.py --workdir=runs/opus
 """

@@ -32,6 +32,7 @@ FORMULA = flags.DEFINE_bool('formula', False, 'Use only the formula: compile not
 DECODE = flags.DEFINE_bool('decode', True, 'Compile a step of beam search, too.')
 KEEP = flags.DEFINE_string('keep', None, 'A file for the compiled train step, which such devices can load.')
 JSON = flags.DEFINE_bool('json', False, 'Print JSON.')
+MOST = 1_000_000  # the largest value of a flag, to catch typing mistakes
 
 
 def main() -> None:
@@ -47,8 +48,8 @@ def main() -> None:
     if not TOPOLOGY.value:
         raise UserError('--topology is missing. Use for example --topology=v5e:4x4')
     for flag, least in (SLICES, 1), (LENGTH, 1), (COMPILE, 0):
-        if flag.value is not None and flag.value < least:
-            raise UserError(f'--{flag.name}={flag.value}: must be at least {least}')
+        if flag.value is not None and not least <= flag.value <= MOST:
+            raise UserError(f'--{flag.name}={flag.value}: must be from {least} to {MOST:,}')
     topology = parse_topology(TOPOLOGY.value, SLICES.value)
     by_formula = FORMULA.value or not topology.chip.libtpu
     if KEEP.value and (SEARCH.value or by_formula):

@@ -25,7 +25,7 @@ class Plan:
       config: its options.
       topology: the devices.
       mesh: the sizes of its axes.
-      shape: (rows, length) of a batch; the length includes padding.
+      shape: (rows, length) of a batch, without padding rows.
       held: bytes of parameters and of the optimizer's state on each device.
       train: the figures of the train step.
       decode: the figures of a search step; None if it was not compiled.
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step, padding included."""
+        """Target positions of a step."""
         return self.shape[0] * self.shape[1]
 
     @property
@@ -78,13 +78,17 @@ class Plan:
 
 def by_formula(config: ConfigDict, topology: Topology, length: int | None = None) -> Plan:
     """Returns the plan without compiling anything. `length` is that of an assumed sentence."""
-    return estimated(Recipe(config, length), config, topology)
-
-
-def estimated(recipe: Recipe, config: ConfigDict, topology: Topology) -> Plan:
-    """Returns the plan of a recipe by formula, with the mesh of `config`."""
     mesh = sizes_of_mesh(config, topology)
-    return Plan(config, topology, mesh, recipe.batch['targets'].shape, {}, estimate(recipe, mesh), by='formula')
+    return estimated(Recipe(config, length, mesh['data'] * mesh['fsdp']), topology, mesh)
+
+
+def estimated(recipe: Recipe, topology: Topology, mesh: dict[str, int]) -> Plan:
+    """Returns the plan of a recipe by formula."""
+    return Plan(recipe.config, topology, mesh, _shape(recipe), {}, estimate(recipe, mesh), by='formula')
+
+
+def _shape(recipe: Recipe) -> tuple[int, int]:
+    return recipe.rows, recipe.batch['targets'].shape[1]
 
 
 def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
@@ -119,22 +123,22 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
     Raises:
       UserError: if the mesh does not suit the devices, or a device has too little memory.
     """
-    recipe = Recipe(config, length)
     mesh = sizes_of_mesh(config, topology)
+    recipe = Recipe(config, length, mesh['data'] * mesh['fsdp'])
     ahead = Ahead(recipe, config.parallel, devices_of(topology))
     log.info('compiling the train step for %s as %s; this takes minutes', topology, axes_text(mesh))
     began = time.perf_counter()
     try:
         figures = ahead.figures(ahead.train)
     except TooLarge as error:
-        plan = estimated(recipe, config, topology)
+        plan = estimated(recipe, topology, mesh)
         raise too_large(plan, error.needed or plan.train.peak, error.available) from None
     log.info('compiled in %s', duration(time.perf_counter() - began))
     if path:
         keep(ahead.train, path)
         log.info('%s: the train step, %.1f MiB. tools.ahead.load loads it on such devices', path,
                  path.stat().st_size / 2 ** 20)
-    return Plan(config, topology, mesh, recipe.batch['targets'].shape, ahead.held(), figures,
+    return Plan(config, topology, mesh, _shape(recipe), ahead.held(), figures,
                 ahead.figures(ahead.decode) if decode else None)
 
 
@@ -165,7 +169,7 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
         recipe, parallel = recipes[key], candidate.parallel
         if len(recipe.batch['targets']) % (parallel.data * parallel.fsdp * candidate.train.accumulate):
             continue  # the step would compute padding rows
-        plans.append(estimated(recipe.for_parts(candidate), candidate, topology))
+        plans.append(estimated(recipe.for_parts(candidate), topology, sizes_of_mesh(candidate, topology)))
     return sorted(plans, key=lambda plan: (not plan.fits, *seconds_a_token(plan)))
 
 
@@ -183,9 +187,13 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
       UserError: if nothing fits.
     """
     plans = ranked(config, topology, length)
+    if not plans:
+        rows = Recipe(config, length).rows
+        raise UserError(f'{topology}: a batch has {rows} rows, which no mesh of the search divides into equal shares. '
+                        f'Use a batch of {topology.devices} rows, for example, or fewer devices')
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
-        smallest = min(plans or [by_formula(config, topology, length)], key=lambda plan: plan.train.peak)
+        smallest = min(plans, key=lambda plan: plan.train.peak)
         raise too_large(smallest, smallest.train.peak)
     log.info('%d of %d candidates fit by formula. The best:', len(fitting), len(plans))
     for plan in fitting[:10]:

@@ -1,6 +1,6 @@
 """Shows a run on one screen: python -m tools.show_run RUN
 
-The screen has the config, the model, the progress, the scores and the files of the run. Parameters are not read.
+It shows the config, the model, the progress, the scores and the files of the run, without reading the parameters.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from command_line import run_script
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
-from run_directory.records import CONFIG, EVALUATED, tensorboard
+from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, tensorboard
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -40,6 +40,9 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     yield 'task', [f'{config["task"]}, {described_data(config)}']
     yield 'model', [described_model(config), *parameters]
     yield 'progress', list(progress_lines(run))
+    if damaged := damaged_metrics(workdir):
+        lines = ', '.join(map(str, damaged[:10])) + (', ...' if len(damaged) > 10 else '')
+        yield 'damaged', [f'{METRICS_FILE}: {len(damaged)} lines, which are left out: {lines}']
     for split, results in run.results.items():
         scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
         yield f'{split} scores', [f'{scores} (checkpoint {results.get("checkpoint")}, '
@@ -120,7 +123,7 @@ def count(tree: Any) -> int:
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
     """Yields lines with the steps and the speed, the last evaluation, and the best one."""
-    speed = f', {run.speed:,.0f} tokens a second' if run.speed else ''
+    speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
            + speed)

@@ -118,7 +118,7 @@ def test_the_changes_of_the_llama_family_lead_from_the_papers_block_to_the_recip
 
 
 def test_a_sweep_that_means_nothing_to_a_model_is_refused():
-    with pytest.raises(UserError, match='means nothing to model.kind=rnnsearch'):
+    with pytest.raises(UserError, match='has no effect with model.kind=rnnsearch'):
         list(every('table3', rnnsearch_demo.get_config()))
 
 

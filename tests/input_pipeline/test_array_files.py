@@ -48,19 +48,23 @@ def test_idx_files(idx):
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda whole: whole[:-1], r'train-images-idx3-ubyte is cut off or damaged: its header announces 12 x 5 x 4, which '
-                               r'is 256 bytes in all, but it holds 255\. Fetch it again'),
-    (lambda whole: whole + b'x', 'is cut off or damaged: .* is 256 bytes in all, but it holds 257'),
-    (lambda whole: whole[:10], 'is cut off or damaged: '),
-    (lambda whole: b'', 'no IDX file of unsigned bytes with 3 axes: it begins with nothing instead of 00000803'),
+    (lambda whole: whole[:-1], r'train-images-idx3-ubyte is truncated or damaged: its header announces 12 x 5 x 4, '
+                               r'which is 256 bytes in all, but it has 255\. Download it again'),
+    (lambda whole: whole + b'x', 'is truncated or damaged: .* is 256 bytes in all, but it has 257'),
+    (lambda whole: b'', 'not an IDX file of unsigned bytes with 3 axes: it begins with nothing instead of 00000803'),
     (lambda whole: b'\0\0\x0d\3' + whole[4:], 'it begins with 00000d03 instead of 00000803'),
-    (lambda whole: b'<html>', 'it begins with 3c68746d instead of 00000803'),
 ])
 def test_damaged_idx_files_are_named(idx, damage, message):
     path = idx[0] / 'train-images-idx3-ubyte'
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=message):
         read(idx[0])
+
+
+@pytest.mark.parametrize('share', [0.01, 0.99])
+def test_a_share_of_idx_files_that_leaves_a_split_empty_is_refused(idx, share):
+    with pytest.raises(UserError, match=rf'validation_share={share} of the 12 examples in .* leaves a split empty'):
+        read(idx[0], validation_share=share)
 
 
 def test_damaged_gz(idx):
@@ -72,7 +76,7 @@ def test_damaged_gz(idx):
 
 def test_idx_files_that_do_not_belong_together(idx):
     (idx[0] / 't10k-labels-idx1-ubyte.gz').rename(idx[0] / 'train-labels-idx1-ubyte.gz')
-    with pytest.raises(UserError, match='train-images-idx3-ubyte holds 12 images, but .*labels-idx1-ubyte.gz 4 labels'):
+    with pytest.raises(UserError, match='images-idx3-ubyte has 12 images, but .*labels-idx1-ubyte.gz has 4 labels'):
         read(idx[0])
     with pytest.raises(UserError, match=r't10k-labels-idx1-ubyte \(or t10k-labels-idx1-ubyte\.gz\) does not exist'):
         read(idx[0], 'test')
@@ -102,14 +106,14 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
 
 
 @pytest.mark.parametrize('arrays, message', [
-    ({'inputs': INPUTS}, r"train\.npz has no array 'targets', only inputs: write it with numpy\.savez"),
+    ({'inputs': INPUTS}, r"train\.npz has no array 'targets', only inputs. Write it with numpy\.savez"),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(str)}, r'train\.npz: targets must be finite numbers \(.*U'),
     ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
     ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz: 10 inputs, but targets of shape \(10, 7, 2\)'),
     ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes are 0, 1'),
     ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\): they must be'),
-    ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz holds no examples'),
+    ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz has no examples'),
     ({'inputs': np.where(INPUTS > 6, np.nan, INPUTS), 'targets': CLASSES}, r'train\.npz: inputs must be finite'),
     ({'inputs': INPUTS * 1e300, 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers .*float64.* 3\.4e38'),
     ({'inputs': INPUTS * np.longdouble('1e4000'), 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers'),
@@ -121,17 +125,6 @@ def test_npz_mistakes(tmp_path, arrays, message):
     write_npz(tmp_path, **arrays)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
-
-
-@pytest.mark.parametrize('targets, message', [
-    (CLASSES * 1e300, r'train\.npz: targets must be finite numbers .*float64.* 3\.4e38'),
-    (np.zeros((10, 0)), r'train\.npz: 10 inputs, but targets of shape \(10, 0\)'),
-    (np.float64(3), r'train\.npz: 10 inputs, but targets of shape \(\)'),
-])
-def test_values_that_cannot_be_trained_on(tmp_path, targets, message):
-    write_npz(tmp_path, inputs=INPUTS, targets=targets)
-    with pytest.raises(UserError, match=message):
-        read(tmp_path, labelled=False)
 
 
 class Canary:
@@ -154,7 +147,6 @@ def test_inputs_to_predict_from(tmp_path):
     (INPUTS.astype(object), r'x\.npz cannot be read: .*allow_pickle'),
     (INPUTS.astype(str), r'x\.npz: inputs must be finite numbers \(.*U'),
     (INPUTS.astype(complex), r'x\.npz: inputs must be finite numbers \(.*complex'),
-    (np.zeros((10, 7, 2), [('a', float)]), r'x\.npz: inputs must be finite numbers'),
     (INPUTS * np.inf, r'x\.npz: inputs must be finite numbers'),
     (INPUTS * 1e300, r'x\.npz: inputs must be finite numbers .*float64.* 3\.4e38'),
     (INPUTS * np.longdouble('1e4000'), r'x\.npz: inputs must be finite numbers'),
@@ -175,7 +167,6 @@ def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path, inputs, message
     *(('inputs.npy', b'\x93NUMPY\x01\x00\x46\x00' + header.ljust(69) + b'\n') for header in (
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (10**23, 3, 3)}",
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d, 3)}" % 10 ** 17,
-        b"{'descr': '<f4', 'fortran_order': False, 'shape': (9, 7, 2}",
         b"{'descr': '<f4', 'fortran_order': False, 'shape': ((9, 7, 2)}",
         b"{'descr': '<f4, 'fortran_order': False, 'shape': (9, 7, 2)}",
         b"{'descr': '<f4', 'fortran_order': False, 'shape': (09L, 7, 2)}")),
@@ -213,7 +204,7 @@ def test_damaged_npz(tmp_path):
         with pytest.raises(UserError, match=r'train\.npz '):
             read(tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match='holds no data set'):
+    with pytest.raises(UserError, match='has no data set'):
         read(tmp_path)
 
 
@@ -258,14 +249,12 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
 
 
 @pytest.mark.parametrize('lines, message', [
-    ([], r'train\.csv is empty: it must begin with a header'),
+    ([], r'train\.csv is empty. It must begin with a header'),
     ([HEADER], r'train\.csv has a header but no rows'),
     (['series,x', 'a,1'], r"train\.csv:1: no column 'target', only series, x"),
     (['id,x,target', 'a,1,1'], r"train\.csv:1: no column 'series', only id, x, target"),
     (['series,time,target', 'a,1,1'], r'train\.csv:1: no column is a channel'),
-    (['series,x,x,target', 'a,1,2,1'], r"train\.csv:1: column 'x' is there 2 times"),
-    (['series,x,target,series', 'a,1,2,1'], r"train\.csv:1: column 'series' is there 2 times"),
-    (['', HEADER + ', target', 'a,0,1.5,-2,1,1'], r"train\.csv:2: column 'target' is there 2 times"),
+    (['series,x,x,target', 'a,1,2,1'], r"train\.csv:1: column 'x' appears 2 times"),
     ([HEADER, ROWS[0], 'a,1,2.5,,1'], r"train\.csv:3: y is '', not a number"),
     ([HEADER, 'a,0,nan,1,1'], r"train\.csv:2: x is 'nan', not a number"),
     ([HEADER, ROWS[0], 'a,1,1_0,1,1'], r"train\.csv:3: x is '1_0', not a number"),
@@ -274,9 +263,9 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1e300'], r"train\.csv:2: target is '1e300', beyond 3\.4e38"),
     ([HEADER, 'a,0,1,1,cat'], r"train\.csv:2: target is 'cat', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
-    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but 'a', the first, has 2: all must be equally long"),
+    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but 'a', the first series, has 2: all must be"),
     ([HEADER, *ROWS[:3], 'c,0,1,1,1', 'c,1,1,1,1'], r"train\.csv:4: series 'b' has 1 rows"),
-    ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: series 'a' goes on here, but it began at line 2"),
+    ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: series 'a' continues here, but it began at line 2"),
     ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2: a series has one target"),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
 ])
@@ -284,13 +273,6 @@ def test_csv_mistakes_are_located(tmp_path, lines, message):
     write_csv(tmp_path, *lines)
     with pytest.raises(UserError, match=message):
         read(tmp_path)
-
-
-def test_csv_column_twice_in_another_split(tmp_path):
-    write_csv(tmp_path, HEADER, *ROWS)
-    write_csv(tmp_path, HEADER + ',y', *(row + ',0' for row in ROWS), split='test')
-    with pytest.raises(UserError, match=r"test\.csv:1: column 'y' is there 2 times"):
-        read(tmp_path, 'test')
 
 
 def test_csv_split_with_other_columns(tmp_path):
@@ -302,5 +284,5 @@ def test_csv_split_with_other_columns(tmp_path):
     with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):
         read(tmp_path, 'test')
     (tmp_path / 'test.csv').unlink()
-    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist: see config\.data\.dir'):
+    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. See config\.data\.dir'):
         read(tmp_path, 'test')

@@ -126,7 +126,7 @@ def test_an_empty_split_is_told_in_every_task(folder, tmp_path, split, content):
         message, = data_problems(language_config(folder, tmp_path, data__documents=kind))
         assert f'the {split} split has no text' in message
     message, = data_problems(array_config(folder, tmp_path))
-    assert f'{split}.npz holds no examples' in message
+    assert f'{split}.npz has no examples' in message
     (folder / f'{split}.npz').unlink()
     for name in ('train', 'validation', 'test'):
         (folder / f'{name}.npz').unlink(missing_ok=True)

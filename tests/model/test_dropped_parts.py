@@ -51,6 +51,7 @@ def test_whole_words_are_dropped_at_their_rate_and_the_others_stay_as_they_are(r
     np.testing.assert_array_equal(WordDropout(rate).apply({}, embedded), embedded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_a_model_without_its_words_sees_only_how_many_there_are(kind):
     """Compares the logits of two inputs at a rate of almost 1: all embeddings are zero, so the logits are equal."""
@@ -64,6 +65,7 @@ def test_a_model_without_its_words_sees_only_how_many_there_are(kind):
     np.testing.assert_array_equal(evaluated, make().apply({'params': params}, **inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['transformer', 'rnnsearch'])
 def test_source_and_target_lose_words_of_their_own(kind):
     make, inputs = MODELS[kind]
@@ -127,7 +129,7 @@ def test_sublayers_are_left_out_each_for_itself():
     assert len(patterns) > 3
 
 
-@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize('remat', [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('make, inputs', [
     (lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS}),
     (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
@@ -162,6 +164,7 @@ def losses(steps):
     return found, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=8), marks=pytest.mark.slow)],
                          ids=str)
 def test_a_mesh_drops_what_one_device_drops(mode):
@@ -170,6 +173,7 @@ def test_a_mesh_drops_what_one_device_drops(mode):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one[1].params, other[1].params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [Mode(data=2, mode='pmap'), Mode(accumulate=2)], ids=str)
 def test_devices_and_parts_may_drop_their_own(mode):
     np.testing.assert_allclose(losses(compiled(mode))[0], losses(compiled(Mode()))[0], rtol=0.3)

@@ -101,7 +101,7 @@ def plain_forward(params, inputs, patch, norm, position, pooling):
 
 
 @pytest.mark.parametrize('kind', INPUTS)
-@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('norm', [NORMS[0], *(pytest.param(norm, marks=pytest.mark.slow) for norm in NORMS[1:])])
 @pytest.mark.parametrize('position', [*ADDED, 'none'])
 @pytest.mark.parametrize('pooling', POOLINGS)
 def test_forward_pass_is_the_equations(kind, norm, position, pooling):

@@ -15,8 +15,10 @@ import inference
 from configs import demo
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
-from tests.scripts import ROOT, WORDS, cache, data, run  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, WORDS
 from tools.student_corpus import write_corpus
+
+pytestmark = pytest.mark.slow
 
 
 def distil(*arguments):

@@ -56,6 +56,13 @@ def test_a_plan_by_formula_is_printed():
     (['--config=configs/demo.py'], '--topology is missing. Use for example --topology=v5e:4x4'),
     (['--config=configs/digits_vit.py', '--topology=h100:8'],
      'config.task=classification: plans support translation and language_model only'),
+    (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000000000'],
+     '--slices=1000000000000: must be from 1 to 1,000,000'),
+    (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
+     '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
+    (['--config=configs/demo.py', '--topology=a100:4096', '--search'],
+     'a100:4096: a batch has 16 rows, which no mesh of the search divides into equal shares. Use a batch of 4096 rows, '
+     'for example, or fewer devices'),
 ])
 def test_mistakes_are_told_in_a_line(arguments, message):
     done = plan(*arguments)
@@ -78,6 +85,14 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 def test_what_cannot_be_planned(options, length, message):
     with pytest.raises(UserError, match=message):
         by_formula(small(**options), parse_topology('h100:8'), length)
+
+
+@pytest.mark.parametrize('options', [{'train__accumulate': 7}, {'batch__tokens': 512}])
+def test_rows_of_padding_are_planned_as_they_are_trained(options):
+    """7 parts, or 8 devices, do not divide the rows of a batch."""
+    plan = by_formula(small(**options), parse_topology('h100:64'))
+    assert plan.tokens == options.get('batch__tokens', 1024)
+    assert plan.train.flops > by_formula(small(), parse_topology('h100:8')).train.flops / 8
 
 
 def test_arithmetic_and_memory_are_those_of_the_model():

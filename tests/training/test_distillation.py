@@ -20,7 +20,7 @@ from model.ensemble import Ensemble
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
-from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, parameters, script, train_arguments
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.objective import distilled, r_drop, simcut
 
@@ -102,6 +102,7 @@ def test_each_pass_of_a_variant_has_the_teacher(variant):
         assert float(loss(0.5).others[name]) == pytest.approx(float(plain.others[name]), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [pytest.param(Mode(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
                                   Mode(accumulate=2),
                                   pytest.param(Mode(data=4, mode='pmap'), marks=pytest.mark.slow)], ids=str)
@@ -192,12 +193,13 @@ def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_student_cannot_learn_from_is_told(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__teacher': tmp_path / 'none'}, 'none is not a run directory'),
             ({'data__tokenizer__vocab_size': 290}, 'config.data.tokenizer.vocab_size=290: must be 285, as in the run'),
             ({'train__teacher_checkpoint': 'bset'}, "checkpoint='bset' is not best"),
-            ({'train__teacher': '', 'train__teacher_weight': 0.8}, 'train.teacher_weight=0.8: means nothing without')):
+            ({'train__teacher': '', 'train__teacher_weight': 0.8}, 'train.teacher_weight=0.8: has no effect without')):
         done = script(*student(tmp_path / 'run', **{'teacher': run[0], 'data': data, 'cache': cache, **changes}))
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
         assert 'Traceback' not in done.stderr.decode() and not (tmp_path / 'run' / 'config.json').exists()

@@ -19,7 +19,7 @@ from model.transformer import Transformer
 from run_directory import initial
 from run_directory.initial import other_run
 from runtime.errors import UserError
-from tests.scripts import cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import parameters, script, train_arguments
 from training.compiled import Compiled
 from training.optimizer import make_optimizer
 from training.tuning import Tuning, make_tuning, matches
@@ -137,6 +137,7 @@ def test_the_gradient_of_adapters_is_that_of_the_matrix_through_its_factors():
     np.testing.assert_allclose(before[b] - after[b], scale * np.einsum('hkr,hke->re', before[a], gradient), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tuning', [LORA, FROZEN], ids=['LoRA', 'frozen'])
 @pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=4, mode='pmap'),
                                                                               marks=pytest.mark.slow)], ids=str)
@@ -235,7 +236,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
             ({'data__tokenizer__vocab_size': 290}, 'or give train.init_vocabulary=False for one of this data'),
             ({'model__d_model': 4, 'model__d_ff': 6}, 'is of a model of other sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
-            ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: means nothing without adapters')):
+            ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
         done = script(*tuned(tmp_path / 'run', run, data, cache, **changes))
         assert done.returncode == 2 and message in done.stderr.decode(), done.stderr.decode()
         assert 'Traceback' not in done.stderr.decode() and not (tmp_path / 'run' / 'config.json').exists()
