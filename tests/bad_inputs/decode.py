@@ -1,4 +1,4 @@
-"""decode.py: how to search, what to read and write, run directories."""
+"""decode.py: searches, input, output and run directories."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def flag(text, *says):
 
 
 def run(name, content, *says, **more):
-    """A file of the run directory is another."""
+    """A case in which a file of the run directory has other content."""
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 
@@ -184,10 +184,11 @@ SLOW = [
     Case('--workdir={run} --input={here}/in.gz', 'in.gz', {'in.gz': 'one'}),
     Case('--workdir={run} --input={here}/in.gz', 'in.gz', {'in.gz': cut(zipped('one\n' * 999))}),
     Case('--workdir={run} --input=-', 'stdin:1', stdin=b'\xff\n'),
-    Case(RUN + '--score', 'stdin:2: 0 tabs', stdin=b'a\tb\nab\n'),
-    Case('--workdir={run} --input={here}/a --score', '{here}/a:2: 2 tabs', {'a': 'a\tb\na\tb\tc\n'}),
+    Case(RUN + '--score', 'stdin:2: a line must be SOURCE<tab>', stdin=b'a\tb\nab\n'),
+    Case('--workdir={run} --input={here}/a --score', '{here}/a:2: a line must be SOURCE<tab>TARGET',
+         {'a': 'a\tb\na\tb\tc\n'}),
     Case(RUN + '--score', 'line 2: this translation has', stdin=b'a\tb\na\t' + b'\xc3\xa9' * 500 + b'\n'),
-    Case(RUN + '--prefixes', 'stdin:2: 0 tabs', stdin=b'a\tb\nab\n'),
+    Case(RUN + '--prefixes', 'stdin:2: a line must be SOURCE<tab>', stdin=b'a\tb\nab\n'),
     Case(RUN + '--prefixes', 'line 2: the translation cannot begin', stdin=b'a\tb\na\t' + b'one ' * 90 + b'\n'),
     Case(RUN + '--prefixes', 'line 1: the translation cannot begin', stdin=b'\tone\n'),
     Case(RUN + '--prefixes --avoid={here}/a', 'a word to avoid', {'a': 'One'}, stdin=b'two\tone two\n'),
@@ -279,8 +280,8 @@ SLOW = [
     Case('--workdir={digits} --split=test --confidence', '--confidence'),
     Case('--workdir={digits} --split=test --compare={here}', '--compare'),
     Case('--workdir={digits} --input=-', '-'),
-    Case('--workdir={digits} --input={here}/in.npz --score', '--score is for text'),
-    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes is for translations'),
+    Case('--workdir={digits} --input={here}/in.npz --score', '--score applies only to text'),
+    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes applies only to translation'),
     Case('--workdir={digits} --input={here}', '{here}'),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': ''}),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': 'one two\n'}),

@@ -1,4 +1,4 @@
-"""python -m tools.show_batch: which batch of what."""
+"""python -m tools.show_batch: recipes, runs and steps."""
 
 from tests.bad_inputs.cases import FOLDER, GONE, Case, with_values
 

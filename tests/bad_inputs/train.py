@@ -1,4 +1,4 @@
-"""train.py: flags and their values, and recipes; what is wrong with data and run directories is in train_data.py."""
+"""train.py: flags, values and recipes. train_data.py has the cases about data and run directories."""
 
 from tests.bad_inputs.cases import FIFO, LOOP, NULL, Case
 from tests.bad_inputs.train_data import DEMO, DIGITS, LETTERS, QUICK_DATA, SLOW, demo, digits  # noqa: F401 (a table)
@@ -16,7 +16,7 @@ MINE = 'class Mine({}):\n'
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
-    # Numbers beyond all sense
+    # Numbers out of range
     demo('seed=-1'),
     demo('seed=4294967296'),
     demo('seed=1099511627776'),
@@ -99,7 +99,7 @@ QUICK = [
          ('config.seed=-1: must not be negative\n', 'config.train.steps=0: must be at least 1\n',
           "config.model.norm='mid'")),
     Case(LETTERS + '--config.batch.rows=1000000 --config.data.context=1000000', 'config.batch.rows=1000000'),
-    # Words, empties, other kinds
+    # Words, empty values, other types
     demo('model.kind='),
     demo('task='),
     demo('model.dtype=float16'),
@@ -146,7 +146,7 @@ QUICK = [
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost:99999', '--coordinator_address'),
     Case(DEMO + '--num_processes=x', '--num_processes=x'),
     Case(DEMO + '--verbosity=x', 'verbosity'),
-    # Run directories that cannot be
+    # Impossible run directories
     Case('--config={root}/configs/demo.py --workdir=/dev/null/run', '/dev/null/run'),
     Case('--config={root}/configs/demo.py --workdir=/dev/null', '--workdir=/dev/null'),
     Case('--config={root}/configs/demo.py --workdir=/proc/run', '/proc/run cannot be written'),

@@ -1,4 +1,4 @@
-"""Every benchmark runs, small, and reports figures that can be."""
+"""Every benchmark runs on small models and reports plausible figures."""
 
 import dataclasses
 import json
@@ -135,7 +135,7 @@ def test_torch_trains_a_model_of_our_size():
     module = make_model(SMALL, 'float32')
     tokens = jnp.ones((1, 2), jnp.int32)
     params = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)['params']
-    biases = SMALL.num_layers * 3 * 4 * SMALL.d_model  # of attention, which nn.Transformer has and we have not
+    biases = SMALL.num_layers * 3 * 4 * SMALL.d_model  # of attention, which only nn.Transformer has
     model = torch_model(SMALL)
     assert sum(each.numel() for each in model.parameters()) == biases + sum(
         leaf.size for leaf in jax.tree.leaves(params))
@@ -172,7 +172,7 @@ def test_the_products_of_a_gradient():
         return jax.nn.logsumexp(module.apply(params, tokens, tokens)).sum()
 
     found = ops_of(jax.jit(jax.grad(loss)).lower(params).compile().as_text(), workload.vocab_size).values()
-    # A product is a line of its own, and again of the fusion that it is in.
+    # A product has its own line, and is also part of the line of its fusion.
     assert sum(op.flops for op in found if not op.fused) == pytest.approx(
         matmul_flops(jax.grad(loss), params), rel=0.05)
     assert {op.kind for op in found} > {'products', 'products, vocabulary', 'norm'}

@@ -57,6 +57,7 @@ def test_a_run_on_series_of_bytes_has_the_preprocessing_of_one_on_series_of_othe
         np.testing.assert_array_equal(leaf, params(tmp_path / 'run')[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     """As a run of an earlier version, which scaled series of bytes as images."""
     config = series_config(cache, write_series(tmp_path / 'data'))
@@ -132,6 +133,7 @@ def test_a_run_with_adapters_is_fine_tuned(three, cache, tmp_path):
     assert all(not np.array_equal(found[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_ends_in_value_freezes_what_it_names(three, tmp_path):
     done = tune(three, tmp_path / 'tuned', '--config.train.frozen=*/value')
     assert done.returncode == 0, done.stderr.decode()
