@@ -27,7 +27,7 @@ import optax
 from ml_collections import ConfigDict
 
 from configs.checks import config_problems
-from inference.run import Answerer, Run, load, make_answerer
+from inference.run import Answerer, Run, load, make_answerer, trained_under_edits
 from inference.scores import Evaluation
 from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
@@ -176,7 +176,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         check_fits(config.model, data.sizes)
     except ValueError as error:
         raise UserError(f'config.{error}') from None
-    module = build_model(config.model, **data.sizes, pad=PAD)
+    module = trained_under_edits(config, build_model(config.model, **data.sizes, pad=PAD), data.tokenizers, data.sizes)
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     objective = make_objective(config, data)
     directory.check_objective(objective)
