@@ -1,18 +1,30 @@
-# Every target makes the virtual environment that it needs, once.
+# Each target creates the virtual environment that it needs, once.
 PYTHON ?= python3
 VENV := .venv
+EXTRAS := test
 DEMO := runs/demo
+
+# requirements.lock has one version of each dependency for Python 3.11 to 3.14 and all platforms. uv installs them in a
+# third of pip's processor time, and tools/uv.py passes pip's settings on to it, so that your own package index works.
+VERSIONS := --constraint=requirements.lock
+UV = $(VENV)/bin/python -m tools.uv
+INSTALL = $(UV) pip install --quiet $(VERSIONS) --editable
+
+# Python compiles each module once, not in each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-# The pip that comes with Python 3.11 takes twice as long over the last step as the newest one.
-$(VENV)/installed: pyproject.toml
+$(VENV)/bin/uv:
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@$(VENV)/bin/python -m pip install --quiet uv || { echo "uv: pip could not install it, for the reason above. Without \
+	uv and the lock file: $(VENV)/bin/python -m pip install --editable '.[test]' && touch $(VENV)/installed" >&2; exit 1; }
+
+$(VENV)/installed: pyproject.toml requirements.lock | $(VENV)/bin/uv
+	$(INSTALL) '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, and look at the attention
@@ -24,38 +36,49 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
 	@paste $(DEMO)/sample.txt $(DEMO)/sample.out
 
-test: $(VENV)/installed  ## Run the tests
+test: $(VENV)/installed  ## Run the tests, in at most six minutes
 	$(VENV)/bin/python -m pytest
 
-test-all: $(VENV)/installed  ## Run all tests but those of other libraries, of TPUs and of a browser
+test-all: $(VENV)/installed  ## Run also the tests that take minutes, such as those of several processes
 	$(VENV)/bin/python -m pytest -m 'not browser'
 
-test-slow: $(VENV)/installed  ## Run the tests that take minutes, the commands of the documentation among them
+test-slow: $(VENV)/installed  ## Run only the tests that make test leaves out
 	$(VENV)/bin/python -m pytest -m slow
 
-test-interchange: $(VENV)/installed  ## Test against other libraries: PyTorch, transformers, CTranslate2; W&B, MLflow
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test-interchange]'
-	$(VENV)/bin/python -m pytest tests/interchange tests/training/test_trackers.py
+test-newest:  ## Run the tests with the newest versions that pyproject.toml allows
+	rm -f build/newest/installed
+	$(MAKE) VENV=build/newest VERSIONS=--upgrade build/newest/installed
+	build/newest/bin/python -m pytest
 
-# In an environment of its own: where libtpu is, every program looks for a TPU when it starts, and complains.
-test-plan:  ## Compile the recipes for TPUs, without one, and hold them to their budgets of memory and traffic
-	$(MAKE) VENV=build/plan build/plan/installed
-	build/plan/bin/python -m pip install --quiet --editable '.[test,plan]'
+test-oldest:  ## Run the tests with the oldest versions that pyproject.toml allows
+	$(MAKE) VENV=build/oldest VERSIONS='--upgrade --resolution=lowest-direct' build/oldest/installed
+	build/oldest/bin/python -m pytest
+
+interchange: $(VENV)/installed  ## Install PyTorch, transformers, CTranslate2, W&B and MLflow
+	$(INSTALL) '.[test-interchange]'
+
+test-interchange: interchange  ## Test against these libraries
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interchange tests/model/test_torch.py \
+		tests/model/test_transformers.py tests/training/test_trackers.py
+
+# In a separate environment, because every program that finds libtpu looks for a TPU when it starts, and complains.
+test-plan:  ## Compile the recipes for TPUs, without one, and check their memory and traffic
+	$(MAKE) VENV=build/plan EXTRAS=test,plan build/plan/installed
 	build/plan/bin/python -m pytest -m 'slow or not slow' tests/plan
 
-test-browser: $(VENV)/installed  ## Try the attention explorer in Chromium; pictures of it go to build/browser
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,browser]'
+test-browser: $(VENV)/installed  ## Test the attention explorer in Chromium; pictures of it go to build/browser
+	$(INSTALL) '.[test,browser]'
 	tests/browser/install_chromium.sh
 	$(VENV)/bin/python -m pytest -m browser tests/browser
 
 lint: $(VENV)/installed  ## Check style, types and imports
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
-	@# All three, also where the first finds something.
+	$(INSTALL) '.[test,lint]'
+	@# All three, also if the first one reports something.
 	@status=0; for check in 'ruff check .' pyright 'lint-imports --no-logo'; do \
 		echo "$$check"; $(VENV)/bin/$$check || status=1; done; exit $$status
 
 docs: $(VENV)/installed  ## Build the documentation into build/docs, and check its links
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,docs]'
+	$(INSTALL) '.[test,docs]'
 	@# From nothing, for what was built before is not warned about again.
 	rm -rf build/docs build/doctrees docs/api
 	$(VENV)/bin/python -m sphinx -c docs -d build/doctrees --quiet --fail-on-warning . build/docs
@@ -63,8 +86,15 @@ docs: $(VENV)/installed  ## Build the documentation into build/docs, and check i
 	$(VENV)/bin/python docs/links.py
 	$(VENV)/bin/python docs/links.py build/docs
 
-# RUN, RNN_RUN and SWEEP are what the notebooks open; without one, a short training is made.
+# The notebooks open RUN, RNN_RUN and SWEEP. Without one of them, they train a small model.
 notebooks: $(VENV)/installed  ## Execute notebooks/*.py into the .ipynb beside them
 	RUN=$(RUN) RNN_RUN=$(RNN_RUN) SWEEP=$(SWEEP) $(VENV)/bin/python -m notebooks.build
 
-.PHONY: help demo docs lint notebooks test test-all test-slow test-browser test-interchange test-plan
+# Only from the main index, because further indexes and folders often have some files of a version without the others.
+lock: $(VENV)/bin/uv  ## Write requirements.lock with today's versions
+	PIP_EXTRA_INDEX_URL= PIP_FIND_LINKS= $(UV) pip compile --quiet --upgrade --universal --python-version=3.11 --generate-hashes --no-annotate \
+		--custom-compile-command='make lock' --extra=test --extra=lint --extra=docs --extra=interchange --extra=browser \
+		--output-file=requirements.lock pyproject.toml
+
+.PHONY: help demo docs interchange lint lock notebooks test test-all test-slow test-newest test-oldest test-browser test-interchange \
+	test-plan

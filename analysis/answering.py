@@ -1,5 +1,6 @@
-"""What decode.py does: answers, scores, pictures and pages, as its flags request."""
+"""Does what the flags of decode.py request: answers, scores, pictures and pages."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,52 +12,55 @@ from typing import Any
 
 import numpy as np
 
+from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
+from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from analysis.request import Request, results_name
 from inference.arriving import input_lines
 from inference.columns import read_phrases, score_all, translate_all
+from inference.edits import read_edits, without
 from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run, load
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.tables import as_json
 from inference.text import Output, TextModel
+from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
-from model import parameter_count
 from run_directory.records import read_config
 from run_directory.trained import run_paths
 from run_directory.workdir import changed_data
 from runtime import STARTED
-from runtime.errors import UserError
 from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
-LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # for some readers
-BETWEEN = '-' * 15  # two continuations
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # end a line for some readers
+BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
 IMPORTED = time.perf_counter()
 
 
 def decode(request: Request) -> None:
-    """Answers or scores, as the request says.
+    """Answers the input, or scores splits, as the request says.
 
     Raises:
-      UserError: if the request is impossible; nothing has been written then.
+      UserError: if the request is impossible. In that case, nothing has been written.
     """
     request.check()
     workdirs = run_paths(request.workdir or '')
     splits = asked_splits(request.split, read_config(workdirs[0]).data) if request.split else []
     request.check_files(workdirs, splits)
     avoid = read_phrases(request.avoid) if request.avoid else None
+    edits = read_edits(request.edit) if request.edit else []
+    edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search)
-    if request.format == 'text' and (options.n_best > 1 or request.attention):
-        raise UserError('--n_best and --attention need --format=jsonl: text holds one line for each line')
     if request.pictures and request.look == 'positions':
         save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
     steps, page = ', '.join(map(str, run.checkpoint)), None
@@ -67,22 +71,39 @@ def decode(request: Request) -> None:
     elif isinstance(run.model, Predictor):
         predict_file(request, run.model, options, page)
     else:
-        answer_file(request, run.model, options, page)
+        answer_file(request, run.model, options, page, alignment_head(request, run))
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
 
 
-def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None) -> None:
-    """Writes an answer for each line of the input; lines are read as they are answered."""
+def alignment_head(request: Request, run: Run) -> Head | None:
+    """Returns the head from which --alignments are read: that of --look, or the best one on the validation split."""
+    if not request.alignments:
+        return None
+    assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
+    head = chosen_head(request.look, run.model) if request.look else best_head(run)
+    log.info('alignments: %s', head)
+    return head
+
+
+def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None,
+                head: Head | None = None) -> None:
+    """Writes an answer for each line of the input. Lines are read in chunks, while earlier ones are answered.
+
+    With `head`, the word alignment of each answer is written, too.
+    """
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
-    with open_output(request.output) as output:
+    with open_output(request.output) as output, (
+            open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
         for answers in answers_to(request, model, search):
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')
                 output.write(output_line(request, model, answer, number, options.n_best, page) + '\n')
+                if aligned and head and isinstance(model, Translator):
+                    aligned.write(as_pharaoh(align(model, answer, head)) + '\n')
             output.flush()
             count += len(answers)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
@@ -107,12 +128,12 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """The same search with every hypothesis of its beam, for the page."""
+    """Returns the search with every hypothesis of its beam, for the page."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
 def output_line(request: Request, model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
-    """A line of the output. Makes the picture of the answer, and explains it, if the flags ask for that."""
+    """Returns a line of the output. Also draws and explains the answer, if the flags request it."""
     weights = None
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
@@ -145,10 +166,10 @@ def predict_file(request: Request, model: Predictor, options: SearchOptions, pag
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
-    """Scores splits, and prints the scores: those of several by the names of the splits."""
-    data: Any = run.data()  # of the class that the model's task has
-    for changed in changed_data(run.workdir, data, splits):  # an error if the files of one are not there
-        log.warning('not the data that the run was trained with: %s', changed)
+    """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
+    data: Any = run.data()  # its class depends on the task
+    for changed in changed_data(run.workdir, data, splits):  # an error if files of a split are missing
+        log.warning('the data differs from the data that the run was trained with: %s', changed)
     others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
     scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
@@ -159,28 +180,36 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 others: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
 
-    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. `others` are the translations of another
-    run, to compare with.
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run; those of an edited model are
+    SPLIT.edited.json and .tsv. `others` are the translations of the run to compare with.
     """
     results, table = run.model.score(data, split, run.config, options)
-    results |= {'task': run.config.task, 'parameters': parameter_count(run.model.params),
+    results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
+                **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
-    if request.confidence or others:
-        _, references, outputs = zip(*table, strict=True)
+    if request.confidence or request.by or others:
+        sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
             results['confidence'] = confidence_intervals(outputs, references, language)
+        if request.by:
+            assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
+            pairs = list(zip(sources, references, strict=True))
+            log_probs = [each.hypotheses[0].log_prob for each in run.model.forced_all(pairs, options)]
+            keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
+            results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
+                keys, outputs, references, log_probs)]}
         if others:
             results['compared'] = {'with': request.compare,
                                    **compare_translations(outputs, others, references, language)}
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    name = results_name(split, run.workdirs)
+    name = results_name(split, run.workdirs, bool(run.edits))
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
-    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, as it says that the split is scored
+    write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
@@ -192,13 +221,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Results as stdout and the file have them."""
+    """Returns results as JSON, as printed and written to the file."""
     return json.dumps(results, indent=2, ensure_ascii=False)
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,
                   page: Page | None) -> None:
-    """Puts the first examples of text on the page, and makes pictures of them, as the flags ask for."""
+    """Explains the first examples of a split of text on the page, and draws them, as the flags request."""
     counts = request.explain_count if page else 0, request.picture_count if request.draws_attention else 0
     examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
     for number, (answer, reference) in enumerate(examples, 1):
@@ -212,7 +241,7 @@ def explain_split(request: Request, model: TextModel, data: Data, split: str, op
 
 
 def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, outputs: np.ndarray) -> None:
-    """Makes pictures of the attention over the first images or series, if the flags ask for them."""
+    """Draws the attention over the first images or series, if the flags request it."""
     if not request.draws_attention:
         return
     for number, (example, output) in enumerate(zip(inputs[:request.picture_count], outputs, strict=False), 1):
@@ -221,7 +250,7 @@ def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, output
 
 def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
                      targets: Iterable[str] = itertools.repeat('')) -> None:
-    """Puts the first images or series on the page, if there is one."""
+    """Explains the first images or series on the page, if there is one."""
     for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
         if page is None or page.full:
             return
@@ -229,7 +258,7 @@ def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, 
 
 
 def picture_path(request: Request, number: int) -> Path:
-    """The file for the picture of a line or an example, which is logged."""
+    """Returns, and logs, the file for the picture of a line or an example."""
     path = Path(request.pictures or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path

@@ -1,18 +1,19 @@
-"""Runs side by side: what was varied against what came of it, as a table.
+"""Compares runs: a table of the varied options and the results.
 
     runs = load_runs('sweeps/heads')            # a sweep, a folder of runs, or a list of run directories
     results_table(runs)                         # shown as a table in a notebook; .markdown(), .csv()
 
-Runs that differ in the seed alone are one setting: its figures are means with their standard deviation.
-Only files are read, and JAX does nothing.
+Runs that differ only in the seed are one setting; its figures are means with standard deviations.
+Only files are read, without JAX.
 """
 
+import collections
 import csv
 import dataclasses
 import io
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,23 +30,23 @@ from runtime.files import read_json
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
 LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
-NOT_VARIED = ('seed', 'cache_dir')  # options in which runs may differ and be the same setting
+NOT_VARIED = ('seed', 'cache_dir')  # options in which runs of one setting may differ
 
 log = logging.getLogger('allyouneed.compare')
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What is on disk about a run.
+    """The files of a run, without its parameters.
 
     Attributes:
-      name: of its directory.
-      workdir: its directory, which a run that has not begun does not have.
-      settings: the options that were varied and their values here, the seed left out: {'model.num_heads': 2}.
-      config: every option, {'model.d_model': 128, ...}; options that the run does not know yet have their defaults.
-      curves: what `read_curves` finds.
-      results: what `read_results` finds.
-      failure: why it failed, or ''.
+      name: the name of the run directory.
+      workdir: the run directory, which does not exist before the run begins.
+      settings: the varied options and their values, without the seed: {'model.num_heads': 2}.
+      config: every option, {'model.d_model': 128, ...}. Options that are newer than the run have their defaults.
+      curves: the result of `read_curves`.
+      results: the result of `read_results`.
+      failure: why the run failed, or ''.
     """
     name: str
     workdir: Path
@@ -56,22 +57,22 @@ class RunRecord:
     failure: str = ''
 
     def width(self, option: str) -> Any:
-        """The value of an option; where it is a size left to others, 0, what it comes to."""
-        value, a_head = self.config[option], self.config['model.d_model'] // self.config['model.num_heads']
-        otherwise = {'model.d_k': a_head, 'model.d_v': a_head,
-                     'model.num_key_value_heads': self.config['model.num_heads'],
-                     'model.num_decoder_layers': self.config['model.num_layers'],
-                     'model.recurrent.d_align': self.config['model.recurrent.d_hidden']}
-        return value or otherwise.get(option, value)
+        """Returns an option's value; if it is 0 (derived from other options), the derived value."""
+        per_head = self.config['model.d_model'] // self.config['model.num_heads']
+        derived = {'model.d_k': per_head, 'model.d_v': per_head,
+                   'model.num_key_value_heads': self.config['model.num_heads'],
+                   'model.num_decoder_layers': self.config['model.num_layers'],
+                   'model.recurrent.d_align': self.config['model.recurrent.d_hidden']}
+        return self.config[option] or derived.get(option, self.config[option])
 
     @property
     def step(self) -> int:
-        """The last step that it has told of; 0 if none."""
+        """The last step that was logged, or 0."""
         return max((points[-1][0] for points in self.curves.values()), default=0)
 
     @property
     def trained(self) -> bool:
-        """Whether training has come to its end: the last step, or the end of patience."""
+        """Whether training is finished: it reached the last step, or eval.patience ended it."""
         metric = self.config['eval.metric']
         values = [value for _, value in self.curves.get(EVALUATED + metric, [])]
         patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped
@@ -89,14 +90,14 @@ class RunRecord:
 
     @property
     def speed(self) -> float | None:
-        """Median target tokens a second of training; None before the first is logged."""
-        # The first time is that of compilation too.
+        """Median target tokens per second of training; None before the first value is logged."""
+        # The first value includes compilation.
         points = self.curves.get('tokens_per_second', [])
         return statistics.median(value for _, value in points[1:] or points) if points else None
 
 
 class Spread(NamedTuple):
-    """A figure over seeds; the deviation is the sample's (n - 1), None of one value."""
+    """The mean of a figure over seeds, and its sample standard deviation (n - 1); None for one value."""
     mean: float
     deviation: float | None
 
@@ -115,37 +116,29 @@ class Table:
     rows: list[dict[str, Any]]
 
     def markdown(self) -> str:
-        """A table in Markdown, the best of each metric in bold; columns are padded to be read as they are."""
-        cells = [[_cell(row.get(column)) for column in self.columns] for row in self.rows]
-        for index, column in enumerate(self.columns):
-            if column not in METRICS:
-                continue
-            ranked = {_goodness(column, row) for row in self.rows if row.get(column) is not None}
-            for row, of_row in zip(self.rows, cells, strict=True):
-                if row.get(column) is not None and len(ranked) > 1 and _goodness(column, row) == max(ranked):
-                    of_row[index] = f'**{of_row[index]}**'
-        numeric = [all(isinstance(row.get(column), int | float | Spread | None) for row in self.rows)
-                   for column in self.columns]
-        widths = [max(map(len, column)) for column in zip(self.columns, *cells, strict=True)]
-        rule = ['-' * (width - 1) + ':' if right else '-' * width for width, right in zip(widths, numeric, strict=True)]
-
-        def line(of_row):
-            return '| ' + ' | '.join(cell.rjust(width) if right else cell.ljust(width)
-                                     for cell, width, right in zip(of_row, widths, numeric, strict=True)) + ' |\n'
-        return ''.join(map(line, [self.columns, rule, *cells]))
+        """Returns the table in Markdown. The best value of each metric is bold; columns are padded."""
+        columns = []
+        for name in self.columns:
+            values = [row.get(name) for row in self.rows]
+            align = str.rjust if all(isinstance(value, int | float | Spread | None) for value in values) else str.ljust
+            cells = [name, *(_cell(value, bold) for value, bold in zip(values, _best(name, values), strict=True))]
+            width = max(map(len, cells))
+            rule = '-' * (width - 1) + ':' if align is str.rjust else '-' * width
+            cells = [align(cell, width) for cell in cells]
+            columns.append([cells[0], rule, *cells[1:]])
+        return ''.join('| ' + ' | '.join(line) + ' |\n' for line in zip(*columns, strict=True))
 
     def csv(self) -> str:
-        """The same as CSV: all digits, and the deviations in columns of their own, NAME_sd."""
-        spread = {column for row in self.rows for column, value in row.items() if isinstance(value, Spread)}
+        """Returns the table as CSV, with all digits and the deviations in their own columns, NAME_sd."""
+        rows = [{name: number for column, value in row.items() for name, number in (
+            {column: value.mean, f'{column}_sd': value.deviation} if isinstance(value, Spread) else {column: value}
+        ).items()} for row in self.rows]
+        present = {name for row in rows for name in row}
         file = io.StringIO()
-        writer = csv.DictWriter(file, [name for column in self.columns
-                                       for name in ([column, f'{column}_sd'] if column in spread else [column])],
-                                extrasaction='ignore')
+        writer = csv.DictWriter(file, [name for column in self.columns for name in (column, f'{column}_sd')
+                                       if name == column or name in present], extrasaction='ignore')
         writer.writeheader()
-        for row in self.rows:
-            flat = {column: value.mean if isinstance(value, Spread) else value for column, value in row.items()}
-            writer.writerow(flat | {f'{column}_sd': value.deviation for column, value in row.items()
-                                    if isinstance(value, Spread)})
+        writer.writerows(rows)
         return file.getvalue()
 
     def _repr_markdown_(self) -> str:
@@ -153,10 +146,10 @@ class Table:
 
 
 def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
-    """The runs of a sweep in its order, of a folder by name, or of a list of run directories.
+    """Returns the runs of a sweep in its order, of a folder by name, or of a list of run directories.
 
     Raises:
-      UserError: if there are none.
+      UserError: if there are no runs.
     """
     if isinstance(where, str | Path):
         where = folder = Path(where)
@@ -164,8 +157,7 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
             return _runs_of_sweep(where)
         where = [where] if (where / CONFIG).exists() else sorted(path.parent for path in where.glob(f'*/{CONFIG}'))
         if not where:
-            raise UserError(f'{folder}: no runs there: give the directory of a sweep, or one that holds run '
-                            'directories')
+            raise UserError(f'{folder} has no runs. Use the directory of a sweep, or a folder of run directories')
     folders = [Path(folder) for folder in where]
     configs = [flatten(read_config(folder)) for folder in folders]
     varied = [option for option in differing(configs) if option not in NOT_VARIED]
@@ -175,7 +167,7 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
-    """{'train_loss': [(100, 5.07), ...], 'validation_bleu': ...}: value over step, as metrics.jsonl has them."""
+    """Reads metrics.jsonl: {'train_loss': [(100, 5.07), ...], 'validation_bleu': ...}, values over steps."""
     curves = {}
     for metrics in read_metrics(Path(workdir)):
         step = metrics.pop('step')
@@ -184,13 +176,25 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def read_results(workdir: str | Path) -> dict[str, dict[str, Any]]:
-    """{'test': {'bleu': 38.8, ...}}: what decode.py --split=... has written, by split.
+def read_results(workdir: str | Path, *, skip_damaged: bool = False) -> dict[str, dict[str, Any]]:
+    """Reads what decode.py --split=... has written, by split: {'test': {'bleu': 38.8, ...}}.
+
+    Args:
+      workdir: the run directory.
+      skip_damaged: whether to skip damaged files with a warning. A sweep skips them, scores again, and replaces them.
 
     Raises:
       UserError: if a file is damaged.
     """
-    return {path.stem: _read_scores(path) for path in sorted(Path(workdir).glob('results/*.json'))}
+    results = {}
+    for path in sorted(Path(workdir).glob('results/*.json')):
+        try:
+            results[path.stem] = _read_scores(path)
+        except UserError as error:
+            if not skip_damaged:
+                raise
+            log.warning('%s', error)
+    return results
 
 
 def _read_scores(path: Path) -> dict[str, Any]:
@@ -198,19 +202,19 @@ def _read_scores(path: Path) -> dict[str, Any]:
     scores = read_json(path, advice)
     for name in (*METRICS, 'parameters'):
         if not isinstance(scores.get(name, 0), int | float):
-            raise UserError(f'{path} is damaged: {name} is no number. {advice}')
+            raise UserError(f'{path} is damaged: {name} is not a number. {advice}')
     if not isinstance(scores.get('checkpoint_steps', []), list):
-        raise UserError(f'{path} is damaged: checkpoint_steps is no list. {advice}')
+        raise UserError(f'{path} is damaged: checkpoint_steps is not a list. {advice}')
     return scores
 
 
 def recorded_sweep(directory: Path) -> dict[str, Any]:
-    """sweep.json of a directory, its options brought to those of today, and each of its runs possible.
+    """Reads sweep.json of a directory, and translates its options to the current version.
 
     Raises:
       UserError: if it is damaged.
     """
-    path, advice = directory / SWEEP, 'Take it from a copy, or give another --workdir'
+    path, advice = directory / SWEEP, 'Restore it from a copy, or use another --workdir'
     sweep = read_json(path, advice)
     config, runs, version = sweep.get('config'), sweep.get('runs'), sweep.get('version', 1)
     if not (isinstance(config, dict) and isinstance(runs, dict) and runs
@@ -229,85 +233,81 @@ def recorded_sweep(directory: Path) -> dict[str, Any]:
 
 
 def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None, split: str = 'validation') -> Table:
-    """A row for each setting: what was varied, the scores on `split`, parameters and training speed.
+    """Returns a table with one row per setting: the varied options, the scores, the parameters and the speed.
 
-    Where a setting leaves an option as the recipe has it, the cell has the recipe's value; of a width that is left to
-    others, what it comes to.
+    If a setting does not set an option, the cell has the recipe's value. A width of 0 is replaced by the derived width.
 
     Args:
-      runs: what `load_runs` returns.
-      varied: the options to show; all that differ by default.
-      split: whose results.
+      runs: the result of `load_runs`.
+      varied: the options to show; by default all that differ.
+      split: the split of the scores.
 
     Returns:
       A table with the columns: the varied options by their short names, metrics, 'seeds' if any setting has more than
       one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
     """
     if not runs:
-        raise UserError('there are no runs to make a table of')
+        raise UserError('a table needs at least one run')
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
     short = short_names(runs[0].config)
     rows = []
-    for of_setting in settings:
-        first = of_setting[0]
-        row = {short[option]: first.width(option) for option in varied}
-        done = [run.results[split] for run in of_setting if run.trained and split in run.results]
+    for setting in settings:
+        row = {short[option]: setting[0].width(option) for option in varied}
+        scored = [run.results[split] for run in setting if run.trained and split in run.results]
         for metric in METRICS:
-            if values := [results[metric] for results in done if metric in results]:
+            if values := [results[metric] for results in scored if metric in results]:
                 row[metric] = spread(values)
-        row['seeds'] = len(done)
-        row['parameters'] = next((results['parameters'] for results in done if 'parameters' in results), None)
-        if speeds := [run.speed for run in of_setting if run.speed is not None]:
+        row['seeds'] = len(scored)
+        row['parameters'] = next((results['parameters'] for results in scored if 'parameters' in results), None)
+        if speeds := [run.speed for run in setting if run.speed is not None]:
             row['tokens/s'] = round(statistics.fmean(speeds))
-        row['state'] = _state(of_setting)
+        states = collections.Counter(run.state for run in setting)
+        row['state'] = ', '.join(f'{count} {state}' if len(states) > 1 else state for state, count in states.items())
         rows.append(row)
-    present = {column for row in rows for column in row}
-    columns = [*(short[option] for option in varied), *(metric for metric in METRICS if metric in present)]
-    columns += ['seeds'] if any(len(of_setting) > 1 for of_setting in settings) else []
-    columns += ['parameters', 'tokens/s']
-    columns += ['state'] if any(row['state'] != 'finished' for row in rows) else []
+    columns = [*(short[option] for option in varied), *(name for name in METRICS if any(name in row for row in rows)),
+               *(['seeds'] if any(len(setting) > 1 for setting in settings) else []), 'parameters', 'tokens/s',
+               *(['state'] if any(row['state'] != 'finished' for row in rows) else [])]
     return Table(columns, rows)
 
 
 def by_setting(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
-    """The runs that differ in the seed alone, together; in the order of their first."""
-    together = {}
+    """Groups runs that differ only in the seed, in the order of each group's first run."""
+    settings = {}
     for run in runs:
-        together.setdefault(repr(sorted(run.settings.items())), []).append(run)
-    return list(together.values())
+        settings.setdefault(repr(sorted(run.settings.items())), []).append(run)
+    return list(settings.values())
 
 
 def varied_options(runs: Iterable[RunRecord]) -> list[str]:
-    """The options that any run sets, in the order of their first appearance."""
+    """Returns the options that any run sets, in the order of their first appearance."""
     return list(dict.fromkeys(option for run in runs for option in run.settings))
 
 
 def label(run: RunRecord) -> str:
-    """The name of a run's setting: that of the run without the seed."""
+    """Returns the name of a run's setting: the name of the run without the seed."""
     return run_names([run.settings], run.config)[0]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation."""
+    """Returns mean and sample standard deviation."""
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def _goodness(metric: str, row: Mapping[str, Any]) -> float:
-    return goodness(metric, row[metric].mean)
+def _best(column: str, values: Sequence[Any]) -> list[bool]:
+    """Returns which values are the best of a metric; none if all are equal, or the column is not a metric."""
+    if column not in METRICS:
+        return [False] * len(values)
+    ranks = [None if value is None else goodness(column, value.mean) for value in values]
+    distinct = {rank for rank in ranks if rank is not None}
+    return [len(distinct) > 1 and rank == max(distinct) for rank in ranks]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, bold: bool) -> str:
     if value is None:
         return ''
-    return f'{value:,}' if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _state(of_setting: Sequence[RunRecord]) -> str:
-    """The common state of the runs of a setting, or how many are in which."""
-    states = [run.state for run in of_setting]
-    counted = {state: states.count(state) for state in states}
-    return states[0] if len(counted) == 1 else ', '.join(f'{count} {state}' for state, count in counted.items())
+    text = f'{value:,}' if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f'**{text}**' if bold else text
 
 
 def _runs_of_sweep(directory: Path) -> list[RunRecord]:
@@ -318,17 +318,7 @@ def _runs_of_sweep(directory: Path) -> list[RunRecord]:
         failed = directory / LOGS / f'{name}.failed'
         records.append(RunRecord(
             name, directory / name, {option: value for option, value in overrides.items() if option in varied},
-            sweep['config'] | overrides, read_curves(directory / name), _results_in_sweep(directory / name),
+            sweep['config'] | overrides, read_curves(directory / name),
+            read_results(directory / name, skip_damaged=True),
             failed.read_text(encoding='utf-8', errors='replace').strip() if failed.exists() else ''))
     return records
-
-
-def _results_in_sweep(workdir: Path) -> dict[str, dict[str, Any]]:
-    """The same as `read_results`, but damaged ones count as not there: the sweep scores again, and writes them anew."""
-    results = {}
-    for path in sorted(workdir.glob('results/*.json')):
-        try:
-            results[path.stem] = _read_scores(path)
-        except UserError as error:
-            log.warning('%s', error)
-    return results

@@ -88,8 +88,8 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
     for axes, matrix, title in zip(panels, weights, titles, strict=True):
         image = axes.imshow(matrix, cmap='Blues', vmin=0, vmax=1, aspect='auto')
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel('is looked at (keys)', fontsize=8)
-        axes.set_ylabel('looks (queries)', fontsize=8)
+        axes.set_xlabel('keys', fontsize=8)
+        axes.set_ylabel('queries', fontsize=8)
         axes.set_xticks(range(len(source)), [_printable(token) for token in source], rotation=90, fontsize=7)
         axes.set_yticks(range(len(target)), [_printable(token) for token in target], fontsize=7)
         axes.tick_params(length=0)
@@ -150,7 +150,7 @@ def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
                         interpolation='nearest')  # a pixel is a number, and a small file
     axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
-    figure.colorbar(image)
+    figure.colorbar(image, label='value')
     return figure
 
 

@@ -1,6 +1,6 @@
-"""Plots of runs side by side: learning curves, and a metric against what was varied.
+"""Plots of several runs: learning curves, and a metric over each varied option.
 
-The runs are those of analysis/compare.py:
+The runs are records of analysis/compare.py:
 
     runs = load_runs('sweeps/heads')
     plot_curves(runs)
@@ -22,43 +22,43 @@ from configs.sweeps import run_names, short_names
 from configs.tasks import METRICS
 from run_directory.records import EVALUATED
 
-NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # of metrics, where they are not the keys themselves
-SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of what a search found; all others are of given targets
+NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # names of metrics that differ from their keys
+SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of search outputs; all other metrics use given targets
 
-Point = tuple[RunRecord, Spread]  # a setting, by its first run, and a metric over its seeds
+Point = tuple[RunRecord, Spread]  # the first run of a setting, and a metric over its seeds
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """A metric over the steps: for each setting the mean of its seeds, and their range if there is room.
+    """Plots a metric over the steps: the mean over the seeds of each setting, and with few settings the range.
 
-    An evaluation during training may measure a metric in another way than decode.py, whose results `plot_varied` shows,
-    and so put the settings into another order: each plot says how its metric was measured.
+    `plot_varied` shows results of decode.py. Evaluations during training may measure the same metric in another way,
+    and rank the settings differently. So the title of each plot describes the measurement.
 
     Args:
-      runs: what `load_runs` returns.
-      metric: of the validation, 'bleu', 'loss', ...; or any curve by its whole name, 'train_loss',
+      runs: the result of `load_runs`.
+      metric: a validation metric, such as 'bleu' or 'loss'; or the full name of a curve, such as 'train_loss' or
         'tokens_per_second'. The default is config.eval.metric of the first run.
     """
     name: str = metric or runs[0].config['eval.metric']
     curve = name if any(name in run.curves for run in runs) else f'validation_{name}'
     lines = []
-    for of_setting in by_setting(runs):
+    for setting in by_setting(runs):
         at_step = {}
-        for run in of_setting:
+        for run in setting:
             for step, value in run.curves.get(curve, []):
                 at_step.setdefault(step, []).append(value)
         if at_step:
             steps = sorted(at_step)
-            lines.append((label(of_setting[0]), steps, [at_step[step] for step in steps]))
+            lines.append((label(setting[0]), steps, [at_step[step] for step in steps]))
     sign = -1 if METRICS.get(curve.partition('_')[2]) is min else 1
     lines.sort(key=lambda line: -sign * statistics.fmean(line[2][-1]))
-    columns = -(-len(lines) // 24) or 1  # of the legend
+    columns = -(-len(lines) // 24) or 1  # columns of the legend
     drawn = Figure(figsize=(7 + 2.6 * columns, 5), layout='constrained')
     axes = drawn.add_subplot()
-    for index, (setting, steps, values) in enumerate(lines):
+    for index, (name, steps, values) in enumerate(lines):
         style = {'color': _color(index, len(lines)), 'linestyle': ('-', '--', ':')[index % 3 if len(lines) > 10 else 0]}
-        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=setting, **style)
-        if len(lines) <= 6 and any(len(each) > 1 for each in values):  # more could not be told apart
+        axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=name, **style)
+        if len(lines) <= 6 and any(len(points) > 1 for points in values):  # more would overlap
             axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
                               linewidth=0)
     evaluated = curve.removeprefix(EVALUATED)
@@ -70,30 +70,30 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
         if evaluated != curve:
             axes.set_title(_in_training(runs, evaluated), fontsize=10)
     else:
-        axes.set_title('nothing is evaluated yet')
+        axes.set_title('no evaluation yet')
     return drawn
 
 
 def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
-    """A metric of the results against each varied option: numbers on an axis, names side by side.
+    """Plots a metric of the results over each varied option.
 
-    Runs that differ only in that option are joined by a line. Options that change together share a panel, which is
-    named after the first. A run of the recipe itself is a star in each panel. Bars are standard deviations over seeds.
+    Lines connect runs that differ only in this option. Options that change together share a panel, which is named after
+    the first one. A run of the recipe itself is a star in each panel. Bars are standard deviations over seeds.
 
     Args:
-      runs: what `load_runs` returns.
-      metric: one of the results; the default is config.eval.metric of the first run, if it is one.
-      split: whose results.
+      runs: the result of `load_runs`.
+      metric: a metric of the results; the default is config.eval.metric of the first run, if it was measured.
+      split: the split of the results.
     """
-    settings = [of_setting for of_setting in by_setting(runs) if any(split in run.results for run in of_setting)]
-    measured = {name for of_setting in settings for run in of_setting for name in run.results.get(split, {})}
+    settings = [setting for setting in by_setting(runs) if any(split in run.results for run in setting)]
+    measured = {name for setting in settings for run in setting for name in run.results.get(split, {})}
     usual = runs[0].config['eval.metric']
     shown: str = metric or next((name for name in (usual, *METRICS) if name in measured), usual)
     points = []
-    for of_setting in settings:
-        values = [run.results[split][shown] for run in of_setting if shown in run.results.get(split, {})]
+    for setting in settings:
+        values = [run.results[split][shown] for run in setting if shown in run.results.get(split, {})]
         if values:
-            points.append((of_setting[0], spread(values)))
+            points.append((setting[0], spread(values)))
     panels = _panels(points)
     columns = min(3, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
@@ -108,7 +108,7 @@ def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str
     if panels:
         drawn.suptitle(_of_decode(list(itertools.chain(*settings)), shown, split), fontsize=9)
     else:
-        drawn.add_subplot().set_title(f'nothing varied has {shown} on {split} yet')
+        drawn.add_subplot().set_title(f'no results with {shown} on {split} yet')
     return drawn
 
 
@@ -117,8 +117,8 @@ def _named(metric: str) -> str:
 
 
 def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
-    """How a training measured a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
-    there = min((run.results['validation']['n'] for run in runs if 'n' in run.results.get('validation', {})),
+    """Describes how a training measured a metric: 'BLEU in training: greedy, 200 sentences of validation'."""
+    size = min((run.results['validation']['n'] for run in runs if 'n' in run.results.get('validation', {})),
                 default=math.inf)
 
     def how(run):
@@ -129,17 +129,17 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
     def part(run):
         if metric in SEARCHED:
             count = run.config['eval.bleu_sentences']
-            return f'{count:,} sentences of validation' if 0 < count < there else 'all of validation'
-        # Of pairs, those that are not too long to be trained on.
+            return f'{count:,} sentences of validation' if 0 < count < size else 'all of validation'
+        # Pairs that are too long for training are left out.
         return 'validation' if is_used('data.max_length', run.config) else 'all of validation'
 
     return f'{_named(metric)} in training: ' + _said(map(how, runs), map(part, runs))
 
 
 def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
-    """How decode.py measured a metric: 'BLEU of decode.py: beam 4, all of validation'."""
+    """Describes how decode.py measured a metric: 'BLEU of decode.py: beam 4, all of validation'."""
     def how(run):
-        search = run.results.get(split, {}).get('decoding', {})  # its flags, which need not be the config's values
+        search = run.results.get(split, {}).get('decoding', {})  # its flags may differ from the config
         method, beam = (search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam'))
         return _how(run, metric, method, beam, 'no label smoothing')
 
@@ -147,23 +147,23 @@ def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
 
 
 def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
-    """The settings that a metric depends on, in words; '' if there are none."""
+    """Describes the settings that a metric depends on; '' if there are none."""
     if metric in SEARCHED:
         return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
     if metric == 'loss':
         return smoothing
-    return 'teacher forcing' if is_used('eval.method', run.config) else ''  # beside measures of what it decodes
+    return 'teacher forcing' if is_used('eval.method', run.config) else ''  # in contrast to metrics of search outputs
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """How a metric was measured, and on what, over runs that may differ in either."""
+    """Joins descriptions of how and on which part a metric was measured, for runs that may differ in both."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
-    return ', '.join(filter(None, ['each run in its own way' if len(hows) > 1 else min(hows),
-                                   'other parts of validation each' if len(parts) > 1 else min(parts)]))
+    return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),
+                                   'different parts of validation' if len(parts) > 1 else min(parts)]))
 
 
 class _Panel(NamedTuple):
-    """A panel of plot_varied: `option` on the axis, `others` that change with it, lines of points by their names."""
+    """A panel of plot_varied: the option on the axis, options that change with it, and lines of points by name."""
     option: str
     others: tuple[str, ...]
     lines: dict[str, list[Point]]
@@ -172,28 +172,28 @@ class _Panel(NamedTuple):
 
 def _panels(points: Sequence[Point]) -> list[_Panel]:
     base = next((point for point in points if not point[0].settings), None)
-    families = {}  # points that set the same options
+    families = {}  # by varied options: the points that set them
     for point in points:
         if point[0].settings:
             families.setdefault(tuple(point[0].settings), []).append(point)
     panels = []
     for options, family in families.items():
-        of_family = []
+        family_panels = []
         for option in options:
             lines = {}
             for run, value in family:
-                rest = {other: setting for other, setting in run.settings.items() if other != option}
+                rest = {name: setting for name, setting in run.settings.items() if name != option}
                 lines.setdefault(run_names([rest], run.config)[0], []).append((run, value))
             lines = {name: line for name, line in lines.items() if len(line) > 1}
             if lines:
-                of_family.append(_Panel(option, (), lines, base))
-        panels += of_family or [_Panel(options[0], options[1:], {'base': family}, base)]
+                family_panels.append(_Panel(option, (), lines, base))
+        panels += family_panels or [_Panel(options[0], options[1:], {'base': family}, base)]
     return panels
 
 
 def _draw_panel(axes, panel: _Panel, short: Mapping[str, str]) -> None:
     base = [] if panel.base is None else [panel.base]
-    joined = base if list(panel.lines) == ['base'] else []  # where no other option is set, the recipe is on the line
+    joined = base if list(panel.lines) == ['base'] else []  # if no other option is set, the line includes the recipe
     values = list(dict.fromkeys(run.width(panel.option) for line in [base, *panel.lines.values()] for run, _ in line))
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     place = {value: value if numbers else index for index, value in enumerate(values)}

@@ -17,6 +17,7 @@ from runtime.errors import UserError
 from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
+BY = 'length', 'target_length', 'frequency'  # what scores of a split are divided by
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -27,70 +28,92 @@ class Request:
     Attributes:
       search: the flags that change the search, {name: value}, None where the run's config decides: the options of
         config.decode, 'n_best' and 'seed'.
-      typed: whether lines are typed at a prompt, because there is neither --input nor --split.
+      typed: whether lines are typed at a prompt, because neither --input nor --split is given.
     """
     workdir: str | None = flag(None, 'The run directory of a training; A,B,C: an ensemble of several.')
-    checkpoint: str = flag('best', 'best, latest, a step, average:K or best:K (means of the last or the best K); raw: '
-                           'before it leaves out a moving average.')
+    checkpoint: str = flag('best', 'best, latest, a step, average:K or best:K (means of the last or the best K); with '
+                           'raw: before it, a moving average is ignored.')
     dtype: str | None = flag(None, 'Compute in this dtype; default as trained.', choices('model.dtype'))
-    input: str | None = flag(None, 'Sentences or prompts, one a line, plain or .gz, - is stdin; or an .npz.')
-    output: str | None = flag(None, 'Where the answers go; without it, stdout.')
-    format: str = flag('text', 'text: the best answer; jsonl: a line with all about it.', ('text', 'jsonl'))
+    input: str | None = flag(None, 'Sentences or prompts, one per line, plain or .gz, - for stdin; or an .npz file.')
+    output: str | None = flag(None, 'The file for the answers; default stdout.')
+    format: str = flag('text', 'text: the best answer; jsonl: a line of JSON with all hypotheses and scores.',
+                       ('text', 'jsonl'))
     split: str | None = flag(None, 'Score this split of the data instead: train, validation, test (all of its sets), '
                              'or one set of the test by its name.')
-    score: bool = flag(False, 'The log-probability of given translations: a line of --input is SOURCE<tab>TARGET, or a '
-                       'text for a language model.')
-    prefixes: bool = flag(False, 'A line of --input is SOURCE<tab>PREFIX: its translation begins so.')
+    score: bool = flag(False, 'Print the log-probability of given translations: each line of --input is '
+                       'SOURCE<tab>TARGET, or a text for a language model.')
+    prefixes: bool = flag(False, 'Each line of --input is SOURCE<tab>PREFIX; its translation begins with PREFIX.')
     avoid: str | None = flag(None, 'A file of words or phrases, one per line, that outputs must not contain.')
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
-    compare: str | None = flag(None, '--split: how sure it is that translations are better or worse than those of this '
-                               'other run directory.')
+    compare: str | None = flag(None, '--split: the difference to the translations of this other run directory, with '
+                               'its p-value.')
+    by: str | None = flag(None, '--split: scores of translations also by the length of the source (length) or of the '
+                          'reference (target_length), or by the frequency of the rarest source word in the training '
+                          'data (frequency).', BY)
+    edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
+    without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
+                               'cross, encoder or decoder, and layers and heads from 1.')
     attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
-    picture_count: int = flag(100, 'Pictures of the first so many lines or examples.')
+    picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
     look: str = flag('', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default '
                      'the last), HEAD from 1, mean or all (the default). positions: the image of the positional '
                      'encoding instead.')
+    alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
+                                  'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'An HTML page to explore what the model did: attention, probabilities, '
                                'hypotheses. Needs no network.')
-    explain_count: int = flag(200, 'The page holds the first so many lines or examples.')
+    explain_count: int = flag(200, 'The number of lines or examples on the page.')
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     typed: bool = False
 
     @property
     def draws_attention(self) -> bool:
-        """Whether there is a picture of each answer's attention."""
+        """Returns whether each answer gets a picture of its attention."""
         return bool(self.pictures) and self.look != 'positions'
+
+    @property
+    def edits_model(self) -> bool:
+        """Returns whether values inside the model are edited."""
+        return self.edit is not None or self.without is not None
 
     def check(self) -> None:
         """Raises UserError for flags that contradict each other or have impossible values."""
+        values = dataclasses.asdict(self) | dict(self.search)
         if not self.workdir:
-            raise UserError('--workdir is missing: give the run directory of a training')
+            raise UserError('--workdir is missing. Give the run directory of a training')
         if not self.input and not self.split and not self.typed or self.input is not None and self.split:
             raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
         if self.split and self.output is not None:
-            raise UserError(f'--output={self.output} is for --input: scores of a split go to stdout and to RUN/results')
-        if not self.split and (self.confidence or self.compare is not None):
-            raise UserError('--confidence and --compare are for scores: they need --split=test')
-        if self.split and (self.score or self.prefixes):
-            raise UserError('--score and --prefixes say what the lines of --input are: give --input=FILE (or -)')
-        given = dataclasses.asdict(self) | dict(self.search)
-        for name in SEARCHES:
-            if self.score and given[name] not in (None, False):
-                raise UserError(f'--{name} is for a search, and --score searches for nothing: leave one of them out')
-        if self.look and not (self.pictures or self.attention):
-            raise UserError(f'--look={self.look} needs --pictures=DIR, or --attention')
+            raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
+        if not self.split and (flags := self._given('confidence', 'by', 'compare')):
+            raise UserError(f'{flags} applies only to --split. Give --split=test')
+        if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
+            raise UserError(f'{flags} does not apply to --split. Give --input=FILE (or -)')
+        if self.score and (flags := self._given(*SEARCHES)):
+            raise UserError(f'{flags} does not apply to --score, which searches for nothing. Remove one of them')
+        if self.look and not (self.pictures or self.attention or self.alignments):
+            raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
+        several = (self.search.get('n_best') or 1) > 1
+        if self.format == 'text' and (flags := self._given('attention', *['n_best'] * several)):
+            raise UserError(f'{flags} needs --format=jsonl, because the text of an answer is one line')
         for name, least in ('picture_count', 0), ('explain_count', 1):
-            if given[name] < least:
-                raise UserError(f'--{name}={given[name]} must be at least {least}')
-        for name in ('output', 'pictures', 'explain', 'compare', 'avoid'):
-            if given[name] == '':
-                raise UserError(f'--{name}= is empty: give a name, or leave it out')
-        named = [os.path.realpath(given[name]) for name in ('input', 'avoid', 'output', 'explain', 'pictures')
-                 if given[name]]
-        if twice := [name for name in named if named.count(name) > 1]:
-            raise UserError(f'{twice[0]} is given twice, to read or to write: give --input, --avoid, --output, '
-                            '--explain and --pictures each a name of its own')
+            if values[name] < least:
+                raise UserError(f'--{name}={values[name]} must be at least {least}')
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
+            if values[name] == '':
+                raise UserError(f'--{name}= is empty. Give a name, or remove the flag')
+        paths: dict[str, str] = {}
+        for name in ('input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'):
+            path = values[name] and os.path.realpath(values[name])
+            if path in paths:
+                raise UserError(f'--{paths[path]} and --{name} name the same file, {path}. Use different files')
+            paths |= {path: name} if path else {}
+
+    def _given(self, *names: str) -> str:
+        """Returns those of some flags that are set, joined by 'and': '--n_best and --attention'; '' if none is."""
+        values = dataclasses.asdict(self) | dict(self.search)
+        return ' and '.join(f'--{name}' for name in names if values[name] not in (None, False))
 
     def check_files(self, workdirs: Sequence[Path], splits: Sequence[str]) -> None:
         """Checks, before anything is computed, that all files can be written.
@@ -101,45 +124,43 @@ class Request:
         from run_directory.workdir import OWN  # imports JAX
 
         own = [Path(os.path.realpath(workdir / name)) for workdir, name in itertools.product(workdirs, OWN)]
-        for name, value in ('output', self.output), ('explain', self.explain):
+        for name, value in ('output', self.output), ('explain', self.explain), ('alignments', self.alignments):
             path = Path(os.path.realpath(value or ''))
             if value and (path in own or any(folder in own for folder in path.parents)):
-                raise UserError(f'--{name}={value} is a file of the run itself: give another name')
-        if self.output:
-            check_file(Path(self.output))
+                raise UserError(f'--{name}={value} is a file of the run itself. Use another name')
+        for value in (self.output, self.alignments):
+            if value:
+                check_file(Path(value))
         if self.pictures:
             check_folder(Path(self.pictures))
-        if len(splits) > 1 and (self.pictures or self.explain):
-            raise UserError('--pictures and --explain show one set of the test: give '
-                            f'--split={" or --split=".join(splits)}')
+        if len(splits) > 1 and (flags := self._given('pictures', 'explain')):
+            raise UserError(f'{flags} shows one set of the test. Give --split={" or --split=".join(splits)}')
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)
-        names = [results_name(split, workdirs) for split in splits]
+        names = [results_name(split, workdirs, self.edits_model) for split in splits]
         for name in (f'{name}.{ending}' for name in names for ending in ('json', 'tsv')) if results.is_dir() else ():
             check_file(results / name)
 
     def check_run(self, run: Any) -> None:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
-        asked = self.attention and '--attention' or self.pictures and '--pictures' or self.explain and '--explain'
-        if asked and len(run.workdirs) > 1 and self.look != 'positions':
-            raise UserError(f'{asked} does not apply to an ensemble, whose runs have an attention each. Give one of '
+        flags = self._given('attention', 'alignments', 'pictures', 'explain')
+        if flags and len(run.workdirs) > 1 and self.look != 'positions':
+            raise UserError(f'{flags} does not apply to an ensemble, whose runs have an attention each. Give one of '
                             'the runs')
         task, answerer = run.config.task, TASKS[run.config.task].answerer
-        for name, value in ('confidence', self.confidence), ('compare', self.compare), ('prefixes', self.prefixes):
-            if value and answerer != 'translator':
-                raise UserError(f'--{name} is for translations, but this is a run of task={task}: leave it out')
-        for name, value in ('score', self.score), ('avoid', self.avoid):
-            if value and answerer == 'predictor':
-                raise UserError(f'--{name} is for text, but this is a run of task={task}: leave it out')
+        if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
+            raise UserError(f'{flags} applies only to translation, but the run has task={task}. Remove the flag')
+        if answerer == 'predictor' and (flags := self._given('score', 'avoid')):
+            raise UserError(f'{flags} applies only to text, but the run has task={task}. Remove the flag')
         options = flatten(run.config)
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
-                raise UserError(f'--{name}={value} means nothing to a run of task={task}: leave it out')
+                raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
         if self.typed and answerer == 'predictor':
-            raise UserError('--input=FILE.npz is missing: images and series cannot be typed at a prompt')
+            raise UserError('--input=FILE.npz is required: images and series cannot be typed at a prompt')
 
 
-def results_name(split: str, workdirs: Sequence[Path]) -> str:
+def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
     """Returns the name of the files of a split's results. The results of an ensemble are in its first run."""
-    return split if len(workdirs) == 1 else f'{split}.ensemble'
+    return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

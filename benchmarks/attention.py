@@ -1,43 +1,45 @@
-"""Memory and time of attention by its length: python -m benchmarks.attention [--lengths=1024,4096,16384]
+"""Measures memory and time of attention: python -m benchmarks.attention [--lengths=1024,4096,16384]
 
-Causal self-attention, one sequence, 4 heads of 32, forward and backward, float32; a JSON line for each kernel and
-length. Memory is what the compiled program allocates beside its inputs and outputs; where that is more than --most_gb,
-the program is not run.
+Causal self-attention of one sequence, 4 heads of 32, forward and backward. Prints a JSON line per kernel and length.
+Memory is what the compiled program allocates besides its inputs and outputs. Programs with more than --most_gb are not
+run.
 """
 
-from command_line import run_script, use_huge_pages
-
-if __name__ == '__main__':
-    use_huge_pages()
-
-import jax
-import jax.numpy as jnp
 from absl import flags
 
-from benchmarks.measure import report, times
-from model.attention import attention, chunked_attention, fused_attention
-from model.relation import Relation
+from command_line import run_script
 
-LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Positions.')
-DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of queries, keys and values.')
+LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Numbers of positions.')
+DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of queries, keys and values.')
 RUNS = flags.DEFINE_integer('runs', 3, 'Timed runs.', lower_bound=1)
-MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'Largest program that is run.')
+MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'The memory of the largest program that is run, in GiB.')
 HEADS, WIDTH = 4, 32
-KERNELS = {'plain': lambda *args: attention(*args)[0], 'chunked': chunked_attention, 'fused': fused_attention}
 
 
 def main() -> None:
+    import jax  # seconds of imports, which --help does not wait for
+    import jax.numpy as jnp
+
+    from benchmarks.measure import report, times
+    from kernels.attention import fused_attention
+    from model.attention import attention, chunked_attention
+    from model.relation import Relation
+
+    kernels = {
+        'plain': lambda query, key, value, relation: attention(query, key, value, relation)[0],
+        'chunked': chunked_attention,
+        'fused': lambda query, key, value, relation: fused_attention(query, key, value, relation.whole_mask())}
     for length in map(int, LENGTHS.value):
         inputs = [jax.random.normal(jax.random.key(seed), (1, length, HEADS, WIDTH), DTYPE.value) for seed in range(3)]
         relation = Relation.within(jnp.arange(length)[None], causal=True)
-        for name, kernel in KERNELS.items():
+        for name, kernel in kernels.items():
 
             def total(*inputs, kernel=kernel, relation=relation):
                 return jnp.sum(jnp.sin(kernel(*inputs, relation).astype(jnp.float32)))
 
             compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*inputs).compile()
             memory = compiled.memory_analysis()
-            assert memory is not None, 'XLA tells it on every device that this runs on'
+            assert memory is not None, 'XLA reports it on every device that this runs on'
             gigabytes = memory.temp_size_in_bytes / 2 ** 30
             fits = gigabytes <= MOST_GB.value
             seconds = times(lambda compiled=compiled, inputs=inputs: compiled(*inputs), RUNS.value) if fits else []
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, computes=True)

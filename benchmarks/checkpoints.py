@@ -1,44 +1,42 @@
-"""What saving costs: python -m benchmarks.checkpoints --config=configs/NAME.py [--every=200] [--pairs=5]
+"""Measures the cost of checkpoints: python -m benchmarks.checkpoints --config=configs/NAME.py [--every=200] [--pairs=5]
 
-Trains for blocks of --every steps, the same batches each time, one block with a checkpoint at its beginning and one
-without in turn, and prints one JSON line: `ratio` is the median time of the first kind over that of the second. The
-time of a block with a checkpoint ends when the checkpoint is whole. `held_s` is for how long the loop itself stands
-still: the median time until `save` returns, which waits for the step that is being computed.
+Trains in blocks of --every steps with the same batches. Blocks with a checkpoint at the beginning and blocks without
+one take turns. Prints one JSON line: `ratio` is the median time of a block with a checkpoint divided by the median time
+of a block without one. The time of a block includes the wait until its checkpoint is complete. `held_s` is how long the
+loop stops: the median time until `save` returns, which waits for the current step.
 """
-
-from command_line import run_script, use_huge_pages
-
-if __name__ == '__main__':
-    use_huge_pages()
 
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
-from benchmarks.measure import report
+from command_line import run_script
 from configs.checks import config_from
-from input_pipeline.batches import prefetch
-from input_pipeline.data import open_data
-from model import parameter_count
-from model.build import build_model
-from run_directory.checkpoints import open_checkpoints
-from runtime.cache import cache_folder, use_compilation_cache
-from training.compiled import Compiled
-from training.objective import make_objective
-from training.optimizer import make_optimizer, make_schedule
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-EVERY = flags.DEFINE_integer('every', 200, 'Steps of a block, with one checkpoint or none.', lower_bound=1)
+EVERY = flags.DEFINE_integer('every', 200, 'Steps per block.', lower_bound=1)
 PAIRS = flags.DEFINE_integer('pairs', 5, 'Blocks of each kind.', lower_bound=1)
-FOLDER = flags.DEFINE_string('folder', None, 'Where checkpoints are written (and removed); default: the system\'s.')
+FOLDER = flags.DEFINE_string('folder', None, 'A folder for temporary checkpoints; by default the system\'s.')
 
 
 def main() -> None:
+    import jax  # seconds of imports, which --help does not wait for
+
+    from benchmarks.measure import report
+    from input_pipeline.batches import prefetch
+    from input_pipeline.data import open_data
+    from model import parameter_count
+    from model.build import build_model
+    from run_directory.checkpoints import open_checkpoints
+    from runtime.cache import cache_folder, use_compilation_cache
+    from training.compiled import Compiled
+    from training.objective import make_objective
+    from training.optimizer import make_optimizer, make_schedule
+
     config = config_from(CONFIG_FLAG)
     use_compilation_cache(cache_folder(config.cache_dir))
     data = open_data(config)
@@ -53,7 +51,7 @@ def main() -> None:
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
-        """Seconds of a block."""
+        """Returns the seconds of a block."""
         nonlocal state, steps, tokens
         began, before, tokens = time.perf_counter(), None, 0
         for batch in prefetch(plan, 0, EVERY.value, compiled.part):
@@ -69,9 +67,9 @@ def main() -> None:
             checkpoints.wait()
         return time.perf_counter() - began
 
-    block()  # compiles every shape
+    block()  # compiles all shapes
     with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder, open_checkpoints(Path(folder)) as checkpoints:
-        block(checkpoints)  # and what a save needs
+        block(checkpoints)  # compiles the programs of a save
         pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
     saving, never = ([pair[index] for pair in pairs] for index in range(2))
     report(saving, tokens, {
@@ -83,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, computes=True)

@@ -1,14 +1,13 @@
-"""Time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR] [--alone]
+"""Measures time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR] [--alone]
 
 Writes text files of generated pairs, learns subwords from them, builds the token store, plans an epoch and takes
-batches, as train.py does, with the settings of configs/wmt14_base.py. A JSON line for each phase: seconds, target
-tokens per second, and the memory
-of the process in MB: the peak in the phase, and at its end what it holds itself ('own') and
-what of the memory-mapped files is in memory just then ('mapped': the system takes it back when it is wanted elsewhere).
-'workers_peak_mb' is the most that one of its workers held.
+batches, as train.py does, with the settings of configs/wmt14_base.py. Prints a JSON line per phase: seconds, target
+tokens per second, and the memory of the process in MiB. 'peak_mb' is the peak of the phase. At its end, 'own_mb' is the
+process's own memory, and 'mapped_mb' the part of memory-mapped files in memory, which the system can take back.
+'workers_peak_mb' is the largest peak of a worker.
 
-Before the store is built, its stages are measured one by one, in one process, on the first pairs: reading, tokenising,
-writing. The last line compares what the batches come to with what 256 chips would take (--chip_tokens each).
+First the stages of building the store (reading, tokenising, writing) are measured separately, in one process, with the
+first pairs. The last line compares the speed of the batches with the speed of 256 chips (--chip_tokens each).
 """
 
 import filecmp
@@ -33,13 +32,13 @@ from input_pipeline.sources import BuiltinCorpus, TextCorpus
 from input_pipeline.stores import SIDES, write_pairs
 from input_pipeline.token_store import open_store, tokenizers_for
 
-PAIRS = flags.DEFINE_integer('pairs', 500_000, 'How many.', lower_bound=1)
-BATCHES = flags.DEFINE_integer('batches', 500, 'How many are taken from the epoch.', lower_bound=1)
-STAGES = flags.DEFINE_integer('stages', 100_000, 'Pairs with which the stages of the token store are measured.',
+PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs.', lower_bound=1)
+BATCHES = flags.DEFINE_integer('batches', 500, 'The number of batches that are taken.', lower_bound=1)
+STAGES = flags.DEFINE_integer('stages', 100_000, 'The number of pairs for the stages of the token store.',
                               lower_bound=1)
-ALONE = flags.DEFINE_bool('alone', False, 'Build the token store in this process alone, and compare it with the other.')
-CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second that a chip takes.')
-FOLDER = flags.DEFINE_string('folder', None, 'Where text and store go, and stay; without it a temporary folder.')
+ALONE = flags.DEFINE_bool('alone', False, 'Build the token store in one process, too, and compare the two stores.')
+CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second of a chip.')
+FOLDER = flags.DEFINE_string('folder', None, 'The folder of text and store; by default a temporary folder.')
 
 
 def main() -> None:
@@ -81,7 +80,7 @@ def measure(folder: Path) -> None:
 
 
 def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
-    """Reading, tokenising and writing, one by one, in this process; returns the number of pairs."""
+    """Measures reading, tokenising and writing in this process. Returns the number of pairs."""
     pairs = phase('stage: read', lambda: list(itertools.islice(corpus.pairs('train'), STAGES.value)))
 
     def tokenise():
@@ -89,18 +88,18 @@ def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
                 for pair in pairs]
 
     rows = phase('stage: tokenise', tokenise, lambda rows: sum(map(len, itertools.chain(*(row[1] for row in rows)))))
-    known: Any = {side: Known(row[place] for row in rows) for place, side in enumerate(SIDES)}
+    tokenized: Any = {side: Tokenized(row[place] for row in rows) for place, side in enumerate(SIDES)}
 
     def write_rows():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            write_pairs(pairs, Path(temporary), tokenizers=known, max_length=limit)
+            write_pairs(pairs, Path(temporary), tokenizers=tokenized, max_length=limit)
 
     phase('stage: write', write_rows)
     return len(pairs)
 
 
-class Known:
-    """In the place of a tokenizer: what it has come to."""
+class Tokenized:
+    """Stands for a tokenizer, and returns its earlier results."""
 
     def __init__(self, rows):
         self._rows = iter(rows)
@@ -110,7 +109,7 @@ class Known:
 
 
 def compare_alone(folder: Path, corpus, tokenizers, limit: int) -> None:
-    """Builds the store in this process alone; says whether it is the same, to the bit."""
+    """Builds the store in this process, and prints whether its files equal those of the other store."""
     [store] = [path for path in (folder / 'tokens').iterdir() if path.is_dir()]
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         phase('token store, one process', lambda: write_pairs(
@@ -120,7 +119,7 @@ def compare_alone(folder: Path, corpus, tokenizers, limit: int) -> None:
 
 
 def write(folder: Path, count: int) -> None:
-    """DIR/train.en and train.fr: one to three pairs of the built-in corpus on a line."""
+    """Writes FOLDER/train.en and train.fr, with one to three pairs of the built-in corpus per line."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, pieces = random.Random(0), list(BuiltinCorpus('en', 'fr', seed=0).pairs('train'))
     with open(folder / 'train.en', 'w', encoding='utf-8') as source, open(
@@ -132,8 +131,8 @@ def write(folder: Path, count: int) -> None:
 
 
 def phase(name: str, work: Callable[[], Any], tokens: Callable[[Any], int] | None = None) -> Any:
-    """What `work` returns; prints how long it took and the memory, and what `tokens` of the result are in a second."""
-    Path('/proc/self/clear_refs').write_text('5')  # the peak begins anew
+    """Returns the result of `work`. Prints time, memory, and tokens per second (`tokens` counts them)."""
+    Path('/proc/self/clear_refs').write_text('5')  # resets the peak
     began = time.perf_counter()
     result = work()
     seconds = time.perf_counter() - began

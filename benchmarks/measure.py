@@ -1,9 +1,8 @@
-"""How the benchmarks time, and what they say about where they ran."""
+"""Times functions, and prints the results with memory, device and versions."""
 
 import json
 import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +11,11 @@ from typing import Any
 import flax
 import jax
 
+from benchmarks.turns import peak_resident
+
 
 def times(call: Callable[[], Any], runs: int) -> list[float]:
-    """Seconds of `runs` calls, each waited for."""
+    """Returns the seconds of `runs` calls, including the wait for their results."""
     seconds = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -24,7 +25,7 @@ def times(call: Callable[[], Any], runs: int) -> list[float]:
 
 
 def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
-    """Prints one JSON line: `what`, the times if any, target tokens per second at the median, memory and versions."""
+    """Prints one JSON line: `what`, the times and tokens per second at the median if any, memory and versions."""
     timed = {}
     if seconds:
         median = statistics.median(seconds)
@@ -37,7 +38,6 @@ def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
 
 
 def peak_memory() -> float:
-    """GB: the device's where it tells, else this process's."""
-    statistics_of_device = jax.devices()[0].memory_stats() or {}
-    in_bytes = statistics_of_device.get('peak_bytes_in_use', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    return in_bytes / 2 ** 30
+    """Returns the peak memory in GiB: of the device if it reports one, otherwise of this process."""
+    device = jax.devices()[0].memory_stats() or {}
+    return device['peak_bytes_in_use'] / 2 ** 30 if 'peak_bytes_in_use' in device else peak_resident()

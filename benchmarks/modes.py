@@ -1,7 +1,8 @@
-"""Every way to use many devices against one device: python -m benchmarks.modes [--dtype=bfloat16]
+"""Compares every way to use many devices with one device: python -m benchmarks.modes [--dtype=bfloat16]
 
-Trains the same small model on the same ragged batches in each mode and prints a table of the largest differences in
-the loss and in the parameters after a few steps. On a machine without accelerators the CPU is made into 8 devices.
+Trains the same small model on the same ragged batches in each mode, and prints a table of the largest differences from
+one device in the loss and in the parameters after a few steps. On a machine without accelerators, the CPU acts as 8
+devices.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ ADAM = optax.adam(1e-3, b2=0.98)
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A mesh, how the steps are compiled for it, and what else may depend on it."""
+    """A mesh, how the steps are compiled for it, and the other options that may depend on it."""
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
@@ -51,16 +52,16 @@ class Mode:
 
 
 def modes(devices: int) -> list[Mode]:
-    """What can be done with so many devices, a power of two."""
-    found = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
+    """Returns the modes for a number of devices, a power of two."""
+    modes = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
              Mode(data=devices, mode='pmap'), Mode(data=devices // 2, accumulate=2), Mode(data=devices, dropout=0.2)]
-    return found + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
+    return modes + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
 
 
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:
-    """Pairs of 1 to LENGTH random tokens; as rows differ in length, the mean of devices' means would be far off.
+    """Returns ROWS pairs of 1 to LENGTH random tokens, and the padding rows of `part`.
 
-    ROWS of them, and the rows that fill them up where `part` says so.
+    Rows differ much in length, so the mean of the devices' means would differ much from the mean over all tokens.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
@@ -73,7 +74,7 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
              optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
-    """The model, with other options of its blocks where `block` says so, compiled for the first so many devices."""
+    """Returns the model, with the options `block` for its blocks, compiled for the first devices of this machine."""
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
                          attention_dropout=mode.dropout, dtype=dtype, **block)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optimizer, ragged_batch(0),
@@ -82,7 +83,7 @@ def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_EN
 
 
 def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]:
-    """The state after `count` steps, and the loss per token of each and of an evaluation at the end."""
+    """Returns the state after `count` steps, and the losses per token of each step and of a final evaluation."""
     state, losses = steps.init(seed=0), []
     for step in range(count):
         state, sums = steps.train(state, ragged_batch(step, steps.part))
@@ -91,10 +92,10 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
     return state, [*losses, float(sums.loss / sums.tokens)]
 
 
-def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
-    """For each mode: the largest difference from one device in a loss, and in a parameter."""
+def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
+    """Yields each mode with the largest difference from one device in a loss and in a parameter."""
     references = {}
-    for mode in found:
+    for mode in compared:
         # With dropout, each part of a batch draws its own masks.
         one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
@@ -105,7 +106,7 @@ def compare(found: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, f
 
 
 def main() -> None:
-    jax.config.update('jax_num_cpu_devices', 8)  # means nothing to other devices
+    jax.config.update('jax_num_cpu_devices', 8)  # has no effect on other devices
     devices = 2 ** (jax.device_count().bit_length() - 1)
     print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, against one device\n')
     print('| mode | devices | largest difference in loss | in parameters |\n| --- | --- | --- | --- |')
@@ -114,5 +115,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.')
+    DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the computation.')
     run_script(main)

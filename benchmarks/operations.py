@@ -1,4 +1,4 @@
-"""The operations of a compiled program: their kinds, places and floating-point operations."""
+"""Lists the operations of a compiled program with their kinds, places and floating-point operations."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ RANDOM = re.compile(r'_uniform|_bernoulli|random_bits|threefry|rng_bit_generator
 
 @dataclasses.dataclass
 class Op:
-    """What XLA runs as one: an instruction, or several fused.
+    """An instruction, or several that XLA has fused.
 
     Attributes:
-      name: as in the program.
-      kind: one of those that `kind_of` tells apart.
-      place: where in the model, the numbers of layers left out; with what it computes there.
-      shape: of its result.
-      flops: of its matrix products; 0 where it has none.
-      fused: it runs as a part of another one.
+      name: the name in the program.
+      kind: a result of `kind_of`.
+      place: the result of `place_of`.
+      shape: the shape of the result.
+      flops: the floating-point operations of its matrix products.
+      fused: whether it is a part of another operation.
     """
     name: str
     kind: str
@@ -34,7 +34,7 @@ class Op:
 
 
 def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
-    """The operations of a compiled program by name, those inside loops too."""
+    """Returns the operations of a compiled program by name, including those inside loops."""
     computations, _ = computations_of(text)
     fused = {one.called('calls') for here in computations.values() for one in here.values() if one.opcode == 'fusion'}
     return {one.name: _op(one, here, computations.get(one.called('calls'), {}), vocab_size, name in fused)
@@ -42,16 +42,16 @@ def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
 
 
 def _op(one: Instruction, here: Computation, inside: Computation, vocab_size: int, fused: bool) -> Op:
-    """The operation of an instruction in the computation `here`; `inside` is what a fusion consists of."""
+    """Returns the operation of an instruction in the computation `here`. `inside` has the parts of a fusion."""
     parts = list(inside.values()) or [one]
     products = [part for part in parts if part.opcode == 'dot']
-    place = next((each.place for each in (*products, one, *reversed(parts)) if each.place), '') or _nearby(one, here)
+    place = next((part.place for part in (*products, one, *reversed(parts)) if part.place), '') or _nearby(one, here)
     return Op(one.name, kind_of(one, parts, place, vocab_size), place_of(place), one.shape.partition('{')[0],
               sum(flops(product, inside or here) for product in products), fused)
 
 
 def _nearby(one: Instruction, here: Computation) -> str:
-    """The place of what `one` copies, or else of what uses the copy: XLA's own copies have no place."""
+    """Returns the place of the operand that `one` copies, or of a user of the copy. XLA's copies have no place."""
     for step in (lambda each: [here[name] for name in each.operands if name in here],
                  lambda each: [user for user in here.values() if each.name in user.operands]):
         near = [one]
@@ -63,19 +63,19 @@ def _nearby(one: Instruction, here: Computation) -> str:
 
 
 def flops(dot: Instruction, among: Mapping[str, Instruction]) -> int:
-    """2 m k n of a product of [m, k] and [k, n]."""
+    """Returns 2 m k n, for a product of [m, k] and [k, n]."""
     left = dimensions(among[dot.operands[0]].shape)
     contracted = re.findall(r'\d+', dot.attribute(r'lhs_contracting_dims=\{([\d,]*)\}'))
     return 2 * math.prod(dimensions(dot.shape)) * math.prod(left[int(axis)] for axis in contracted)
 
 
 def dimensions(shape: str) -> list[int]:
-    """The sizes in 'f32[4096,128]{1,0}'; of a tuple, those of its first array."""
+    """Returns the sizes in 'f32[4096,128]{1,0}'; of a tuple, the sizes of its first array."""
     return next((sizes for _, sizes, _ in arrays_of(shape)), [])
 
 
 def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size: int) -> str:
-    """The kind that an operation of `parts` is counted under; of several that would do, the first."""
+    """Returns the kind of an operation of `parts`: the first of the following that applies."""
     opcodes, paths = {each.opcode for each in parts}, [each.place for each in parts if each.place] or [op_name]
     wide = any(vocab_size in (sizes := dimensions(each.shape)) and len(sizes) > 1 for each in parts)
     update = 'jvp(' not in op_name and op_name.startswith('jit(train_step)/')
@@ -109,7 +109,7 @@ def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size
 def place_of(op_name: str) -> str:
     """'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' -> 'encoder/layers/norm/add'.
 
-    Transformations and methods are left out, and the numbers of layers, so that the same place of all has one name.
+    Transformations, methods and the numbers of layers are left out, so that a place has one name in all layers.
     """
     parts = [re.sub(r'_\d+$', '', part) for part in op_name.split('/')
              if not re.match(r'(jit|jvp|transpose|vmap|checkpoint)\(|\w+\.\w+$|(while|body|closed_call)$', part)]

@@ -1,4 +1,4 @@
-"""The product's own train step and search at the size of a workload, ready to be called."""
+"""Our train step and search, at the size of a workload."""
 
 import functools
 import time
@@ -32,12 +32,12 @@ from training.step import init_state, train_step
 
 
 class Program(NamedTuple):
-    """A function that XLA has compiled.
+    """A compiled program.
 
     Attributes:
-      call: runs it once, on what it was made for; what comes back can be waited for.
-      compile_s: seconds that compiling took.
-      gigabytes: what it holds at its peak by XLA's account: arguments, results and temporaries.
+      call: runs the program once, and returns its result, for jax.block_until_ready.
+      compile_s: the seconds of the compilation.
+      gigabytes: the peak memory by XLA's account, in GiB: arguments, results and temporaries.
     """
     call: Callable[[], Any]
     compile_s: float
@@ -45,16 +45,16 @@ class Program(NamedTuple):
 
 
 def make_model(workload: Workload, dtype: str) -> Transformer:
-    """The Transformer of the paper, embeddings tied."""
+    """Returns the Transformer of the paper, with tied embeddings."""
     config = BlockConfig(d_model=workload.d_model, d_ff=workload.d_ff, num_heads=workload.num_heads,
                          dropout=workload.dropout, dtype=dtype)
     return Transformer(config, workload.num_layers, workload.vocab_size, workload.vocab_size)
 
 
 def train_program(workload: Workload, dtype: str) -> Program:
-    """The train step of configs/base.py, the program that training/compiled.py has for one device.
+    """Returns the train step of configs/base.py, as training/compiled.py compiles it for one device.
 
-    Each call goes on from the state that the last one left.
+    Each call continues from the state of the previous one.
     """
     config, module = base.get_config(), make_model(workload, dtype)
     tokens = jax.random.randint(jax.random.key(0), (workload.batch, workload.length), 4, workload.vocab_size)
@@ -68,7 +68,7 @@ def train_program(workload: Workload, dtype: str) -> Program:
     began = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s, memory = time.perf_counter() - began, compiled.memory_analysis()
-    assert memory is not None, 'XLA tells it on every device that this runs on'
+    assert memory is not None, 'XLA reports it on every device that this runs on'
     held = (memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
             - memory.alias_size_in_bytes)
 
@@ -81,10 +81,10 @@ def train_program(workload: Workload, dtype: str) -> Program:
 
 
 class Translations:
-    """The search of a translator for the best output of each of `search.sentences` sources, random ones.
+    """A translator's search for the best outputs of random sources.
 
     Attributes:
-      params: random, but such that no output ends early: the end token has a logit of 0, and some other more.
+      params: random parameters. No output ends early: the end token has a logit of 0, and another token a larger one.
       sources: [sentences, source].
     """
 
@@ -101,19 +101,19 @@ class Translations:
         self._translator = Translator(module, params, {'source': Numbers(), 'target': Numbers()}, search.source)
 
     def __call__(self) -> list[list[int]]:
-        """The tokens of each output but for the end token, which the limit forces."""
-        found = self._translator.find_all(self.sources.tolist(), range(self.search.sentences), self._options)
-        return [hypotheses[0].tokens for hypotheses in found]
+        """Returns the tokens of each output without the end token, which the length limit forces."""
+        outputs = self._translator.find_all(self.sources.tolist(), range(self.search.sentences), self._options)
+        return [hypotheses[0].tokens for hypotheses in outputs]
 
     def save(self, path: str) -> None:
-        """Writes weights and sources (.npz), so that another library can do the same."""
+        """Writes weights and sources (.npz) for other libraries."""
         params: Any = flatten_dict(jax.device_get(self.params), sep='/')
-        read = np.pad(self.sources, ((0, 0), (0, 1)), constant_values=EOS)  # the translator appends the end token
-        np.savez(path, sources=read, **params)
+        sources = np.pad(self.sources, ((0, 0), (0, 1)), constant_values=EOS)  # as the translator appends it
+        np.savez(path, sources=sources, **params)
 
 
 class Numbers(ByteTokenizer):
-    """A tokenizer that writes any tokens, as numbers."""
+    """A tokenizer that writes tokens as numbers."""
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
@@ -121,31 +121,31 @@ class Numbers(ByteTokenizer):
 
 
 def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Ready:
-    """For benchmarks.turns."""
+    """Prepares the train step for benchmarks.turns."""
     program = train_program(workload, dtype)
-    told = {'compile_s': round(program.compile_s, 2), 'program_gb': round(program.gigabytes, 3), **where(beside_peers)}
-    return Ready(lambda: jax.block_until_ready(program.call()), told, None, peak_memory)
+    facts = {'compile_s': round(program.compile_s, 2), 'program_gb': round(program.gigabytes, 3), **where(beside_peers)}
+    return Ready(lambda: jax.block_until_ready(program.call()), facts, None, peak_memory)
 
 
 def ready_decode(workload: Workload, dtype: str, search: Search, model: str, beside_peers: bool) -> Ready:
-    """For benchmarks.turns; the answer is the best output of each sentence. Writes the `model` for the peers."""
+    """Prepares the search for benchmarks.turns. Writes the file `model` for the peers."""
     translations = Translations(workload, dtype, search)
     if beside_peers:
         translations.save(model)
     compiled_before, answer = compile_time.seconds, translations()
     lengths = {len(tokens) for tokens in answer}
     assert lengths == {search.target - 1}, lengths
-    told = {'compile_s': round(compile_time.seconds - compiled_before, 2), **where(beside_peers)}
-    return Ready(translations, told, answer, peak_memory)
+    facts = {'compile_s': round(compile_time.seconds - compiled_before, 2), **where(beside_peers)}
+    return Ready(translations, facts, answer, peak_memory)
 
 
 def where(beside_peers: bool) -> dict[str, str]:
-    """The device and the versions.
+    """Returns the device and the versions.
 
     Raises:
-      UserError: if that is not the CPU, and peers run there.
+      UserError: if there are peers, which use the CPU, and JAX uses another device.
     """
     device = jax.devices()[0]
     if beside_peers and device.platform != 'cpu':
-        raise UserError(f'--peers run on the CPU, and JAX on {device.device_kind}: set JAX_PLATFORMS=cpu')
+        raise UserError(f'--peers use the CPU, but JAX uses {device.device_kind}. Set JAX_PLATFORMS=cpu')
     return {'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}

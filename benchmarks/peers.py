@@ -1,4 +1,4 @@
-"""The libraries beside which the product is timed, each as its documentation says that it is fast."""
+"""Other libraries that do the same work, used as their documentation recommends for speed."""
 
 import functools
 import importlib
@@ -45,9 +45,9 @@ def torch_train_step(workload: Workload, compiled: bool) -> Ready:
 
 
 def torch_model(workload: Workload) -> Any:
-    """A module: source, target and wanted tokens -> the loss. Dropout is where ours has it, and nowhere else.
+    """Returns a module that maps source, target and reference tokens to the loss, with dropout where ours has it.
 
-    nn.Transformer computes its attention by scaled_dot_product_attention. It has biases in attention, and we none.
+    nn.Transformer computes its attention by scaled_dot_product_attention. Its attention has biases; ours has none.
     """
     torch: Any = importlib.import_module('torch')
     functional, length, width = torch.nn.functional, workload.length, workload.d_model
@@ -72,24 +72,24 @@ def torch_model(workload: Workload) -> Any:
         def embed(self, tokens):
             return functional.dropout(self.embedding(tokens) * width ** 0.5 + self.positions, workload.dropout)
 
-        def forward(self, source, target, wanted):
+        def forward(self, source, target, reference):
             hidden = self.transformer(self.embed(source), self.embed(target), tgt_mask=self.mask, tgt_is_causal=True)
             logits = functional.linear(hidden, self.embedding.weight)
-            return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=LABEL_SMOOTHING)
+            return functional.cross_entropy(logits.flatten(0, 1), reference.flatten(), label_smoothing=LABEL_SMOOTHING)
 
     return Model()
 
 
 def sinusoids(length: int, d_model: int) -> np.ndarray:
-    """[length, d_model] float32, as model/positional.py has them."""
+    """Returns the sinusoids of model/positional.py, float32 [length, d_model]."""
     angles = np.arange(length)[:, None] / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 
 def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: int = 1) -> Ready:
-    """CTranslate2's Translator in float32, with the product's own weights and sources, from a file.
+    """Prepares CTranslate2's Translator in float32, with our weights and sources from a file.
 
-    All cores work on one batch, or each of as many `workers` has its share of the batch and of the cores.
+    All cores work on one batch; or each of `workers` has a part of the batch and of the cores.
     """
     ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
@@ -102,15 +102,15 @@ def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: 
     translate = functools.partial(
         translator.translate_batch, sources, max_batch_size=-(-search.batch // workers), beam_size=search.beam,
         max_decoding_length=search.target, min_decoding_length=search.target,
-        suppress_sequences=[[str(each)] for each in (PAD, BOS, UNK)])
-    # It has no end token where the length ends an output; in ours the last token is one.
+        suppress_sequences=[[str(token)] for token in (PAD, BOS, UNK)])
+    # Where the length limit ends an output, CTranslate2 writes another token, and we write the end token.
     answer = [list(map(int, result.hypotheses[0][:-1])) for result in translate()]
     return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
                  answer)
 
 
 def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
-    """CTranslate2's description of the model, a TransformerSpec, with its weights."""
+    """Returns CTranslate2's description of the model, a TransformerSpec, with its weights."""
     specs: Any = importlib.import_module('ctranslate2.specs.transformer_spec')
     layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
     encoder = specs.TransformerEncoderSpec(layers, heads, pre_norm=False)
@@ -120,23 +120,23 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
         spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
 
     def projection(*names):
-        """[out, in] of projections from one stream, one after the other."""
+        """Concatenates projections of one stream, [out, in]."""
         return np.concatenate([arrays[f'{name}/kernel'].reshape(width, -1).T for name in names])
 
     def attention(spec, name, *groups):
         norm(spec.layer_norm, name)
         for linear, group in zip(spec.linear, groups, strict=False):
-            linear.weight = projection(*(f'{name}/{each}' for each in group))
+            linear.weight = projection(*(f'{name}/{part}' for part in group))
         spec.linear[-1].weight = np.ascontiguousarray(arrays[f'{name}/output/kernel'].reshape(-1, width).T)
 
     def feed_forward(spec, name):
         norm(spec.layer_norm, name)
-        for linear, each in (spec.linear_0, 'inner'), (spec.linear_1, 'outer'):
-            linear.weight = np.ascontiguousarray(arrays[f'{name}/{each}/kernel'].T)
-            linear.bias = arrays[f'{name}/{each}/bias']
+        for linear, part in (spec.linear_0, 'inner'), (spec.linear_1, 'outer'):
+            linear.weight = np.ascontiguousarray(arrays[f'{name}/{part}/kernel'].T)
+            linear.bias = arrays[f'{name}/{part}/bias']
 
     for spec, stack in (encoder, 'encoder'), (decoder, 'decoder'):
-        # Its own sinusoids begin at position 1, with other frequencies.
+        # CTranslate2's sinusoids begin at position 1, with other frequencies.
         spec.position_encodings.encodings = sinusoids(positions, width)
         for number, layer in enumerate(spec.layer):
             name = f'{stack}/layers_{number}'
@@ -146,13 +146,13 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
             feed_forward(layer.ffn, f'{name}/feed_forward')
     table = arrays['target_embedding/embedding']
     encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
-    found = specs.TransformerSpec(encoder, decoder)
-    found.config.layer_norm_epsilon = 1e-6
-    found.config.unk_token, found.config.bos_token, found.config.eos_token = map(str, (UNK, BOS, EOS))
-    found.config.decoder_start_token = str(BOS)
+    transformer = specs.TransformerSpec(encoder, decoder)
+    transformer.config.layer_norm_epsilon = 1e-6
+    transformer.config.unk_token, transformer.config.bos_token, transformer.config.eos_token = map(str, (UNK, BOS, EOS))
+    transformer.config.decoder_start_token = str(BOS)
     pieces = list(map(str, range(workload.vocab_size)))
-    found.register_source_vocabulary(pieces)
-    found.register_target_vocabulary(pieces)
-    found.validate()
-    found.optimize()
-    return found
+    transformer.register_source_vocabulary(pieces)
+    transformer.register_target_vocabulary(pieces)
+    transformer.validate()
+    transformer.optimize()
+    return transformer

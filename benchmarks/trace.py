@@ -1,9 +1,9 @@
-"""What each operation of a compiled program costs, by XLA's own profile."""
+"""Reads the cost of each operation of a compiled program from XLA's profile."""
 
 import collections
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,15 @@ import jax
 from jax.profiler import ProfileData
 
 from benchmarks.measure import times
+from benchmarks.operations import Op
 
-Name = tuple[str, str]  # of a program, and of an operation in it
+Name = tuple[str, str]  # the name of a program, and the name of an operation in it
 IDLE: Name = '', 'nothing runs'
 
 
 @dataclasses.dataclass
 class Cost:
-    """Of one or more operations: how often they ran, seconds of the clock, seconds of all threads, flops."""
+    """The cost of operations: the number of executions, wall-clock seconds, seconds summed over threads, flops."""
     count: float = 0
     seconds: float = 0
     thread_seconds: float = 0
@@ -32,14 +33,14 @@ class Cost:
 
 
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
-    """Seconds of a call without the profiler, and the costs of one with it, by operation: of `runs` the fastest."""
+    """Returns the seconds of a call without the profiler, and the costs by operation of the fastest profiled call."""
     times(call, 2)
     return min(times(call, runs)), min(
         (profiled(call) for _ in range(runs)), key=lambda costs: sum(cost.seconds for cost in costs.values()))
 
 
 def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
-    """The costs of one call, by operation."""
+    """Returns the costs of one call, by operation."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
@@ -48,22 +49,23 @@ def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
 
 
 def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
-    """The cost of each operation of ProfileData's planes, and of IDLE, from the first operation to the last."""
+    """Returns the cost of each operation in ProfileData's planes, and the time of IDLE between operations."""
     costs, last = collections.defaultdict(Cost), None
-    stacks, launched_by = collections.defaultdict(list), {}  # thread -> operations, the innermost last; task -> one
-    for at, _, thread, what, name in sorted(marks(planes), key=lambda mark: mark[:2]):
+    stacks = collections.defaultdict(list)  # by thread: its operations, the innermost last
+    launched_by = {}  # by task: the operation that launched it
+    for at, _, thread, mark, name in sorted(marks(planes), key=lambda item: item[:2]):
         busy = [stack[-1] for stack in stacks.values() if stack and stack[-1]]
         if last is not None:
-            for each in busy or [IDLE]:
-                costs[each].seconds += (at - last) / 1e9 / len(busy or [IDLE])
-                costs[each].thread_seconds += (at - last) / 1e9 * bool(busy)
+            for operation in busy or [IDLE]:
+                costs[operation].seconds += (at - last) / 1e9 / len(busy or [IDLE])
+                costs[operation].thread_seconds += (at - last) / 1e9 * bool(busy)
         last, stack = at, stacks[thread]
-        if what == 'begin':
+        if mark == 'begin':
             stack.append(name)
             costs[name].count += 1
-        elif what == 'launch':
+        elif mark == 'launch':
             launched_by[name] = stack[-1] if stack else None
-        elif what == 'work':
+        elif mark == 'work':
             stack.append(launched_by.get(name))
         elif stack:
             stack.pop()
@@ -71,22 +73,40 @@ def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
 
 
 def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
-    """(nanosecond, rank among those of the same instant, thread, what happens, of which operation or task).
+    """Yields (nanosecond, order within the instant, thread, 'begin' or another mark, the operation or task).
 
-    An operation's own event covers what the thread does that begins it. It may launch tasks, which other threads
-    work on, even after the event's end; tasks may launch tasks. On a GPU or a TPU there are events only.
+    An operation's event covers the work of the thread that begins it. The operation may launch tasks for other threads,
+    which may end after the event and may launch further tasks. On a GPU or a TPU there are only events.
     """
     for plane in planes:
         for line in plane.lines:
             thread = f'{plane.name} {line.name}'
             for event in line.events:
-                told = dict(event.stats)
-                if 'hlo_op' in told:
-                    yield event.start_ns, 3, thread, 'begin', (told['hlo_module'], told['hlo_op'])
+                stats = dict(event.stats)
+                if 'hlo_op' in stats:
+                    yield event.start_ns, 3, thread, 'begin', (stats['hlo_module'], stats['hlo_op'])
                     yield event.start_ns + event.duration_ns, 1, thread, 'end', None
                 elif event.name == 'ThreadpoolListener::Record':
-                    yield event.start_ns, 4, thread, 'launch', told['_p']
+                    yield event.start_ns, 4, thread, 'launch', stats['_p']
                 elif event.name == 'ThreadpoolListener::StartRegion':
-                    yield event.start_ns, 2, thread, 'work', told['_c']
+                    yield event.start_ns, 2, thread, 'work', stats['_c']
                 elif event.name == 'ThreadpoolListener::StopRegion':
                     yield event.start_ns, 0, thread, 'end', None
+
+
+def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable[[Op], tuple[str, ...]],
+                top: int) -> None:
+    """Prints the `top` groups of operations that take the most time, and their sum. `by` returns the group."""
+    groups, total = collections.defaultdict(Cost), Cost()
+    for name, cost in costs.items():
+        op = ops.get(name, Op(name[1], 'not found', '', '', 0))
+        cost = dataclasses.replace(cost, flops=cost.count * op.flops)
+        groups[by(op)].add(cost)
+        total.add(cost)
+    print(f'{"times":>8} {"ms":>9} {"share":>6} {"threads":>7} {"GFLOP/s":>7}  what')
+    ranked = sorted(groups.items(), key=lambda group: -group[1].seconds)
+    for names, cost in [*ranked[:top], (('total',), total)]:
+        speed = f'{cost.flops / cost.seconds / 1e9:7.0f}' if cost.flops else ' ' * 7
+        threads = cost.thread_seconds / max(cost.seconds, 1e-12)
+        print(f'{cost.count:8.1f} {1e3 * cost.seconds:9.3f} {cost.seconds / total.seconds:6.1%} {threads:7.2f} {speed}'
+              f'  {" | ".join(names)}')

@@ -1,10 +1,10 @@
-"""Systems that are timed in turns, A B C A B C ..., each in a process of its own.
+"""Times systems in turns, A B C A B C ..., in separate processes.
 
-In one process the libraries would share threads, memory and its peak. All processes have the same environment, hence
-the same malloc, and the same cores. Only one works at a time. A turn is calls for WARM_UP seconds, at least one, and
-one more that is timed: the first calls find cold caches, and OpenMP's threads of the system before (CTranslate2's spin
-for 0.2 s after their work). With a pause instead, alone, our train step took a quarter longer and PyTorch's 2 %; but
-steps follow each other.
+In one process the libraries would share threads and memory. All processes have the same environment, and so the same
+malloc, and the same cores. Only one works at a time. A turn is at least one call for WARM_UP seconds in all, and then
+one timed call. The first calls have cold caches, and OpenMP's threads of the previous system still run (CTranslate2's
+spin for 0.2 s after their work). After a pause instead of warm-up calls, our train step took a quarter longer and
+PyTorch's 2 %, but real steps follow each other without a pause.
 """
 
 import contextlib
@@ -25,8 +25,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from runtime.errors import UserError
 
 CORES = len(os.sched_getaffinity(0))
@@ -34,7 +32,7 @@ WARM_UP = 0.5
 
 
 def peak_resident() -> float:
-    """GB. A process that Linux starts counts its parent's memory in ru_maxrss; /proc has its own."""
+    """Returns the peak memory of this process in GiB. On Linux, ru_maxrss includes memory of the parent process."""
     with contextlib.suppress(OSError):
         return int(re.findall(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())[0]) / 2 ** 20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (30 if sys.platform == 'darwin' else 20)
@@ -45,20 +43,20 @@ class Ready(NamedTuple):
 
     Attributes:
       call: does the work once, and returns when it is done.
-      told: what its JSON line says of it besides, such as 'compile_s' and versions.
-      answer: the tokens of each sentence that it decodes; None of what does not decode.
-      peak_memory_gb: the peak so far.
+      facts: further entries of its JSON line, such as 'compile_s' and versions.
+      answer: the tokens of each decoded sentence; None if the system does not decode.
+      peak_memory_gb: returns the peak memory so far.
     """
     call: Callable[[], Any]
-    told: Mapping[str, Any]
+    facts: Mapping[str, Any]
     answer: Any = None
     peak_memory_gb: Callable[[], float] = peak_resident
 
 
 class System(NamedTuple):
-    """A name, and what makes it ready in a process of its own: a function that returns a Ready, and its arguments.
+    """The name of a system, the function that prepares it in its own process, and the function's arguments.
 
-    The function is 'module:name', so that no process imports the library of another one.
+    The function returns a Ready. It is given as 'module:name', so that no process imports the library of another one.
     """
     name: str
     make: str
@@ -66,9 +64,9 @@ class System(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of each turn of a system, what it told, its answer, and its peak memory."""
+    """The seconds of each turn of a system, and the fields of its Ready."""
     seconds: list[float]
-    told: Mapping[str, Any]
+    facts: Mapping[str, Any]
     answer: Any
     peak_memory_gb: float
 
@@ -77,52 +75,52 @@ def in_turns(systems: Sequence[System], turns: int) -> dict[str, Timed]:
     """Times each system `turns` times.
 
     Raises:
-      UserError: that of a system while it is made.
+      UserError: if a system raises one while it is prepared.
     """
     with contextlib.ExitStack() as stack:
         started = {}
-        for system in systems:  # one waits for the other: they compile
+        for system in systems:  # one after the other, because they compile
             pipe = stack.enter_context(_started(system))
-            started[system.name] = pipe, *_heard(pipe, system.name)
+            started[system.name] = pipe, *_receive(pipe, system.name)
         seconds = {name: [] for name in started}
         for _ in range(turns):
             for name, (pipe, *_) in started.items():
                 pipe.send('turn')
-                seconds[name].append(_heard(pipe, name))
-        found = {}
-        for name, (pipe, told, answer) in started.items():
+                seconds[name].append(_receive(pipe, name))
+        timed = {}
+        for name, (pipe, facts, answer) in started.items():
             pipe.send('end')
-            found[name] = Timed(seconds[name], told, answer, _heard(pipe, name))
-        return found
+            timed[name] = Timed(seconds[name], facts, answer, _receive(pipe, name))
+        return timed
 
 
-def report_turns(found: Mapping[str, Timed], tokens: int, what: Mapping[str, Any]) -> None:
-    """Prints a JSON line for each system, and one with the ratio of the first to each other one.
+def report_turns(results: Mapping[str, Timed], tokens: int, what: Mapping[str, Any]) -> None:
+    """Prints a JSON line per system, and a line with the ratio of the first system to each other system.
 
     Args:
-      found: from `in_turns`.
-      tokens: of a turn.
-      what: begins each line.
+      results: the result of `in_turns`.
+      tokens: the tokens of a turn.
+      what: the first entries of each line.
     """
-    for name, timed in found.items():
+    for name, timed in results.items():
         median = statistics.median(timed.seconds)
         print(json.dumps({
             **what, 'system': name, 'tokens_per_second': round(tokens / median), 'median_s': round(median, 4),
             'best_s': round(min(timed.seconds), 4), 'worst_s': round(max(timed.seconds), 4),
-            'turns': len(timed.seconds), **timed.told, 'peak_memory_gb': round(timed.peak_memory_gb, 3),
+            'turns': len(timed.seconds), **timed.facts, 'peak_memory_gb': round(timed.peak_memory_gb, 3),
             'cores': CORES, 'python': platform.python_version()}), flush=True)
-    first, *others = found
+    first, *others = results
     for other in others:
-        same = agreement(found[first].answer, found[other].answer)
-        ratios = np.divide(found[other].seconds, found[first].seconds)
+        same = agreement(results[first].answer, results[other].answer)
+        ratios = [theirs / ours for ours, theirs in zip(results[first].seconds, results[other].seconds, strict=True)]
+        lower, _, upper = statistics.quantiles(ratios if len(ratios) > 1 else 2 * ratios, method='inclusive')
         print(json.dumps({
-            **what, 'ratio': round(np.median(ratios), 3), 'of': f'{first} to {other}',
-            'quartiles': np.quantile(ratios, [0.25, 0.75]).round(3).tolist(), 'turns': len(ratios), **same}),
-            flush=True)
+            **what, 'ratio': round(statistics.median(ratios), 3), 'of': f'{first} to {other}',
+            'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **same}), flush=True)
 
 
 def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> dict[str, float]:
-    """The share of tokens that are the same in both answers; {} without answers."""
+    """Returns the share of tokens that are the same in both answers; {} without answers."""
     if ours is None or theirs is None:
         return {}
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in zip(one, other, strict=True)]
@@ -130,25 +128,25 @@ def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> d
 
 
 def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) -> None:
-    """Refuses what --peers cannot do. `libraries`: peer -> the library that it is imported from.
+    """Checks --peers. `libraries` maps each peer to its library.
 
     Raises:
-      UserError: if a peer is unknown or named twice, its library is not installed, or we do not compute in float32.
+      UserError: if a peer is unknown or a duplicate, its library is not installed, or the dtype is not float32.
     """
     for peer in peers:
         if peer not in libraries:
-            raise UserError(f'--peers={peer}: there is {", ".join(libraries)}')
+            raise UserError(f'--peers={peer}: no such peer. Use {", ".join(libraries)}')
         if peers.count(peer) > 1:
-            raise UserError(f'--peers names {peer} twice')
+            raise UserError(f'--peers has {peer} twice. Remove one of them')
         if importlib.util.find_spec(libraries[peer]) is None:
-            raise UserError(f"--peers={peer} needs {libraries[peer]}: python -m pip install -e '.[benchmark]'")
+            raise UserError(f"--peers={peer} needs {libraries[peer]}. Run python -m pip install -e '.[benchmark]'")
         if dtype != 'float32':
-            raise UserError(f'--peers compute in float32: leave out --peers or --dtype={dtype}')
+            raise UserError(f'--dtype={dtype}: peers compute in float32. Remove --dtype or --peers')
 
 
 @contextlib.contextmanager
 def _started(system: System) -> Iterator[Connection]:
-    """A process that makes the system and then waits for its turns; it ends with the context."""
+    """Starts a process that prepares the system and waits for its turns. The process ends with the context."""
     context = multiprocessing.get_context('spawn')
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, system), daemon=True)
@@ -164,14 +162,14 @@ def _started(system: System) -> Iterator[Connection]:
 
 
 def _serve(pipe: Connection, system: System) -> None:
-    """What the process of a system does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    """Prepares a system and answers its turns, in the system's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     try:
         ready = pkgutil.resolve_name(system.make)(*system.arguments)
     except UserError as error:
         pipe.send(error)
         return
-    pipe.send((ready.told, ready.answer))
+    pipe.send((ready.facts, ready.answer))
     with contextlib.suppress(EOFError):
         while pipe.recv() == 'turn':
             began = time.perf_counter()
@@ -184,8 +182,8 @@ def _serve(pipe: Connection, system: System) -> None:
         pipe.send(ready.peak_memory_gb())
 
 
-def _heard(pipe: Connection, name: str) -> Any:
-    """The next message of a system's process."""
+def _receive(pipe: Connection, name: str) -> Any:
+    """Returns the next message of a system's process."""
     try:
         message = pipe.recv()
     except EOFError:

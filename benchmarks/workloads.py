@@ -1,11 +1,11 @@
-"""The two fixed workloads that the benchmarks share: random tokens, random weights."""
+"""The sizes of the two workloads of the benchmarks, which use random tokens and weights."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Sizes of a model, embeddings tied, and of a training batch of `batch` pairs of `length` tokens on each side."""
+    """The sizes of a model with tied embeddings, and of a batch of `batch` pairs with `length` tokens on each side."""
     num_layers: int
     d_model: int
     d_ff: int
@@ -24,7 +24,7 @@ WORKLOADS = {
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """`sentences` sources of `source` tokens, `batch` at a time, each decoded to exactly `target` tokens."""
+    """The sizes of a search: `sentences` sources of `source` tokens, each decoded to exactly `target` tokens."""
     beam: int
     sentences: int = 64
     batch: int = 64
@@ -33,9 +33,9 @@ class Search:
 
     @property
     def method(self) -> str:
-        """A beam of 1 is greedy search."""
+        """The method: greedy search for a beam of 1."""
         return 'greedy' if self.beam == 1 else 'beam'
 
 
-LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # of Adam
+LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # of the loss, and of Adam
 PAD, BOS, EOS, UNK = range(4)

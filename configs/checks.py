@@ -45,6 +45,8 @@ def config_from(flag: flags.FlagHolder,
 
 def no_recipe(path: str) -> str:
     """Returns the message for a --config that is not a file."""
+    if os.path.isdir(path):
+        return f'--config={path} is a folder. Give a recipe, for example configs/demo.py'
     near = did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', map(os.path.relpath, recipes()))
     return f'--config={path} does not exist{near or ": give a recipe, for example configs/demo.py"}'
 

@@ -8,13 +8,12 @@ selects others. --config.train.frozen='encoder,*embedding' does not train these 
 trains only low-rank adapters. --config.train.init_vocabulary=False learns a vocabulary from the new data.
 """
 
-import json
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from configs.options import DEFAULTS
-from configs.versions import read_saved
+from configs.versions import read_config_file
 from runtime.errors import UserError
 
 # Options of config.train that describe how RUN was trained: the teacher, the start and the parts that were trained.
@@ -28,7 +27,7 @@ def get_config(run: str = '') -> ConfigDict:
     if not run or not path.is_file():
         raise UserError('--config=configs/fine_tune.py:RUN needs a run directory'
                         + (f', but {path} does not exist' if run else ''))
-    config, _ = read_saved(json.loads(path.read_text()))
+    config, _ = read_config_file(path)
     config.train.update({name: DEFAULTS[f'train.{name}'] for name in NOT_TAKEN_OVER})
     config.train.update(init_from=run, steps=2000)
     config.optimizer.update(schedule='cosine', peak=3e-4, final=0.0, warmup=100, factor=1.0)

@@ -9,7 +9,9 @@ Every run must still open, decode and resume after options have changed. So,
 A new option whose default keeps the earlier behaviour needs neither: configs without it get the default.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +20,7 @@ from configs import base
 from configs.checks import check_config, unused, written
 from configs.options import DEFAULTS, flatten, kind_problem
 from runtime.errors import UserError, option_like
+from runtime.files import read_bytes
 
 VERSION = 3  # since 3, names of splits beside the built-in data are refused
 RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name since}
@@ -46,6 +49,28 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     # JSON and the command line may give an integer for a float.
     options = {**DEFAULTS, **before, **{name: type(DEFAULTS[name])(value) for name, value in options.items()}}
     return {**options, **{name: DEFAULTS[name] for name in unused(options)}} if version < VERSION else options
+
+
+def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
+    """Reads the config.json of a run as `read_saved` does.
+
+    Raises:
+      UserError: naming the file, if it is damaged or its options are unknown or impossible.
+      FileNotFoundError, NotADirectoryError: if it does not exist.
+    """
+    try:
+        saved = json.loads(read_bytes(path).decode())
+        if not isinstance(saved, dict):
+            raise ValueError('it contains no object')
+        return read_saved(saved)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from None
+    except RecursionError:
+        raise UserError(f'{path} is damaged: it is nested too deeply. Take it from a copy of the run') from None
+    except (OSError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(f'{path} is damaged: {error}. Take it from a copy of the run') from None
 
 
 def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:

@@ -1,5 +1,6 @@
-"""How `make docs` builds the pages: Sphinx, with the root of the repository as the source, so that links between .md
-files are the same on disk and in the pages.
+"""Configuration of Sphinx, with which `make docs` builds the pages.
+
+The source folder is the root of the repository, so that links between .md files work both on disk and in the pages.
 """
 
 import re
@@ -12,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 import allyouneed  # noqa: E402, F401 (it sets an XLA flag before the modules are imported)
 
 PACKAGES = 'analysis|configs|inference|input_pipeline|interchange|kernels|model|run_directory|runtime|training'
-GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed',
+GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'inside', 'deploying', 'distributed',
           'planning', 'notebooks', 'results', 'faults', 'extending', 'api')
 PAGES = [*(f'docs/{name}' for name in GUIDES), 'CONTRIBUTING', 'CHANGELOG']
 SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):')
@@ -31,7 +32,7 @@ html_css_files = ['pages.css']
 
 myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
-smartquotes = False  # 'post' is a value
+smartquotes = False  # quotes in 'post' belong to code
 
 autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype',
                            'ignore-module-all': True}
@@ -42,26 +43,25 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [('Attributes', 'params_style')]
 add_module_names = False
 python_maximum_signature_line_length = 100
-default_role = 'py:obj'  # `name` in a docstring is a link where there is such a name, and code elsewhere
+default_role = 'py:obj'  # `name` in a docstring is a link if the name exists, and code otherwise
 
-# What a page refers to must exist. What a docstring or an annotation names may be of another library, or a name of no
-# object; with a package of ours before it, it must exist too.
+# References in pages must exist. A name in a docstring or an annotation may belong to another library or to no object.
+# But if it begins with one of our packages, it must exist, too.
 nitpicky = True
 # Type variables.
-nitpick_ignore = [('py:class', name) for name in (
-    'analysis.ablation.Model', 'runtime.agreement.T', 'runtime.flags.Values')]
+nitpick_ignore = [('py:class', name) for name in ('runtime.agreement.T', 'runtime.flags.Values')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 
 def add_contents(app, docname, source):
-    """The README has no table of contents in its text, so that of the pages is added here."""
+    """Adds the table of contents of the pages to the README, which has none in its text."""
     if docname == root_doc:
         pages = [page for page in PAGES if (ROOT / f'{page}.md').exists()]
         source[0] += '\n\n```{toctree}\n:hidden:\n\n' + '\n'.join(pages) + '\n```\n'
 
 
 def link_to_modules(app, docname, source):
-    """Links to a module's file lead to the module's page; those whose text is a name in it, to what it names."""
+    """Replaces links to a module's file by links to the module's page, or to the name in the text of the link."""
     def reference(link):
         text, module = link['text'], link['path'].replace('/', '.')
         target = f'{module}.{text}' if re.fullmatch(r'[\w.]+(?<!\.py)', text) else module
@@ -72,8 +72,9 @@ def link_to_modules(app, docname, source):
 
 
 def plain_docstring(app, what, name, obj, options, lines):
-    """Docstrings are plain text with Google's sections: what reStructuredText would take for markup is escaped. An
-    indented paragraph, an equation or a command, becomes a preformatted block; hanging paragraphs become a list.
+    """Escapes the markup of reStructuredText, because docstrings are plain text with Google's sections.
+
+    Indented paragraphs (equations and commands) become preformatted blocks, and hanging paragraphs become lists.
     """
     paragraphs, in_block, plain = re.split(r'\n\s*\n', '\n'.join(lines).rstrip()), False, []
     for paragraph in (paragraph.split('\n') for paragraph in paragraphs):
@@ -90,14 +91,14 @@ def plain_docstring(app, what, name, obj, options, lines):
 
 
 def escape(line):
-    """`*`, `|`, a last `_` of a word and what would number a list, outside of backticks."""
+    """Escapes `*`, `|`, `_` at the end of a word and numbers of lists, outside of backticks."""
     parts = re.split(r'(`[^`]*`)', line)
     escaped = [part if part.startswith('`') else re.sub(r'[*|]|_(?!\w)', r'\\\g<0>', part) for part in parts]
     return re.sub(r'(^\s*|: )(?=\(?\w{1,2}[.)](\s|$))', r'\1\\', ''.join(escaped))
 
 
 def short_signature(app, what, name, obj, options, signature, returns):
-    """Arrays and dtypes by the names that the code has for them; modules without the two arguments that Flax adds."""
+    """Shortens the names of arrays and dtypes to those of the code, and removes the two arguments that Flax adds."""
     def short(text):
         for pattern, name in SHORT.items():
             text = text and re.sub(pattern, name, text)
@@ -107,7 +108,7 @@ def short_signature(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
-    """Sphinx calls this."""
+    """Connects the functions above. Sphinx calls this function."""
     app.connect('source-read', add_contents)
     app.connect('source-read', link_to_modules)
     app.connect('autodoc-process-signature', short_signature)

@@ -23,10 +23,12 @@ from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, loa
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
-from runtime.files import read_json, write_text
+from runtime.files import file_checksum, read_json, write_text
+from runtime.schema import Count, read_as
 
 KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
 SIZES = 'sizes.json'
+CHECKSUMS = 'checksums.json'  # of the tokenizers; runs of earlier versions have none
 AS_WRITTEN = 'Use the run directory as training wrote it'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
@@ -269,6 +271,11 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
              if key.endswith('vocab_size')}
+    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
+    for name, checksum in checksums.items():
+        if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
+                file_checksum(folder / name) != checksum):
+            raise UserError(f'{folder / name} is damaged: its checksum differs. {AS_WRITTEN}')
     tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
@@ -278,10 +285,12 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
 
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Saves tokenizers, for `load_tokenizers`."""
+    """Saves tokenizers, for `load_tokenizers`, with checksums of their files."""
     folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / f'{side}.model')
+    write_text(folder / CHECKSUMS, json.dumps(
+        {f'{side}.model': file_checksum(folder / f'{side}.model') for side in tokenizers}) + '\n')
 
 
 def _absent(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -89,8 +89,10 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     def __init__(self, model: bytes):
         super().__init__(model)
-        self._processor = sentencepiece.SentencePieceProcessor(
-            model_proto=base64.b64decode(self._settings['model'], validate=True))
+        original = base64.b64decode(self._settings['model'], validate=True)
+        if not original:
+            raise ValueError('it is empty')  # SentencePiece would accept it as a model to load later
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
 
@@ -176,7 +178,7 @@ class TokenizersTokenizer(ForeignTokenizer):
         piece = self.vocabulary[token]
         if '"ByteLevel"' not in self._settings['model']:
             return _bytes_of_piece(piece)
-        letters = _letters_of_bytes()  # an added token, which is not text, is written as it is
+        letters = letters_of_bytes()  # an added token, which is not text, is written as it is
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()
 
     def _readable(self, token: int) -> str:
@@ -194,7 +196,7 @@ def _bytes_of_piece(piece: str) -> bytes:
 
 
 @functools.cache
-def _letters_of_bytes() -> dict[str, int]:
+def letters_of_bytes() -> dict[str, int]:
     """The letter that byte-level BPE writes for each byte: printable ones as they are, others from U+0100 on.
 
     Radford et al. 2019, as in the published code of GPT-2.

@@ -30,7 +30,7 @@ from typing import Any
 
 import cloudpickle
 
-from input_pipeline.builds import build_once, cache_errors
+from input_pipeline.builds import build_once, cache_errors, remove_damaged
 from input_pipeline.stores import join
 from runtime.errors import UserError
 from runtime.locks import locked
@@ -62,9 +62,10 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     try:
         with cache_errors(folder):
             shards.mkdir(exist_ok=True)
-        count = _tokenise(shards, rows, write)
-        parts = [_place(shards, number) for number in range(count)]
+        parts = _tokenise(shards, rows, write)
         with _alone(shards / 'join'):
+            if not folder.is_dir() and remove_damaged(parts):  # shards of an earlier build that was interrupted
+                _tokenise(shards, rows, write)
             build_once(folder, lambda temporary: join(parts, temporary))
     except UserError:
         # Shards are removed after the store has its name. So without locks, another process may have built the store
@@ -109,8 +110,8 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f'{number:06d}'
 
 
-def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
-    """Builds all shards with workers, together with other processes. Returns the number of shards.
+def _tokenise(shards: Path, rows: Rows, write: Write) -> list[Path]:
+    """Builds all shards with workers, together with other processes. Returns the folders of the shards.
 
     Raises:
       UserError: if a worker fails, or all of them were killed.
@@ -127,7 +128,7 @@ def _tokenise(shards: Path, rows: Rows, write: Write) -> int:
     if not answers:
         raise UserError(f'All {cores} tokenising processes were killed, perhaps because there is too little memory. '
                         'The finished shards are kept: run the same command again')
-    return answers[0]['shards']
+    return [_place(shards, number) for number in range(answers[0]['shards'])]
 
 
 @contextlib.contextmanager

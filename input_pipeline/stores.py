@@ -1,7 +1,7 @@
-"""The files of a token store: written row by row, and put together from those of the shards of a text.
+"""The files of a token store: written row by row, or joined from the stores of the shards of a text.
 
-A folder has, for each side of a row, SIDE.tokens (uint32, one row behind the other) and SIDE.offsets.npy (int64, where
-each row begins, and the end), and stats.json, with counts.
+For each side of a row, a folder has SIDE.tokens (uint32, the concatenation of all rows) and SIDE.offsets.npy (int64,
+the index at which each row begins, and the end of the last row). stats.json has counts.
 """
 
 import array
@@ -23,7 +23,7 @@ TOKEN = np.dtype(np.uint32)
 
 
 def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str, Tokenizer], max_length: int) -> None:
-    """Writes a store of sentence pairs, without those that are empty or too long."""
+    """Writes a store of sentence pairs; leaves out pairs that are empty or too long."""
     stats = {'dropped_empty': 0, 'dropped_long': 0}
     with _SideWriter(folder, 'source') as source, _SideWriter(folder, 'target') as target:
         for pair in pairs:
@@ -41,7 +41,7 @@ def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str,
 
 
 def write_documents(documents: Iterable[str], folder: Path, *, tokenizer: Tokenizer) -> None:
-    """Writes a store of documents, without those that have no text."""
+    """Writes a store of documents; leaves out documents without text."""
     stats = {'dropped_empty': 0, 'characters': 0, 'bytes': 0}
     with _SideWriter(folder, TEXT) as side:
         for text in documents:
@@ -56,7 +56,7 @@ def write_documents(documents: Iterable[str], folder: Path, *, tokenizer: Tokeni
 
 
 class _SideWriter(contextlib.AbstractContextManager):
-    """Writes the tokens of a side row by row, and at the end the offsets of the rows."""
+    """Writes the tokens of a side row by row, and the offsets of the rows at the end."""
 
     def __init__(self, folder: Path, side: str):
         self._file = open(folder / f'{side}.tokens', 'wb')  # noqa: SIM115 (__exit__ closes it)
@@ -83,19 +83,25 @@ class _SideWriter(contextlib.AbstractContextManager):
         np.save(self._offsets_file, np.frombuffer(self._offsets, np.int64))
 
 
+def sides_of(folder: Path) -> list[str]:
+    """Returns the sides that a store has."""
+    return sorted(path.name.removesuffix('.tokens') for path in folder.glob('*.tokens'))
+
+
 def join(parts: Sequence[Path], folder: Path) -> None:
     """Writes the store of all rows of `parts`, in order: the same bits as if written at once."""
     counts = [json.loads((part / 'stats.json').read_text()) for part in parts]
-    for side in sorted({path.name.partition('.')[0] for path in parts[0].iterdir()} - {'stats'}):
+    for side in sides_of(parts[0]):
         offsets = [np.load(part / f'{side}.offsets.npy', allow_pickle=False) for part in parts]
-        ends = np.cumsum([0, *(each[-1] for each in offsets)])
+        ends = np.cumsum([0, *(part_offsets[-1] for part_offsets in offsets)])
         with open(folder / f'{side}.tokens', 'wb') as file:
-            for part, each in zip(parts, offsets, strict=True):
-                if each[-1]:  # else the file holds what makes it none that is empty
+            for part, part_offsets in zip(parts, offsets, strict=True):
+                if part_offsets[-1]:  # otherwise the file contains a marker, so that it is never empty
                     with open(part / f'{side}.tokens', 'rb') as tokens:
                         shutil.copyfileobj(tokens, file, 2 ** 20)
             if not ends[-1]:
                 file.write(bytes(TOKEN.itemsize))
         np.save(folder / f'{side}.offsets.npy', np.concatenate(
-            [[0], *(each[1:] + begin for each, begin in zip(offsets, ends[:-1], strict=True))]))
-    (folder / 'stats.json').write_text(json.dumps({name: sum(each[name] for each in counts) for name in counts[0]}))
+            [[0], *(part_offsets[1:] + begin for part_offsets, begin in zip(offsets, ends[:-1], strict=True))]))
+    totals = {name: sum(part_counts[name] for part_counts in counts) for name in counts[0]}
+    (folder / 'stats.json').write_text(json.dumps(totals))

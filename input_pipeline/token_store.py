@@ -1,8 +1,8 @@
 """Text is tokenised once, into memory-mapped files that every later run and every process shares.
 
-A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It
-is never there in part (input_pipeline/builds.py), and that of a large text is built by all cores and all processes of a
-job (input_pipeline/shards.py).
+A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It is
+complete or absent, and is built again if it is damaged (input_pipeline/builds.py). The store of a large text is built
+by all cores and all processes of a job (input_pipeline/shards.py).
 """
 
 import functools
@@ -14,19 +14,41 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int, UInt32
 from ml_collections import ConfigDict
 
-from input_pipeline.builds import build_once
+from input_pipeline.builds import build_once, open_built
 from input_pipeline.documents import Documents
-from input_pipeline.shards import build_together
+from input_pipeline.shards import Rows, Write, build_together
 from input_pipeline.sources import Corpus
-from input_pipeline.stores import SIDES, TEXT, write_documents, write_pairs
+from input_pipeline.stores import SIDES, TEXT, TOKEN, sides_of, write_documents, write_pairs
 from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
+from runtime.schema import Count, read_as
+
+ADVICE = 'Delete its folder; the next run builds it again'
 
 log = logging.getLogger('allyouneed.data')
+
+
+class PairStats(msgspec.Struct, kw_only=True):
+    """The counts of a store of pairs, which are described at TokenStore."""
+    pairs: Count
+    dropped_empty: Count
+    dropped_long: Count
+    source_tokens: Count
+    target_tokens: Count
+
+
+class DocumentStats(msgspec.Struct, kw_only=True):
+    """The counts of a store of documents, which are described at TokenStore."""
+    documents: Count
+    dropped_empty: Count
+    text_tokens: Count
+    characters: Count
+    bytes: Count
 
 
 class TokenStore:
@@ -43,23 +65,35 @@ class TokenStore:
         """Opens a store.
 
         Raises:
-          UserError: if a file is missing or damaged.
+          UserError: if a file is missing, or the files contradict each other.
         """
+        self._folder, sides = folder, sides_of(folder)
+        schema = DocumentStats if sides == [TEXT] else PairStats
+        self.stats: dict[str, int] = msgspec.to_builtins(read_as(folder / 'stats.json', schema, ADVICE))
         try:
-            self.stats = json.loads((folder / 'stats.json').read_text())
-            sides = sorted({path.name.partition('.')[0] for path in folder.iterdir()} - {'stats'})
             # Plain-array views of the mapped files: slicing an np.memmap is several times slower.
             self._offsets = {side: np.asarray(np.load(folder / f'{side}.offsets.npy', 'r', allow_pickle=False))
                              for side in sides}
-            self._tokens = {side: np.asarray(np.memmap(folder / f'{side}.tokens', np.uint32, 'r')) for side in sides}
-            for side, offsets in self._offsets.items():
-                if offsets.dtype != np.int64 or max(1, offsets[-1]) != len(self._tokens[side]):
-                    raise ValueError(f'{side}.offsets.npy does not fit {side}.tokens')
-            if not sides:
-                raise ValueError('it holds no tokens')
-        except (OSError, EOFError, IndexError, ValueError) as error:
-            raise UserError(f'the token store {folder} is damaged: {error}. Delete that folder: it is built again '
-                            'from the text') from None
+            self._tokens = {side: np.asarray(np.memmap(folder / f'{side}.tokens', TOKEN, 'r')) for side in sides}
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(f'the token store {folder} cannot be read: {error}. {ADVICE}') from None
+        rows = self.stats['documents' if sides == [TEXT] else 'pairs']
+        for side in sides or [TEXT]:
+            self._check_offsets(side, rows)
+
+    def _check_offsets(self, side: str, rows: int) -> None:
+        offsets, count = self._offsets.get(side), self.stats[f'{side}_tokens']
+        if (offsets is None or offsets.dtype != np.int64 or offsets.shape != (rows + 1,) or offsets[0]
+                or offsets[-1] != count or max(1, count) != len(self._tokens[side]) or (np.diff(offsets) < 0).any()):
+            raise UserError(f'the token store {self._folder}: {side}.offsets.npy does not fit {side}.tokens and '
+                            f'stats.json. {ADVICE}')
+
+    def check_tokens(self, tokenizers: Mapping[str, Tokenizer]) -> None:
+        """Reads all tokens. Raises UserError if one is not a token of its tokenizer."""
+        for side, tokens in self._tokens.items():
+            if (largest := int(tokens.max())) >= len(tokenizers[side]):
+                raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but its '
+                                f'vocabulary has {len(tokenizers[side])}. {ADVICE}')
 
     def __len__(self) -> int:
         return len(next(iter(self._offsets.values()))) - 1
@@ -119,7 +153,9 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
             raise UserError(f'the training split has no text: {origin}')
         train_tokenizer(itertools.chain([first], nonempty), **options).save(folder / 'tokenizer.model')
 
-    return load_tokenizer(build_once(cache / 'tokenizers' / _digest(origin | options), learn) / 'tokenizer.model')
+    folder = cache / 'tokenizers' / _digest(origin | options)
+    return open_built(folder, lambda: build_once(folder, learn),
+                      lambda folder, _: load_tokenizer(folder / 'tokenizer.model'))
 
 
 def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], max_length: int,
@@ -130,13 +166,12 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     counted and logged.
 
     Raises:
-      UserError: if nothing is left.
+      UserError: if no pair remains.
     """
     key = _digest({'corpus': corpus.fingerprint(split), 'max_length': max_length,
                    'tokenizers': [hashlib.sha256(tokenizers[side].model).hexdigest() for side in SIDES]})
-    store = TokenStore(build_together(
-        cache / 'tokens' / key, functools.partial(corpus.pairs, split),
-        functools.partial(write_pairs, tokenizers=dict(tokenizers), max_length=max_length)))
+    store = _open(cache / 'tokens' / key, functools.partial(corpus.pairs, split), functools.partial(
+        write_pairs, tokenizers=dict(tokenizers), max_length=max_length), tokenizers)
     stats = store.stats
     log.info('%s: %d pairs, %d source and %d target tokens; dropped %d with an empty side, %d longer than %d',
              split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
@@ -155,13 +190,12 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     Documents without text are dropped, counted and logged; none is dropped for its length.
 
     Raises:
-      UserError: if nothing is left.
+      UserError: if no document remains.
     """
     key = _digest({'documents': documents.fingerprint(split),
                    'tokenizer': hashlib.sha256(tokenizers[TEXT].model).hexdigest()})
-    store = TokenStore(build_together(
-        cache / 'tokens' / key, functools.partial(documents.documents, split),
-        functools.partial(write_documents, tokenizer=tokenizers[TEXT])))
+    store = _open(cache / 'tokens' / key, functools.partial(documents.documents, split), functools.partial(
+        write_documents, tokenizer=tokenizers[TEXT]), tokenizers)
     stats = store.stats
     log.info('%s: %d documents, %d characters in %d tokens; dropped %d without text',
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
@@ -169,6 +203,17 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
                         f'Looked at: {documents.fingerprint(split)}')
     return store
+
+
+def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Tokenizer]) -> TokenStore:
+    """Opens a store of `rows()`; builds it with `write` if it does not exist or is damaged."""
+    def read(folder: Path, is_unknown: bool) -> TokenStore:
+        store = TokenStore(folder)
+        if is_unknown:
+            store.check_tokens(tokenizers)
+        return store
+
+    return open_built(folder, lambda: build_together(folder, rows, write), read)
 
 
 def _digest(value: Any) -> str:

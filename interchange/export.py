@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder of another library's files."""
+"""Exports of a checkpoint as a folder of files of another library."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,8 +7,10 @@ from interchange.folders import read_models
 from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import write_ctranslate2
+from run_directory.records import CONFIG
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming
+from runtime.folders import written_folder
 
 FORMATS: Mapping[str, Callable[..., None]] = {
     'ctranslate2': write_ctranslate2, 'huggingface': write_huggingface, 'safetensors': write_safetensors}
@@ -16,25 +18,28 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
            quantization: str = 'float32') -> list[Path]:
-    """Writes the model of a run in another library's format, and returns the files.
+    """Writes the model of a run in another library's format, and returns the files. A failure leaves nothing.
 
     Args:
       workdir: the run directory.
-      output: a new or an empty folder.
+      output: a new or an empty folder outside of run directories.
       to: one of FORMATS.
-      checkpoint: as decode.py's --checkpoint: an average too.
+      checkpoint: as for decode.py's --checkpoint; averages are possible.
       quantization: of the weights of ctranslate2: 'float32', 'int8' or 'float16'.
 
     Raises:
-      UserError: if the run has no such checkpoint, the folder holds something, or the format has no such model.
+      UserError: if the run has no such checkpoint, the folder is not empty or cannot be written, or the format cannot
+        express the model.
     """
     folder = expanded(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--output={folder} is there already: give a new or an empty folder')
+        raise UserError(f'--output={folder} exists and is not empty. Give a new or an empty folder')
+    if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
+        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Give a folder '
+                        'outside of it')
     check_folder(folder)
     trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        FORMATS[to](trained, folder, **options)
+    with naming(folder), written_folder(folder) as temporary:
+        FORMATS[to](trained, temporary, **options)
     return sorted(folder.iterdir())

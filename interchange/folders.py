@@ -1,36 +1,35 @@
-"""Folders that hold a trained model, of whatever kind they are."""
+"""Folders that contain a trained model, in any format."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from interchange.huggingface import is_theirs, read_huggingface
+from interchange.huggingface import is_huggingface, read_huggingface
 from interchange.safetensors_folder import WEIGHTS, read_safetensors
 from run_directory.trained import Trained, read_run, together
 from runtime.errors import UserError
 
-ONE_CHECKPOINT = ('best', 'latest')  # choices of a checkpoint that a folder with a single one understands
+ONE_CHECKPOINT = ('best', 'latest')  # the choices of a checkpoint that are allowed for a folder with a single one
 
 
 def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:
-    """Reads the model of a folder, or the ensemble of several: run directories, exports as safetensors, and folders
-    that Hugging Face's save_pretrained wrote.
+    """Reads the model of a folder, or the ensemble of several.
 
     Args:
-      folders: of any kinds.
-      checkpoint: the same choice for each; a folder that is no run directory has one, which is 'best' and 'latest'.
-      dtype: takes the place of config.model.dtype.
+      folders: run directories, exports as safetensors, or folders that Hugging Face's save_pretrained wrote.
+      checkpoint: the same choice for each folder. The single checkpoint of an exported folder is 'best' and 'latest'.
+      dtype: overrides config.model.dtype.
 
     Raises:
-      UserError: if a folder cannot be read, or does not go together with the others.
+      UserError: if a folder cannot be read, or the models cannot form an ensemble.
     """
     return together([_read(folder, checkpoint, dtype) for folder in folders])
 
 
 def _read(folder: Path, checkpoint: str, dtype: str | None) -> Trained:
-    theirs = is_theirs(folder)
-    if not theirs and not (folder / WEIGHTS).is_file():
+    huggingface = is_huggingface(folder)
+    if not huggingface and not (folder / WEIGHTS).is_file():
         return read_run(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
-        raise UserError(f'checkpoint={checkpoint!r}: {folder} is no run directory and holds one checkpoint: leave it '
-                        'out')
-    return read_huggingface(folder, dtype) if theirs else read_safetensors(folder, dtype)
+        raise UserError(f'checkpoint={checkpoint!r}: {folder} is not a run directory and has only one checkpoint. '
+                        'Remove this option')
+    return read_huggingface(folder, dtype) if huggingface else read_safetensors(folder, dtype)

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, biases everywhere. Its matrices are [in, out], as ours."""
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, biases everywhere. Its matrices are [in, out], as here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,49 +8,68 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline.tokens import BOS, EOS
-from interchange.fields import THEIRS, Fields
+from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Positive, Rate, Token, require
 from interchange.layout import SAME, TRANSPOSED, Link, chain, reshaped, rows
+from runtime.schema import Size
 
 
-def options(fields: Fields) -> dict[str, Any]:
-    """The options of our model.
+class Config(ForeignConfig, kw_only=True):
+    """The fields of GPT2Config."""
+    vocab_size: Size = 50257
+    bos_token_id: Token | None = 50256
+    eos_token_id: Token | list[Token] | None = 50256
+    n_positions: Size = 1024
+    n_embd: Size = 768
+    n_layer: Size = 12
+    n_head: Size = 12
+    n_inner: Size | None = None
+    activation_function: str = 'gelu_new'
+    layer_norm_epsilon: Positive = 1e-5
+    resid_pdrop: Rate = 0.1
+    embd_pdrop: Rate = 0.1
+    attn_pdrop: Rate = 0.1
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+
+
+CONFIGS = {'gpt2': Config}
+
+
+def options(config: Config) -> dict[str, Any]:
+    """Returns the options of our model.
 
     Raises:
-      UserError: naming a field that none of our options stands for.
+      UserError: naming a field whose value no option supports.
     """
-    fields.only('scale_attn_weights', True)
-    fields.only('scale_attn_by_inverse_layer_idx', False)
-    fields.only('add_cross_attention', False)
-    d_model, length = fields.size('n_embd', 768), fields.size('n_positions', 1024)
-    dropout = fields.number('resid_pdrop', 0.1)
-    fields.only('embd_pdrop', dropout)  # one rate here
+    require(config, scale_attn_weights=(True,), scale_attn_by_inverse_layer_idx=(False,), add_cross_attention=(False,),
+            embd_pdrop=(config.resid_pdrop,), activation_function=[*ACTIVATIONS])
     return {
-        'task': 'language_model', 'model.kind': 'language_model', 'model.num_layers': fields.size('n_layer', 12),
-        'model.d_model': d_model, 'model.d_ff': fields.size('n_inner', 4 * d_model),
-        'model.num_heads': fields.size('n_head', 12), 'model.norm': 'pre',
-        'model.norm_epsilon': fields.number('layer_norm_epsilon', 1e-5), 'model.position': 'learned',
-        'model.max_length': length, 'model.attention_bias': 'all', 'model.scale_embeddings': False,
-        'model.activation': fields.activation('activation_function', 'gelu_new'),
-        'model.tie_embeddings': fields.only('tie_word_embeddings', True, False), 'model.dropout': dropout,
-        'model.attention_dropout': fields.number('attn_pdrop', 0.1),
+        'task': 'language_model', 'model.kind': 'language_model', 'model.num_layers': config.n_layer,
+        'model.d_model': config.n_embd, 'model.d_ff': config.n_inner or 4 * config.n_embd,
+        'model.num_heads': config.n_head, 'model.norm': 'pre', 'model.norm_epsilon': config.layer_norm_epsilon,
+        'model.position': 'learned', 'model.max_length': config.n_positions, 'model.attention_bias': 'all',
+        'model.scale_embeddings': False, 'model.activation': ACTIVATIONS[config.activation_function],
+        'model.tie_embeddings': config.tie_word_embeddings, 'model.dropout': config.resid_pdrop,
+        'model.attention_dropout': config.attn_pdrop, 'data.context': config.n_positions,
     }
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """What keeps a model of ours from being one of theirs."""
-    wanted = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
-              'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    found = [f'model.{name}={model[name]}: GPT-2 has {value}' for name, value in wanted.items()
-             if model[name] != value]
+    """Returns the options of our model that GPT-2 cannot express."""
+    required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
+                'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
+    refused = [f'model.{name}={model[name]}: GPT-2 has {value}' for name, value in required.items()
+               if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
-        found.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 has as many as heads')
+        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 has num_heads')
     if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):
-        found.append('model.d_k and model.d_v: GPT-2 has d_model / num_heads')
-    return found
+        refused.append('model.d_k and model.d_v: GPT-2 has d_model / num_heads')
+    return refused
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
-    """Their config.json for a model of ours; `orders` are the original numbers of its tokens."""
+    """Returns their config.json for our model; `orders` are the original numbers of its tokens."""
     order = orders['text']
     return {
         'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'vocab_size': int(order.max()) + 1,
@@ -63,39 +82,38 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """All arrays of both."""
+    """Returns the correspondence of all arrays."""
     table, d_model, heads = rows(orders['text']), model.d_model, model.num_heads
     split = reshaped((d_model, -1), (d_model, heads, -1))
-    found = [Link('transformer.wte.weight', {'embedding/embedding': table}),
+    links = [Link('transformer.wte.weight', {'embedding/embedding': table}),
              Link('transformer.wpe.weight', {'position/table': SAME})]
     if not model.tie_embeddings:
-        found.append(Link('lm_head.weight', {'output/kernel': chain(table, TRANSPOSED)}))
-    found += _pair('transformer.ln_f', 'encoder/final_norm', 'scale')
+        links.append(Link('lm_head.weight', {'output/kernel': chain(table, TRANSPOSED)}))
+    links += _pair('transformer.ln_f', 'encoder/final_norm', 'scale')
     for number in range(model.num_layers):
         theirs, ours = f'transformer.h.{number}', f'encoder/layers_{number}'
-        attention = f'{ours}/self_attention'
-        found += [
+        attention, parts = f'{ours}/self_attention', ('query', 'key', 'value')
+        links += [
             *_pair(f'{theirs}.ln_1', f'{attention}_residual/norm', 'scale'),
             *_pair(f'{theirs}.ln_2', f'{ours}/feed_forward_residual/norm', 'scale'),
-            Link(f'{theirs}.attn.c_attn.weight', {f'{attention}/{each}/kernel': split for each in
-                                                  ('query', 'key', 'value')}),
-            Link(f'{theirs}.attn.c_attn.bias', {f'{attention}/{each}/bias': reshaped((-1,), (heads, -1)) for each in
-                                                ('query', 'key', 'value')}),
+            Link(f'{theirs}.attn.c_attn.weight', {f'{attention}/{part}/kernel': split for part in parts}),
+            Link(f'{theirs}.attn.c_attn.bias',
+                 {f'{attention}/{part}/bias': reshaped((-1,), (heads, -1)) for part in parts}),
             Link(f'{theirs}.attn.c_proj.weight', {
                 f'{attention}/output/kernel': reshaped((-1, d_model), (heads, -1, d_model))}),
             Link(f'{theirs}.attn.c_proj.bias', {f'{attention}/output/bias': SAME}),
             *_pair(f'{theirs}.mlp.c_fc', f'{ours}/feed_forward/inner', 'kernel'),
             *_pair(f'{theirs}.mlp.c_proj', f'{ours}/feed_forward/outer', 'kernel')]
-    return found
+    return links
 
 
-def is_no_parameter(name: str) -> bool:
-    """Whether an array follows from the config or from others: masks, and a copy of the embedding."""
+def is_derived(name: str) -> bool:
+    """Returns whether an array follows from the config or from other arrays: masks, and a copy of the embedding."""
     return name.endswith(('.attn.bias', '.attn.masked_bias')) or name == 'lm_head.weight'
 
 
-def named_in_full(name: str) -> str:
-    """The name of an array of a whole language model; some folders hold its inner part alone."""
+def full_name(name: str) -> str:
+    """Returns the name of an array in the whole language model. Some folders have only its inner part."""
     return name if name.startswith(('transformer.', 'lm_head.')) else f'transformer.{name}'
 
 

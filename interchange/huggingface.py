@@ -1,6 +1,6 @@
-"""Folders as `save_pretrained` of Hugging Face's library writes them: config.json, weights in safetensors, a tokenizer.
+"""Folders that `save_pretrained` of Hugging Face's library writes: config.json, weights in safetensors, a tokenizer.
 
-Neither that library nor PyTorch is needed for reading or writing them.
+Neither that library nor PyTorch is needed to read or write them.
 """
 
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
@@ -17,7 +18,7 @@ from configs.checks import check_config
 from input_pipeline.tokenizer import PAD
 from interchange import gpt2, llama, marian
 from interchange.equal_models import with_biases, with_plain_embeddings, with_table
-from interchange.fields import Fields
+from interchange.foreign_config import ForeignConfig, require
 from interchange.huggingface_tokenizers import (
     original_order,
     read_text_tokenizer,
@@ -25,75 +26,100 @@ from interchange.huggingface_tokenizers import (
     write_text_tokenizer,
     write_translation_tokenizers,
 )
-from interchange.layout import to_ours, to_theirs
-from interchange.safetensors_folder import WEIGHTS, opened, save_arrays
+from interchange.layout import Shape, check_arrays, to_ours, to_theirs
+from interchange.safetensors_files import open_arrays, save_arrays
+from interchange.safetensors_folder import WEIGHTS
 from model.build import build_model
 from run_directory.records import CONFIG
-from run_directory.trained import Trained
+from run_directory.trained import Trained, parameter_shapes
 from runtime.errors import UserError
-from runtime.files import read_json, write_text
+from runtime.files import read_bytes, write_text
+from runtime.schema import read_as
 
-FAMILIES: dict[str, Any] = {'marian': marian, 'gpt2': gpt2, 'llama': llama, 'mistral': llama, 'qwen2': llama}
+FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
 ADVICE = 'Give a folder that save_pretrained has written'
-LONGEST = 1024  # positions that an exported model without a limit of its own says it has, at least
+LONGEST = 1024  # max_position_embeddings of an exported translation model, at least
 
 
-def is_theirs(folder: Path) -> bool:
-    """Whether a folder is one of Hugging Face's: its config.json names a model_type."""
+class _Kind(msgspec.Struct):
+    model_type: str
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Returns whether a folder is one of Hugging Face's: its config.json has a model_type."""
     try:
-        return (folder / CONFIG).is_file() and 'model_type' in json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, TypeError):
+        return 'model_type' in msgspec.json.decode(read_bytes(folder / CONFIG), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return False
 
 
-def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None) -> Trained:
-    """Reads a model as a trained one of ours: Marian, GPT-2, Llama, Mistral or Qwen2.
+def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None,
+                     allow_nonfinite: bool = False) -> Trained:
+    """Reads a model of Hugging Face's library as a trained model of ours: Marian, GPT-2, Llama, Mistral or Qwen2.
 
     Args:
       folder: as `save_pretrained` writes it.
       dtype: of the computation.
-      recipe: a config whose data, batches, optimizer and so on the model's config gets; its model and its tokenizers
-        are the folder's.
+      recipe: a config for further training. The model and the tokenizers of the result are those of the folder; all
+        other options are the recipe's.
+      allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
-      UserError: naming the field or the file, if the model is not supported, or parts are missing or not of one model.
+      UserError: naming the field, the file or the array, if the model is not supported, or parts are missing, damaged
+        or not of one model.
     """
-    fields = Fields(folder / CONFIG, read_json(folder / CONFIG, ADVICE))
-    family = FAMILIES.get(str(fields.all.get('model_type')))
-    if family is None:
-        raise UserError(f'{folder / CONFIG}: model_type={fields.all.get("model_type")!r} is not supported, only '
-                        f'{", ".join(FAMILIES)}')
-    options = family.options(fields)
+    kind = read_as(folder / CONFIG, _Kind, ADVICE).model_type
+    if kind not in FAMILIES:
+        raise UserError(f'{folder / CONFIG}: model_type={kind!r:.80} is not supported, only {", ".join(FAMILIES)}')
+    family = FAMILIES[kind]
+    theirs: ForeignConfig = read_as(folder / CONFIG, family.CONFIGS[kind], ADVICE)
+    try:
+        require(theirs, quantization_config=(None,))
+        options = family.options(theirs)
+    except UserError as error:
+        raise UserError(f'{folder / CONFIG}: {error}') from None
+    files = _shapes(folder, family)
+    shapes = {name: shape for arrays in files.values() for name, shape in arrays.items()}
+    for name in 'vocab_size', 'decoder_vocab_size':  # before anything of this size is allocated
+        if (size := getattr(theirs, name, None)) and size not in {shape[0] for shape in shapes.values() if shape}:
+            raise UserError(f'{folder / CONFIG}: {name}={size}, but no array of the weights has {size} rows. Use '
+                            'config.json and weights of the same model')
     if family is marian:
-        tokenizers, kind = read_translation_tokenizers(folder, fields), 'sentencepiece'
+        tokenizers, tokenizer_kind = read_translation_tokenizers(folder, theirs), 'sentencepiece'
         sizes: dict[str, Any] = {f'{side}_vocab_size': len(each) for side, each in tokenizers.items()}
-        written, length = tokenizers['target'], {'data.max_length': fields.size('max_position_embeddings', 1024)}
+        written = tokenizers['target']
     else:
-        written, begins = read_text_tokenizer(folder, fields)
+        written, begins = read_text_tokenizer(folder, theirs)
         tokenizers, sizes = {'text': written}, {'vocab_size': len(written)}
-        kind = json.loads(written.model)['kind']
-        length = {'data.context': options.get('model.max_length') or options['data.context'],
-                  'data.packing': 'packed' if begins else 'contiguous'}
+        tokenizer_kind = json.loads(written.model)['kind']
+        options['data.packing'] = 'packed' if begins else 'contiguous'
     if written.absent:
         sizes['absent'] = list(written.absent)
-    config = _config(options | {'data.tokenizer.kind': kind}, length, recipe)
+    try:
+        config = _config(options | {'data.tokenizer.kind': tokenizer_kind}, recipe)
+    except UserError as error:
+        raise error if recipe else UserError(f'{folder / CONFIG}: {"; ".join(str(error).splitlines())}') from None
     config.model.dtype = dtype or config.model.dtype
-    orders = {side: original_order(each) for side, each in tokenizers.items()}
-    found = to_ours(family.links(config.model, orders), _weights(folder, family), family.is_no_parameter)
-    params = unflatten_dict({name: jnp.asarray(array) for name, array in found.items()}, sep='/')
     module = build_model(config.model, **sizes, pad=PAD)
+    orders = {side: original_order(each) for side, each in tokenizers.items()}
+    params = _read_parameters(folder, family, family.links(config.model, orders), files,
+                              parameter_shapes(module, config.task, sizes), allow_nonfinite)
     return Trained([folder], config, module, params, [], tokenizers, sizes)
 
 
 def write_huggingface(trained: Trained, folder: Path) -> None:
-    """Writes a trained model into an existing folder: as Marian, GPT-2, Llama, Mistral or Qwen2.
+    """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
-    What the form has and the model has not is added where it changes nothing: biases of 0, a table of sinusoids in the
-    place of learned positions.
+    Parameters that the architecture has and our model lacks are added without any change of the function: biases of 0,
+    a table of sinusoids in place of learned positions.
 
     Raises:
-      UserError: naming the options, if the model has none of these forms.
+      UserError: naming the options, if none of these architectures can express the model.
     """
     model, arrays = ConfigDict(trained.config.model.to_dict()), {
         name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
@@ -105,7 +131,7 @@ def write_huggingface(trained: Trained, folder: Path) -> None:
         if family is gpt2:
             model, arrays = with_table(*with_biases(model, arrays), trained.config.data.context)
     if refused := family.refusals(model):
-        raise UserError('Hugging Face has no such model: ' + '; '.join(f'config.{each}' for each in refused))
+        raise UserError('Hugging Face has no such model: ' + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
         raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, but this model '
                         'has learned one')
@@ -131,40 +157,67 @@ def _family(model: ConfigDict) -> Any:
         return marian
     if model.kind == 'language_model':
         return llama if model.norm_function == 'rms_norm' else gpt2
-    raise UserError(f'config.model.kind={model.kind}: Hugging Face has no such model that could be written, only '
-                    'transformer and language_model')
+    raise UserError(f'config.model.kind={model.kind}: Hugging Face has no such model. Only transformer and '
+                    'language_model can be exported')
 
 
-def _config(options: dict[str, Any], length: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
-    """The config of the imported model. Without a recipe, all that is no matter of the model has its default."""
+def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
+    """Returns the config of the imported model. Options that do not describe the model are the recipe's or defaults."""
     config = base.get_config()
     if recipe is None:
-        options = {'eval.metric': 'bleu' if options['task'] == 'translation' else 'loss'} | options | length
+        options = {'eval.metric': 'bleu' if options['task'] == 'translation' else 'loss'} | options
     else:
-        own = base.get_config()
+        default = base.get_config()
         config.update(recipe)
-        config.model, config.data.tokenizer = own.model, own.data.tokenizer
-        options = {name: value for name, value in options.items() if name != 'data.context'}
+        config.model, config.data.tokenizer = default.model, default.data.tokenizer
+        options = {name: value for name, value in options.items()
+                   if name not in ('data.context', 'data.max_length', 'data.packing')}
     config.update_from_flattened_dict(options)
     check_config(config)
     return config
 
 
-def _weights(folder: Path, family: Any) -> dict[str, np.ndarray]:
-    """All arrays of the folder's safetensors files."""
+def _shapes(folder: Path, family: Any) -> dict[Path, dict[str, Shape]]:
+    """Returns {file: {full name: shape}} of the arrays in the folder's safetensors files.
+
+    Raises:
+      UserError: if a file is missing or damaged, or contradicts the index.
+    """
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file():
         if not (folder / INDEX).is_file():
-            raise UserError(f'{folder} has no {WEIGHTS}. {ADVICE}; older folders hold pickled weights, which '
-                            'from_pretrained and save_pretrained turn into safetensors')
-        named = read_json(folder / INDEX, ADVICE).get('weight_map')
-        names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
-    found = {}
+            raise UserError(f'{folder} has no {WEIGHTS}. {ADVICE}. An old folder has pickled weights: load it with '
+                            'from_pretrained and save it again')
+        names = sorted({*read_as(folder / INDEX, _Index, ADVICE).weight_map.values()})
+        if foreign := [name for name in names if Path(name).name != name]:
+            raise UserError(f'{folder / INDEX}: weight_map: {foreign[0]!r:.200} is not the name of a file beside it. '
+                            f'{ADVICE}')
+    full, files, seen = getattr(family, 'full_name', str), {}, set()
     for name in names:
-        with opened(folder / name) as file:
-            found |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    full = getattr(family, 'named_in_full', str)
-    return {full(name): array for name, array in found.items()}
+        with open_arrays(folder / name) as file:
+            files[folder / name] = {full(array): shape for array, shape in file.shapes.items()}
+        if twice := sorted(seen & files[folder / name].keys()):
+            raise UserError(f'{folder / name}: another file contains the array {twice[0]}, too. {ADVICE}')
+        seen |= files[folder / name].keys()
+    return files
+
+
+def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, dict[str, Shape]],
+                     ours: dict[str, Shape], allow_nonfinite: bool) -> dict[str, Any]:
+    """Returns the parameters of our model; `ours` are their shapes."""
+    theirs = {name: shape for arrays in files.values() for name, shape in arrays.items()}
+    try:
+        check_arrays(links, ours, theirs, family.is_derived)
+    except UserError as error:
+        raise UserError(f'{folder}: {error}') from None
+    by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
+    for path in files:
+        with open_arrays(path) as file:
+            for name in file.shapes:
+                if link := by_name.get(full(name)):
+                    params |= {ours: jnp.asarray(array) for ours, array in
+                               to_ours(link, file.array(name, allow_nonfinite)).items()}
+    return unflatten_dict(params, sep='/')
 
 
 def _json(content: Any) -> str:

@@ -1,88 +1,103 @@
-"""The tokenizers that lie beside a model in a folder of Hugging Face's library, in and out."""
+"""The tokenizers beside a model in a folder of Hugging Face's library, read and written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import sentencepiece
 
 from input_pipeline.foreign_tokenizers import (
     SentencePieceTokenizer,
     TokenizersTokenizer,
+    letters_of_bytes,
     sentencepiece_tokenizer,
     tokenizers_library,
     tokenizers_tokenizer,
 )
 from input_pipeline.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer
 from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
-from interchange.fields import Fields
+from interchange.foreign_config import ForeignConfig
 from interchange.tokenizer_files import with_dummy_prefix
 from runtime.errors import UserError
-from runtime.files import read_bytes, read_json, write_text
+from runtime.files import read_bytes, write_text
+from runtime.schema import Count, read_as
 
 ADVICE = 'Give a folder that save_pretrained of model and tokenizer have written'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 
+Content = TypeVar('Content')
 
-def read_translation_tokenizers(folder: Path, fields: Fields) -> dict[str, Tokenizer]:
-    """Marian's tokenizers of source and target.
+
+class _TokenizerConfig(msgspec.Struct):
+    """The fields of tokenizer_config.json that decide the tokens of a text."""
+    separate_vocabs: bool = False
+    add_bos_token: bool | None = None
+    unk_token: str | dict[str, Any] | None = None
+
+
+def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenizer]:
+    """Reads Marian's tokenizers of source and target; `config` is that of the model (interchange/marian.py).
 
     Raises:
-      UserError: if a file is missing, or is of another model than config.json.
+      UserError: if a file is missing or damaged, or is of another model than config.json.
     """
     _require(folder, MARIAN)
-    config = _tokenizer_config(folder)
-    separate = bool(config.get('separate_vocabs', False))
-    vocabularies = {'source': 'vocab.json', 'target': 'target_vocab.json' if separate else 'vocab.json'}
-    sizes = {'source': fields.size('vocab_size', 58101), 'target': fields.size(
-        'decoder_vocab_size', fields.size('vocab_size', 58101))}
-    found = {}
-    for side, name in vocabularies.items():
-        vocabulary = read_json(folder / name, ADVICE)
-        unknown = vocabulary.get(str(config.get('unk_token', '<unk>')))
-        special = [None, fields.get('pad_token_id', 58100, int), fields.get('eos_token_id', 0, int), unknown]
-        if unknown is None:
-            raise UserError(f'{folder / name} has no piece <unk>. {ADVICE}')
-        _check_size(folder / name, max(vocabulary.values()) + 1, sizes[side])
-        found[side] = _made(folder / f'{side}.spm', lambda side=side, special=special, vocabulary=vocabulary: (
-            sentencepiece_tokenizer(read_bytes(folder / f'{side}.spm'), special, sizes[side], vocabulary)))
-    return found
+    own = _tokenizer_config(folder)
+    names = {'source': 'vocab.json', 'target': 'target_vocab.json' if own.separate_vocabs else 'vocab.json'}
+    sizes = {'source': config.vocab_size, 'target': config.decoder_vocab_size or config.vocab_size}
+    unknown = own.unk_token if isinstance(own.unk_token, str) else SPECIAL[UNK]
+    tokenizers = {}
+    for side, name in names.items():
+        vocabulary = _vocabulary(folder / name, sizes[side])
+        if unknown not in vocabulary:
+            raise UserError(f'{folder / name} has no piece {unknown}. {ADVICE}')
+        pad, start = config.pad_token_id, config.decoder_start_token_id
+        start = pad if start is None else start
+        # The published models start with the padding token; our exports have a token of their own for the start.
+        if start not in (pad, vocabulary.get(SPECIAL[BOS])):
+            raise UserError(f'{folder / "config.json"}: decoder_start_token_id={start} is neither pad_token_id={pad} '
+                            f'nor the number of {SPECIAL[BOS]} in {name}. {ADVICE}')
+        special = [None if start == pad else pad, start, config.eos_token_id, vocabulary[unknown]]
+        path = folder / f'{side}.spm'
+        tokenizers[side] = _read(path, lambda path=path, special=special, size=sizes[side], vocabulary=vocabulary: (
+            sentencepiece_tokenizer(read_bytes(path), special, size, vocabulary)))
+    return tokenizers
 
 
-def read_text_tokenizer(folder: Path, fields: Fields) -> tuple[Tokenizer, bool]:
-    """The tokenizer of a language model, and whether a text begins with its start token.
+def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer, bool]:
+    """Reads the tokenizer of a language model. Also returns whether a text begins with its start token.
 
-    The files that are looked for, in this order: tokenizer.json; tokenizer.model, SentencePiece's; vocab.json and
-    merges.txt, GPT-2's.
+    Looks for these files, in this order: tokenizer.json; tokenizer.model, of SentencePiece; vocab.json and merges.txt,
+    of GPT-2.
 
     Raises:
-      UserError: if there is none of them, or it is of another model than config.json.
+      UserError: if there is no such file, or it is damaged or of another model than config.json.
     """
-    size = fields.size('vocab_size')
+    size, own = config.vocab_size, _tokenizer_config(folder)
     if (path := folder / 'tokenizer.json').is_file():
-        original = _made(path, lambda: tokenizers_library().Tokenizer.from_str(read_bytes(path).decode()))
+        original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(read_bytes(path).decode()))
     elif (path := folder / 'tokenizer.model').is_file():
-        return _sentencepiece(path, fields, size), bool(_tokenizer_config(folder).get('add_bos_token', True))
+        return _sentencepiece(path, config), own.add_bos_token is not False
     elif (path := folder / 'vocab.json').is_file():
         _require(folder, ('merges.txt',))
-        original = _made(path, lambda: byte_level_bpe(folder / 'vocab.json', folder / 'merges.txt'))
+        _vocabulary(path, size)
+        original = _read(path, lambda: byte_level_bpe(path, folder / 'merges.txt'))
     else:
-        raise UserError(f'{folder} has no tokenizer: neither tokenizer.json nor tokenizer.model nor vocab.json. '
-                        f'{ADVICE}')
+        raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
     _check_size(path, original.get_vocab_size(), size)
     unknown = json.loads(original.to_str())['model'].get('unk_token')
-    special = _special(fields, None if unknown is None else original.token_to_id(unknown))
-    tokenizer = _made(path, lambda: tokenizers_tokenizer(original.to_str(), special, size))
+    special = _special(folder, config, None if unknown is None else original.token_to_id(unknown))
+    tokenizer = _read(path, lambda: tokenizers_tokenizer(original.to_str(), special, size))
     first = original.encode('a').ids[:1]
-    begins = bool(_tokenizer_config(folder).get('add_bos_token', False)) or first == [special[BOS]]
-    return tokenizer, begins
+    return tokenizer, bool(own.add_bos_token) or first == [special[BOS]]
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
-    """GPT-2's tokenizer of its two files, one of the library tokenizers."""
+    """Returns GPT-2's tokenizer of its two files, as one of the library tokenizers."""
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,7 +109,7 @@ def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
 
 
 def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path, joint: bool) -> None:
-    """Marian's files; the tokenizers are ones of subwords, learned or imported."""
+    """Writes Marian's files. The tokenizers have subwords, learned or imported."""
     vocabularies = {}
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
@@ -113,7 +128,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
-    """The file of a language model's tokenizer; `begins`: a text begins with the start token."""
+    """Writes the tokenizer of a language model; `begins`: whether a text begins with the start token."""
     config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
         is_ours = isinstance(tokenizer, SubwordTokenizer)
@@ -133,86 +148,92 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
 
 
 def original_order(tokenizer: Tokenizer) -> np.ndarray:
-    """The number of each token in another library: int [tokens], its own for a tokenizer that is not imported."""
+    """Returns the number of each token in the other library, int [tokens]. Our own tokenizers keep their numbers."""
     return getattr(tokenizer, 'order', np.arange(len(tokenizer)))
 
 
 def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
-    """A tokenizer of characters or bytes as the library tokenizers describes it."""
+    """Returns the tokenizer.json of a tokenizer of characters or bytes."""
     library = tokenizers_library()
     if isinstance(tokenizer, CharTokenizer):
         vocabulary = {**dict(zip(SPECIAL, range(4), strict=True)),
-                      **{each: number for number, each in enumerate(tokenizer.characters, len(SPECIAL))}}
-        found = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
-        found.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r'[\s\S]'), 'isolated')
-        found.decoder = library.decoders.Fuse()
+                      **{letter: token for token, letter in enumerate(tokenizer.characters, len(SPECIAL))}}
+        original = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=SPECIAL[UNK]))
+        original.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r'[\s\S]'), 'isolated')
+        original.decoder = library.decoders.Fuse()
     else:
         assert isinstance(tokenizer, ByteTokenizer)
         vocabulary = dict(zip(SPECIAL, range(4), strict=True)) | {
-            letter: byte + len(SPECIAL) for byte, letter in enumerate(letters_of_bytes())}
-        found = library.Tokenizer(library.models.BPE(vocabulary, []))
-        found.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        found.decoder = library.decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIAL))
-    return found.to_str()
+            letter: byte + len(SPECIAL) for letter, byte in letters_of_bytes().items()}
+        original = library.Tokenizer(library.models.BPE(vocabulary, []))
+        original.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        original.decoder = library.decoders.ByteLevel()
+    original.add_special_tokens(list(SPECIAL))
+    return original.to_str()
 
 
-def letters_of_bytes() -> str:
-    """The letter that byte-level BPE writes for each byte: itself, if it can be seen, else the next from U+0100 on."""
-    seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-    others = [byte for byte in range(256) if byte not in seen]
-    return ''.join(chr(byte if byte in seen else 256 + others.index(byte)) for byte in range(256))
-
-
-def _sentencepiece(path: Path, fields: Fields, size: int) -> Tokenizer:
+def _sentencepiece(path: Path, config: ForeignConfig) -> Tokenizer:
     model = read_bytes(path)
-    processor = _made(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
-    _check_size(path, processor.get_piece_size(), size)
-    return _made(path, lambda: sentencepiece_tokenizer(model, _special(fields, processor.unk_id()), size))
+    processor = _read(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
+    _check_size(path, processor.get_piece_size(), config.vocab_size)
+    return _read(path, lambda: sentencepiece_tokenizer(
+        model, _special(path.parent, config, processor.unk_id()), config.vocab_size))
 
 
-def _special(fields: Fields, unknown: int | None) -> list[int | None]:
-    """The original numbers of our four special tokens; a model without a start token begins with its end token."""
-    def number(name):
-        value = fields.all.get(name)
-        value = value[0] if isinstance(value, list) and value else value
-        return value if isinstance(value, int) and value >= 0 else None
+def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[int | None]:
+    """Returns the original numbers of our four special tokens.
 
-    end = number('eos_token_id')
-    if end is None:
-        raise UserError(f'{fields.path}: eos_token_id={fields.all.get("eos_token_id")!r}: a model without an end token '
-                        'is not supported. Give the number of the token that ends a text')
-    begin = number('bos_token_id')
-    begin = end if begin is None else begin
+    The end token also begins the texts of a model without a start token.
+    """
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
+    if end is None or end < 0:
+        raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: a model needs an end token. '
+                        'Give the number of the token that ends a text')
+    begin = end if begin is None or begin < 0 else begin
     unknown = None if unknown in (begin, end) else unknown
-    padding = number('pad_token_id')
-    return [None if padding in (begin, end, unknown) else padding, begin, end, unknown]
+    return [None if pad in (-1, begin, end, unknown) else pad, begin, end, unknown]
 
 
-def _made(path: Path, make: Any) -> Any:
-    """What `make` returns; what the libraries raise for a file at `path` becomes a UserError."""
+def _read(path: Path, read: Callable[[], Content]) -> Content:
+    """Returns what `read` returns, which reads the file at `path`.
+
+    Raises:
+      UserError: if a library cannot read the file.
+    """
     try:
-        return make()
-    except UserError:
+        return read()
+    except (KeyboardInterrupt, SystemExit, UserError):
         raise
-    except Exception as error:  # tokenizers raises nothing more special
+    except BaseException as error:  # tokenizers raises plain Exceptions, and a panic of Rust is a BaseException
         raise UserError(f'{path} cannot be read as a tokenizer: {error}. {ADVICE}') from None
+
+
+def _vocabulary(path: Path, size: int) -> dict[str, int]:
+    """Reads {piece: number}, whose numbers are unique and less than `size`."""
+    vocabulary = read_as(path, dict[str, Count], ADVICE)
+    _check_size(path, max(vocabulary.values(), default=-1) + 1, size)
+    if len({*vocabulary.values()}) < len(vocabulary):
+        numbers = sorted(vocabulary.values())
+        twice = next(one for one, other in zip(numbers, numbers[1:], strict=False) if one == other)
+        raise UserError(f'{path}: the number {twice} belongs to two pieces. {ADVICE}')
+    return vocabulary
 
 
 def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
-        raise UserError(f'{path} has {tokens} tokens, but config.json says vocab_size={rows}: they are not of one '
+        raise UserError(f'{path} has {tokens} tokens, but config.json has vocab_size={rows}. Use files of the same '
                         'model')
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise UserError(f'{folder} has no {" and no ".join(missing)}, which its tokenizer consists of. {ADVICE}')
+        raise UserError(f'{folder} has no {" and no ".join(missing)}, which its tokenizer needs. {ADVICE}')
 
 
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
+def _tokenizer_config(folder: Path) -> _TokenizerConfig:
     path = folder / TOKENIZER_CONFIG
-    return read_json(path, ADVICE) if path.is_file() else {}
+    return read_as(path, _TokenizerConfig, ADVICE) if path.is_file() else _TokenizerConfig()
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How the arrays of two libraries correspond: bijections, so that one description serves both directions."""
+"""The correspondence of the arrays of two libraries, as bijections: one description serves both directions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from input_pipeline.foreign_tokenizers import NONE
 from runtime.errors import UserError
 
-Arrays = Mapping[str, np.ndarray]
+Shape = tuple[int, ...]
 
 
 class Way(NamedTuple):
@@ -24,11 +24,11 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One of their arrays, and ours that it is made of, side by side along its last axis.
+    """One of their arrays, and our arrays that it consists of, side by side along its last axis.
 
     Attributes:
-      theirs: its name.
-      ours: name and bijection of each part; the parts are equally wide.
+      theirs: the name of their array.
+      ours: our name -> bijection of each part. All parts have the same width.
     """
     theirs: str
     ours: Mapping[str, Way]
@@ -39,7 +39,7 @@ TRANSPOSED = Way(np.transpose, np.transpose)
 
 
 def chain(*ways: Way) -> Way:
-    """One after the other, beginning with what is done first to their array."""
+    """Returns the composition of bijections, in the order in which they are applied to their array."""
     def ours(array):
         for way in ways:
             array = way.ours(array)
@@ -54,73 +54,82 @@ def chain(*ways: Way) -> Way:
 
 
 def reshaped(theirs: Sequence[int], ours: Sequence[int]) -> Way:
-    """Another shape of the same numbers; -1 is whatever is left."""
+    """Returns the bijection between two shapes of the same numbers; -1 as in `numpy.reshape`."""
     return Way(lambda array: array.reshape(ours), lambda array: array.reshape(theirs))
 
 
 def reordered(order: Int[np.ndarray, ' n'], axis: int) -> Way:
-    """Along an axis, our number i is their number order[i]."""
+    """Returns the permutation of an axis whose index i of ours is their index order[i]."""
     back = np.argsort(order)
     return Way(lambda array: np.take(array, order, axis), lambda array: np.take(array, back, axis))
 
 
 def rows(order: Int[np.ndarray, ' tokens']) -> Way:
-    """Of a table with a row for each token, where `order` is a tokenizer's: what they do not have is 0.
+    """Returns the bijection of a table with a row for each token; `order` is that of the tokenizer.
 
-    Where two of our tokens are one of theirs, the later one is theirs.
+    Rows that they do not have are 0. If two of our tokens are the same token of theirs, they get the later row.
     """
-    there = order != NONE
+    exists = order != NONE
 
     def ours(array):
         table = np.zeros((len(order), *array.shape[1:]), array.dtype)
-        table[there] = array[order[there]]
+        table[exists] = array[order[exists]]
         return table
 
     def theirs(array):
         table = np.zeros((int(order.max()) + 1, *array.shape[1:]), array.dtype)
-        table[order[there]] = array[there]
+        table[order[exists]] = array[exists]
         return table
 
     return Way(ours, theirs)
 
 
 def halves(width: int) -> Int[np.ndarray, ' width']:
-    """The order that puts numbers in pairs, (0, 1), (2, 3), of which they have all firsts, then all seconds."""
+    """Returns the order that turns their layout, all first elements and then all second ones, into pairs."""
     return np.arange(width).reshape(2, -1).T.reshape(-1)
 
 
-def to_ours(links: Sequence[Link], theirs: Arrays, ignored: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Our arrays, in float32, from theirs.
+def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Mapping[str, Shape],
+                 is_derived: Callable[[str], bool]) -> None:
+    """Checks that a model of another library has the arrays that `links` need, in the right shapes.
 
     Args:
-      links: of all arrays that a model of ours has.
-      theirs: by name.
-      ignored: whether an array of theirs is no parameter: a table that follows from the config.
+      links: of all arrays of our model.
+      shapes: of the arrays of our model.
+      theirs: the shapes of their arrays.
+      is_derived: whether one of their arrays follows from the config or from other arrays. Such an array is ignored.
 
     Raises:
-      UserError: if an array is missing, is more than the model has, or has another shape than its parts.
+      UserError: naming an array that is missing, is unknown or has another shape.
     """
-    wanted = {link.theirs for link in links}
-    if missing := sorted(wanted - theirs.keys()):
-        raise UserError(f'its weights lack {len(missing)} of {len(wanted)} arrays, such as {missing[0]}: config.json '
-                        'and weights are not of one model')
-    if left := sorted(name for name in theirs.keys() - wanted if not ignored(name)):
-        raise UserError(f'its weights hold {len(left)} arrays that such a model does not have, such as {left[0]}: it '
-                        'is of another kind than its config.json says')
-    found = {}
+    needed = {link.theirs for link in links}
+    if missing := sorted(needed - theirs.keys()):
+        raise UserError(f'the weights lack {len(missing)} of {len(needed)} arrays, such as {missing[0]}. Use '
+                        'config.json and weights of the same model')
+    if unknown := sorted(name for name in theirs.keys() - needed if not is_derived(name)):
+        raise UserError(f'the weights have {len(unknown)} arrays that this model does not have, such as {unknown[0]}. '
+                        'Use config.json and weights of the same model')
     for link in links:
-        try:
-            parts = np.split(theirs[link.theirs].astype(np.float32), len(link.ours), axis=-1)
-            found |= {name: np.ascontiguousarray(way.ours(part))
-                      for (name, way), part in zip(link.ours.items(), parts, strict=True)}
-        except (ValueError, IndexError) as error:
-            raise UserError(f'the array {link.theirs} of shape {list(theirs[link.theirs].shape)} does not fit '
-                            f'config.json: {error}') from None
-    return found
+        if (expected := _their_shape(link, shapes)) != theirs[link.theirs]:
+            raise UserError(f'the array {link.theirs} has shape {list(theirs[link.theirs])}, but config.json needs '
+                            f'{list(expected)}. Use config.json and weights of the same model')
 
 
-def to_theirs(links: Sequence[Link], ours: Arrays) -> dict[str, Float[np.ndarray, '...']]:
-    """Their arrays, in float32, from ours."""
+def _their_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
+    """Returns the shape of their array for our shapes."""
+    parts = [way.theirs(np.broadcast_to(np.False_, shapes[name])).shape for name, way in link.ours.items()]
+    return (*parts[0][:-1], sum(part[-1] for part in parts))
+
+
+def to_ours(link: Link, theirs: Float[np.ndarray, '...']) -> dict[str, Float[np.ndarray, '...']]:
+    """Returns our arrays of a link. The shape of their array has passed `check_arrays`."""
+    parts = np.split(theirs, len(link.ours), axis=-1)
+    return {name: np.ascontiguousarray(way.ours(part))
+            for (name, way), part in zip(link.ours.items(), parts, strict=True)}
+
+
+def to_theirs(links: Sequence[Link], ours: Mapping[str, np.ndarray]) -> dict[str, Float[np.ndarray, '...']]:
+    """Returns their arrays, in float32."""
     return {link.theirs: np.ascontiguousarray(np.concatenate(
         [way.theirs(np.asarray(ours[name], np.float32)) for name, way in link.ours.items()], axis=-1))
         for link in links}

@@ -2,19 +2,14 @@
 
     config.json         the run's config
     data/               the run's tokenizers, sizes and fingerprints of the data
-    model.safetensors   the parameters, float32, 'encoder/layers_0/feed_forward/inner/kernel'; the config and the sizes
-                        are in its metadata too, as JSON, for who has the file alone
+    model.safetensors   the parameters, float32, 'encoder/layers_0/feed_forward/inner/kernel'; its metadata contains the
+                        config and the sizes, too, as JSON, for programs that have only this file
 
-It is a run directory whose checkpoints are one file: it answers, and trains no further.
+The folder opens like a run directory, but its model cannot be trained further.
 """
 
-import contextlib
-import importlib
-import importlib.util
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,11 +17,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs.versions import VERSION
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
+from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
 from run_directory.records import CONFIG, read_config
-from run_directory.trained import Trained, assembled
+from run_directory.trained import Trained, assembled, parts_of_one_run
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import write_text
+from runtime.schema import Count
 
 WEIGHTS = 'model.safetensors'
 STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from
@@ -38,8 +35,8 @@ def write_safetensors(trained: Trained, folder: Path) -> None:
     sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
     save_tokenizers(folder / KEPT, dict(trained.tokenizers))
     write_text(folder / KEPT / SIZES, sizes)
-    known = trained.workdirs[0] / KEPT / FINGERPRINTS  # of the data; a folder of another library has none
-    write_text(folder / KEPT / FINGERPRINTS, known.read_text('utf-8') if known.is_file() else '{}\n')
+    fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # a folder of another library has none
+    write_text(folder / KEPT / FINGERPRINTS, fingerprints.read_text('utf-8') if fingerprints.is_file() else '{}\n')
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     save_arrays(folder / WEIGHTS, arrays, {'config': config, 'sizes': sizes, STEPS: json.dumps(trained.steps)})
     write_text(folder / CONFIG, config)
@@ -51,35 +48,12 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> Trained:
     Raises:
       UserError: if a part of it is missing or damaged.
     """
-    with opened(folder / WEIGHTS) as file:
-        params = unflatten_dict({name: jnp.asarray(file.get_tensor(name)) for name in file.keys()}, sep='/')  # noqa: SIM118
-        steps = json.loads((file.metadata() or {}).get(STEPS, '[]'))
-    return assembled(folder, read_config(folder), params, steps, dtype)
-
-
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file."""
-    _library().numpy.save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path,
-                               metadata=dict(metadata))
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Opens a safetensors file: `keys`, `get_tensor(name)`, which is a NumPy array, and `metadata`.
-
-    Raises:
-      UserError: naming the file, if it cannot be read.
-    """
-    library = _library()
-    try:
-        with library.safe_open(path, 'np') as file:
-            yield file
-    except (OSError, library.SafetensorError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}. Take it from where it was written') from None
-
-
-def _library() -> Any:
-    if importlib.util.find_spec('safetensors') is None:
-        raise UserError("safetensors is not installed: pip install -e '.[interchange]'")
-    importlib.import_module('safetensors.numpy')
-    return importlib.import_module('safetensors')
+    config = read_config(folder)
+    with open_arrays(folder / WEIGHTS) as file:
+        for name, path in ('config', folder / CONFIG), ('sizes', folder / KEPT / SIZES):
+            if name in file.metadata and (not path.is_file() or path.read_bytes() != file.metadata[name].encode()):
+                raise UserError(f'{path} differs from the metadata of {WEIGHTS}. {ADVICE}')
+        steps = file.entry(STEPS, list[Count], [])
+        with parts_of_one_run(folder):
+            params = unflatten_dict({name: jnp.asarray(file.array(name)) for name in file.shapes}, sep='/')
+    return assembled(folder, config, params, steps, dtype)

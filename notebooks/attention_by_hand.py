@@ -3,12 +3,12 @@
 #
 # From one dot product to multi-head attention, in the order of the equations of
 # [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762). Everything is computed twice: by the functions of
-# `model/`, which the trained models use, and by a few lines of NumPy beside them. Each cell asserts that the two agree.
-# Nothing here is trained, and the whole notebook runs in seconds: change a number and see what happens.
+# `model/`, which the trained models use, and by a few lines of NumPy. Each cell asserts that the two results agree.
+# Nothing is trained, and the whole notebook runs in seconds. Change a number and see what happens.
 #
-# Shapes: $n$ queries, $m$ keys, width $d_k$ of queries and keys, $d_v$ of values.
+# Shapes: $n$ queries, $m$ keys, width $d_k$ of queries and keys, width $d_v$ of values.
 #
-# The next cell sets the project up where it is not, as on Colab; elsewhere it does nothing.
+# The next cell installs the project where it is missing, for example on Colab. Otherwise it does nothing.
 
 # %%
 import importlib.util
@@ -30,8 +30,8 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-import allyouneed  # noqa: F401 (it sets a flag of XLA)
-from analysis.pictures import attention_figure, positions_figure
+import allyouneed
+from analysis.pictures import positions_figure
 from model.attention import (
     MultiHeadAttention,
     additive_scores,
@@ -61,9 +61,9 @@ def agree(ours, by_hand):
 
 
 # %% [markdown]
-# The functions of `model/` work on many sentences and many heads at a time: queries are `[batch, target, heads, d_k]`,
-# scores and weights `[batch, heads, target, source]`. For one sentence and one head we put axes of length 1 there and
-# take them away again.
+# The functions of `model/` process many sentences and many heads at a time: queries are `[batch, target, heads, d_k]`,
+# scores and weights are `[batch, heads, target, source]`. For one sentence and one head we add axes of length 1 and
+# remove them again.
 
 # %%
 def one_head(x):                        # [length, width] -> [batch 1, length, heads 1, width]
@@ -71,30 +71,30 @@ def one_head(x):                        # [length, width] -> [batch 1, length, h
 
 
 # %% [markdown]
-# ## 1. A score says how well a query fits a key
+# ## 1. A score says how well a query matches a key
 #
-# The simplest one is the dot product: large where two arrows point the same way, 0 where they are at right angles,
-# negative where they are opposed.
+# The simplest score is the dot product. It is large if two vectors point in the same direction, 0 if they are at right
+# angles, and negative if they point in opposite directions.
 #
 # $$\mathrm{score}(q, k) = q \cdot k$$
 
 # %%
 compass = {'east': (1, 0), 'north-east': (0.7, 0.7), 'north': (0, 1), 'west': (-1, 0)}
 keys = np.array([*compass.values()], np.float32)
-query = np.array([[1, 0.2]], np.float32)            # eastwards, a little to the north
+query = np.array([[1, 0.2]], np.float32)            # mostly east, a little north
 
 scores = dot_scores(one_head(query), one_head(keys))[0, 0]
 agree(scores, query @ keys.T)
 {name: f'{score:.2f}' for name, score in zip(compass, scores[0], strict=True)}
 
 # %% [markdown]
-# ## 2. A softmax makes weights of scores, and pooling a mean of values
+# ## 2. A softmax turns scores into weights, and pooling is a weighted mean
 #
 # $$\alpha_i = \frac{\exp(\mathrm{score}(q, k_i))}{\sum_j \exp(\mathrm{score}(q, k_j))}
 # \qquad A(q, D) = \sum_i \alpha_i\, v_i \qquad D = \{(k_1, v_1), \dots, (k_m, v_m)\}$$
 #
-# The weights are positive and sum to 1, so that what is found is the *expectation* of the value under $\alpha$. Think
-# of a dictionary that is asked with a word which it does not quite have, and answers with a mixture of its entries.
+# The weights are positive and sum to 1, so the result is the *expectation* of the value under $\alpha$. It is like
+# looking up a word that a dictionary does not contain exactly, and getting a mixture of similar entries.
 
 # %%
 def softmax(x):
@@ -104,37 +104,37 @@ def softmax(x):
 
 values = np.array([[10], [20], [30], [40]], np.float32)
 weights = masked_softmax(dot_scores(one_head(query), one_head(keys)))
-found = attention_pooling(weights, one_head(values))[0, :, 0]
+output = attention_pooling(weights, one_head(values))[0, :, 0]
 
 agree(weights[0, 0], softmax(query @ keys.T))
-agree(found, softmax(query @ keys.T) @ values)
-print('weights', np.round(np.asarray(weights[0, 0, 0]), 2), ' what is found', np.round(found[0], 1))
+agree(output, softmax(query @ keys.T) @ values)
+print('weights', np.round(np.asarray(weights[0, 0, 0]), 2), ' output', np.round(output[0], 1))
 
 # %% [markdown]
-# Multiply the query and the mixture becomes sharper. In the limit the weights are *one-hot*, and attention is the
-# look-up in a table: the query is nearest to `east`, and the value of `east` is what it gets. Multiply it by 0 and
-# everything counts the same: the plain mean, 25.
+# If we multiply the query by a large number, the mixture becomes sharper. In the limit the weights are *one-hot*, and
+# attention is a table look-up: the query is nearest to `east`, and the output is the value of `east`. If we multiply
+# the query by 0, all keys have the same weight, and the output is the plain mean, 25.
 
 # %%
 sizes = 0, 1, 5, 100
-found, weights = attention(one_head(np.concatenate([query * size for size in sizes])), one_head(keys), one_head(values),
-                           score=dot_scores)
-print('found:', {size: f'{value:.1f}' for size, value in zip(sizes, found[0, :, 0, 0], strict=True)})
-np.testing.assert_allclose(found[0, 0, 0, 0], 25)
-np.testing.assert_allclose(found[0, -1, 0, 0], 10, atol=1e-3)
-attention_figure(np.asarray(weights[0]), [f'query x {size}' for size in sizes], [*compass], ['weights'])
+output, weights = attention(one_head(np.concatenate([query * size for size in sizes])), one_head(keys),
+                            one_head(values), score=dot_scores)
+print('outputs:', {size: f'{value:.1f}' for size, value in zip(sizes, output[0, :, 0, 0], strict=True)})
+np.testing.assert_allclose(output[0, 0, 0, 0], 25)
+np.testing.assert_allclose(output[0, -1, 0, 0], 10, atol=1e-3)
+allyouneed.attention_figure(np.asarray(weights[0]), [f'query x {size}' for size in sizes], [*compass], ['weights'])
 
 # %% [markdown]
-# ## 3. Self-attention without a parameter
+# ## 3. Self-attention without parameters
 #
-# Let a sentence look at itself: the vector of each word is query, key and value at once.
+# In self-attention, a sentence attends to itself: the vector of each word is query, key and value at once.
 #
 # $$w_{ij} = x_i \cdot x_j \qquad W = \mathrm{softmax}_j(w) \qquad y_i = \sum_j W_{ij}\, x_j$$
 #
-# Our vectors are random, one for each word of the vocabulary. Two things are seen below. Every word looks at itself
-# most (*the* at both of its places alike), for a vector is most like itself: nothing tells it to look elsewhere. And
-# the two rows of *the* are equal, although they stand in different places: **attention does not know where a word
-# is**. Section 8 mends that.
+# Our vectors are random, one for each word of the vocabulary. The picture shows two things. First, every word attends
+# most to itself (*the* equally to both of its positions), because a vector is most similar to itself. Second, the two
+# rows of *the* are equal although their positions differ: **attention does not depend on the position of a word**.
+# Section 8 adds positions.
 
 # %%
 sentence = ['the', 'cat', 'sat', 'on', 'the', 'mat']
@@ -144,23 +144,23 @@ x = np.stack([vocabulary[word] for word in sentence])      # [n, d]
 y = basic_self_attention(jnp.asarray(x)[None])[0]
 weights = softmax(x @ x.T)
 agree(y, weights @ x)
-agree(y[0], y[4])                                          # the two the
+agree(y[0], y[4])                                          # both positions of 'the'
 assert (weights.max(axis=1) <= np.diag(weights) + 1e-6).all()
-attention_figure(weights[None], sentence, sentence, ['x looks at x'])
+allyouneed.attention_figure(weights[None], sentence, sentence, ['self-attention of x'])
 
 # %% [markdown]
 # ## 4. Queries, keys and values
 #
-# Three matrices let a word ask for something else than what it is, and hand on something else again:
+# Three matrices separate what a word looks for (query), how it is found (key) and what it passes on (value):
 #
 # $$Q = X W_q \qquad K = X' W_k \qquad V = X' W_v$$
 #
-# with $X = X'$ in self-attention; in cross-attention $X$ is the decoder's and $X'$ the encoder's. Only the widths of
-# queries and keys must be equal, as they are multiplied with each other. The paper scales that product (equation 1):
+# In self-attention $X = X'$. In cross-attention $X$ comes from the decoder and $X'$ from the encoder. Only the widths
+# of queries and keys must be equal, because we multiply them. The paper scales this product (equation 1):
 #
 # $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 #
-# In three lines of NumPy, for sequences of unlike lengths:
+# In three lines of NumPy, for sequences of different lengths:
 
 # %%
 def attention_by_hand(query, key, value):
@@ -171,13 +171,14 @@ def attention_by_hand(query, key, value):
 inputs, memory = normal(3, 12), normal(5, 20)              # X [n, 12] and X' [m, 20]
 query, key, value = inputs @ normal(12, 4), memory @ normal(20, 4), memory @ normal(20, 7)
 
-found = scaled_dot_product_attention(one_head(query), one_head(key), one_head(value))[0, :, 0]
-agree(found, attention_by_hand(query, key, value)[0])
-print(f'{query.shape=} {key.shape=} {value.shape=} -> {found.shape}')
+output = scaled_dot_product_attention(one_head(query), one_head(key), one_head(value))[0, :, 0]
+agree(output, attention_by_hand(query, key, value)[0])
+print(f'{query.shape=} {key.shape=} {value.shape=} -> {output.shape}')
 
 # %% [markdown]
-# Two rows to do with a pencil, $d_k = 16$, hence $\sqrt{d_k} = 4$: raw scores $(6, 4)$ become $(1.5, 1)$ and weights
-# $(0.62, 0.38)$; raw scores $(3, 8)$ become $(0.75, 2)$ and $(0.22, 0.78)$.
+# Two examples to compute with a pencil, with $d_k = 16$ and so $\sqrt{d_k} = 4$: the raw scores $(6, 4)$ become
+# $(1.5, 1)$ after scaling, and the weights are $(0.62, 0.38)$. The raw scores $(3, 8)$ become $(0.75, 2)$, and the
+# weights are $(0.22, 0.78)$.
 
 # %%
 for raw, scaled, expected in [((6, 4), (1.5, 1.0), (0.62, 0.38)), ((3, 8), (0.75, 2.0), (0.22, 0.78))]:
@@ -190,13 +191,13 @@ for raw, scaled, expected in [((6, 4), (1.5, 1.0), (0.62, 0.38)), ((3, 8), (0.75
     print(raw, '->', scaled, '->', weights)
 
 # %% [markdown]
-# Other scores fit into the same place, and `config.model.score` chooses between them:
+# There are other score functions. `config.model.score` chooses one of them:
 #
 # $$\text{dot } q \cdot k \qquad \text{general } q^\top W k \qquad
 # \text{additive } v^\top \tanh(W_s s + W_h h)$$
 #
-# Of the additive one the projections are what makes queries and keys, so that `q` and `k` below are $W_s s$ and $W_h
-# h$.
+# For the additive score, the projections of queries and keys are $W_s$ and $W_h$, so `q` and `k` below are $W_s s$ and
+# $W_h h$.
 
 # %%
 q, k, W, v = normal(3, 4), normal(5, 4), normal(4, 4), normal(4)
@@ -207,11 +208,12 @@ agree(additive_scores(one_head(q), one_head(k), jnp.asarray(v)[None])[0, 0],
       np.tanh(q[:, None] + k[None]) @ v)
 
 # %% [markdown]
-# ## 5. Take the scaling away
+# ## 5. Without the scaling
 #
-# Components of mean 0 and variance 1 give $q \cdot k$ the variance $d_k$. So the wider the head, the larger the
-# scores, and the nearer the softmax to one-hot, where its gradient is all but zero and nothing is learned. Divided by
-# $\sqrt{d_k}$ the scores have variance 1 at any width. Each row below is one query that looks at eight random keys.
+# If the components of $q$ and $k$ have mean 0 and variance 1, then $q \cdot k$ has variance $d_k$. So scores grow with
+# the width of a head. With large scores, the softmax is nearly one-hot, its gradient is nearly zero, and the model does
+# not learn. Divided by $\sqrt{d_k}$, the scores have variance 1 at any width. Each row below is one query with eight
+# random keys.
 
 # %%
 widths = 4, 32, 256, 2048
@@ -220,12 +222,12 @@ for row, d_k in enumerate(widths):
     query, key = one_head(normal(1, d_k)), one_head(normal(8, d_k))
     with_scaling[row] = masked_softmax(scaled_dot_scores(query, key))[0, 0, 0]
     without[row] = masked_softmax(dot_scores(query, key))[0, 0, 0]
-attention_figure(np.stack([with_scaling, without]), [f'd_k = {d_k}' for d_k in widths],
-                 [f'key {1 + key}' for key in range(8)], ['q.k / sqrt(d_k)', 'q.k'])
+allyouneed.attention_figure(np.stack([with_scaling, without]), [f'd_k = {d_k}' for d_k in widths],
+                            [f'key {1 + key}' for key in range(8)], ['q.k / sqrt(d_k)', 'q.k'])
 
 # %% [markdown]
-# The same over 500 queries: how large is the largest of eight weights, and how large is the softmax's gradient,
-# $\partial \alpha_i / \partial \mathrm{score}_i = \alpha_i (1 - \alpha_i)$, on average?
+# The next cell takes the mean over 500 queries of the largest of the eight weights, and of the softmax's gradient,
+# $\partial \alpha_i / \partial \mathrm{score}_i = \alpha_i (1 - \alpha_i)$.
 
 # %%
 largest, gradient = np.zeros((2, len(widths))), np.zeros((2, len(widths)))
@@ -238,39 +240,39 @@ for column, d_k in enumerate(widths):
         largest[row, column], gradient[row, column] = weights.max(-1).mean(), (weights * (1 - weights)).mean()
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
-for axes, curves, title in zip(panels, (largest, gradient), ('largest weight', 'mean gradient of the softmax'),
-                               strict=True):
+for axes, curves, label in zip(panels, (largest, gradient), ('largest weight', 'mean gradient'), strict=True):
     axes.semilogx(widths, curves[0], 'o-', base=2, label='q.k / sqrt(d_k)')
     axes.semilogx(widths, curves[1], 's--', base=2, label='q.k')
-    axes.set(title=title, xlabel='d_k', ylim=(0, None))
+    axes.set(xlabel='d_k', ylabel=label, ylim=(0, None))
 panels[0].legend()
+plt.show()
 
 # %% [markdown]
 # ## 6. Masks
 #
 # $$\mathrm{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V
-# \qquad M_{ij} = \begin{cases} 0 & \text{query } i \text{ may look at key } j \\ -\infty & \text{otherwise}
+# \qquad M_{ij} = \begin{cases} 0 & \text{query } i \text{ may attend to key } j \\ -\infty & \text{otherwise}
 # \end{cases}$$
 #
-# The decoder must not look ahead: when it is trained, all target positions are computed at once, and a position that
-# saw the next word would copy it. Position $i$ sees $j \le i$, itself included: it holds the word *before* the one
-# which it predicts. The second mask hides padding, that is, what fills up the shorter sentences of a batch.
+# The decoder must not look ahead. In training, all target positions are computed at once, and a position that sees the
+# next word would copy it. Position $i$ sees the positions $j \le i$, including itself: its input is the word *before*
+# the one that it predicts. The second mask hides padding, which fills up the shorter sentences of a batch.
 
 # %%
-visible = jnp.array([[True] * 5 + [False]])                # the last one is padding
+visible = jnp.array([[True] * 5 + [False]])                # the last token is padding
 masks = {'no mask': None, 'look-ahead': look_ahead_mask(6),
-         'and padding': combine_masks(look_ahead_mask(6), padding_mask(visible))}
+         'look-ahead and padding': combine_masks(look_ahead_mask(6), padding_mask(visible))}
 query, key, value = normal(6, 8), normal(6, 8), normal(6, 8)
 scores = scaled_dot_scores(one_head(query), one_head(key))
 weights = {name: np.asarray(masked_softmax(scores, mask)[0, 0]) for name, mask in masks.items()}
 
 by_hand = query @ key.T / np.sqrt(8) + np.where(np.tri(6), 0, -np.inf)
 agree(weights['look-ahead'], softmax(by_hand))
-attention_figure(np.stack([*weights.values()]), sentence, sentence, [*weights])
+allyouneed.attention_figure(np.stack([*weights.values()]), sentence, sentence, [*weights])
 
 # %% [markdown]
-# Take the mask away and the future leaks. We change the last word and look which outputs change with it: with the mask
-# the last one alone, without it all of them.
+# Without the mask, information about later words leaks. We change the last word and print which outputs change: with
+# the mask only the last one, without it all outputs.
 
 # %%
 changed_key, changed_value = key.copy(), value.copy()
@@ -287,7 +289,7 @@ for name in 'look-ahead', 'no mask':
     assert (change[:-1] > 1e-6).all() == (name == 'no mask') and change[-1] > 1e-6
 
 # %% [markdown]
-# A query that may look nowhere finds nothing: zeros. The formula alone says $0 / 0$ there.
+# If a query may not attend to any key, its output is zero. The formula would give $0 / 0$.
 
 # %%
 nowhere = jnp.zeros((1, 1, 6, 6), bool)
@@ -296,34 +298,35 @@ assert (outputs(key, value, nowhere) == 0).all()
 # %% [markdown]
 # ## 7. Many heads
 #
-# One softmax makes one mixture. Heads look at several places at once, each through projections of its own:
+# One softmax gives one mixture. Several heads attend to several positions at once, with separate projections:
 #
 # $$\mathrm{MultiHead}(X, X') = \mathrm{Concat}(\mathrm{head}_1, \dots, \mathrm{head}_h)\, W_o \qquad
 # \mathrm{head}_i = \mathrm{Attention}(X W_q^i,\; X' W_k^i,\; X' W_v^i)$$
 #
-# With $d_k = d_v = d / h$ all heads together have as many parameters as a single one of full width: $4 d^2$.
+# With $d_k = d_v = d / h$, all heads together have as many parameters as a single head of full width: $4 d^2$.
 
 # %%
 heads, d = 4, 16
 module = MultiHeadAttention(num_heads=heads, d_model=d, d_k=d // heads, d_v=d // heads)
 x = normal(6, d)
-params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # out of the boxes that name the axes
+params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # without the names of the axes
 output, collections = module.apply({'params': params}, x[None], x[None], mutable=['attention'])
 weights = np.asarray(collections['attention']['weights'][0][0])        # [heads, target, source]
 
 W_q, W_k, W_v, W_o = (np.asarray(params[name]['kernel']) for name in ('query', 'key', 'value', 'output'))
-each = [attention_by_hand(x @ W_q[:, h], x @ W_k[:, h], x @ W_v[:, h]) for h in range(heads)]
-agree(output[0], np.concatenate([found for found, _ in each], axis=-1) @ W_o.reshape(d, d))
-agree(weights, [looked for _, looked in each])
+by_hand = [attention_by_hand(x @ W_q[:, h], x @ W_k[:, h], x @ W_v[:, h]) for h in range(heads)]
+agree(output[0], np.concatenate([head for head, _ in by_hand], axis=-1) @ W_o.reshape(d, d))
+agree(weights, [head_weights for _, head_weights in by_hand])
 assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4 * d * d
-attention_figure(weights, sentence, sentence, [f'head {1 + h}' for h in range(heads)])
+allyouneed.attention_figure(weights, sentence, sentence, [f'head {1 + h}' for h in range(heads)])
 
 # %% [markdown]
 # ## 8. Positions
 #
-# Attention is a sum over keys, and a sum has no order. Shuffle the words, and the outputs are shuffled in the same way
-# but are otherwise what they were: self-attention is *equivariant* to permutations (it is often called invariant, which
-# only a mean over its outputs is). For a language that will not do.
+# Attention is a sum over keys, and a sum does not depend on the order of its terms. If we shuffle the words, the
+# outputs are shuffled in the same way and are otherwise unchanged: self-attention is *equivariant* to permutations. (It
+# is often called invariant, but only the mean of its outputs is invariant.) A language model needs the order of the
+# words.
 
 # %%
 def attend(x):
@@ -334,13 +337,13 @@ order = rng.permutation(6)
 agree(attend(x[order]), attend(x)[order])
 
 # %% [markdown]
-# So the position goes into the vector. The paper adds sines and cosines of geometrically growing wavelengths, from
+# So we add the position to the vector. The paper adds sines and cosines whose wavelengths grow geometrically, from
 # $2\pi$ to nearly $10000 \cdot 2\pi$:
 #
 # $$PE_{i, 2j} = \sin\!\left(\frac{i}{10000^{2j/d}}\right) \qquad
 # PE_{i, 2j+1} = \cos\!\left(\frac{i}{10000^{2j/d}}\right)$$
 #
-# (in radians: tables in which $\sin 1 = 0.02$ are in degrees). For $d = 4$ and the positions 0 to 3:
+# The angles are in radians. (Tables with $\sin 1 = 0.02$ use degrees by mistake.) For $d = 4$ and the positions 0 to 3:
 
 # %%
 encoding = np.asarray(sinusoids(jnp.arange(4), 4))
@@ -356,9 +359,9 @@ np.round(encoding, 2)
 positions_figure(length=100, d_model=100)
 
 # %% [markdown]
-# With positions, two equal words in different places are no longer the same. The matrices below are dot products of
-# *the cat sat on the mat* as in section 3, without and with positions: at first the rows of both *the* are equal, then
-# they are not, and a shuffled sentence is another sentence.
+# With positions, equal words at different positions have different vectors. The matrices below are attention weights of
+# *the cat sat on the mat* as in section 3, without and with positions. Without positions, the rows of both *the* are
+# equal; with positions they differ, and a shuffled sentence is a different sentence.
 
 # %%
 x = np.stack([vocabulary[word] for word in sentence])
@@ -368,19 +371,20 @@ agree(without[0], without[4])
 assert np.abs(with_positions[0] - with_positions[4]).max() > 0.05
 
 module = MultiHeadAttention(num_heads=2, d_model=8, d_k=4, d_v=4)
-params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # out of the boxes that name the axes
-reordered = x[order] + np.asarray(sinusoids(jnp.arange(6), 8))         # the same words, other places
+params = nn.unbox(module.init(jax.random.key(0), x[None], x[None]))['params']  # without the names of the axes
+reordered = x[order] + np.asarray(sinusoids(jnp.arange(6), 8))         # the same words at other positions
 assert np.abs(attend(reordered) - attend(placed)[order]).max() > 0.05
-attention_figure(np.stack([without, with_positions]), sentence, sentence, ['without positions', 'with positions'])
+allyouneed.attention_figure(np.stack([without, with_positions]), sentence, sentence,
+                            ['without positions', 'with positions'])
 
 # %% [markdown]
-# Why sines? A shift by $k$ turns each pair of numbers by an angle that does not depend on where one stands,
+# Why sines? A shift by $k$ positions rotates each pair of numbers by an angle that does not depend on the position:
 #
 # $$PE_{i+k} = M_k\, PE_i \qquad M_k = \text{blocks} \begin{pmatrix} \cos \omega k & \sin \omega k \\
 # -\sin \omega k & \cos \omega k \end{pmatrix} \qquad \omega = 10000^{-2j/d}$$
 #
-# so that a matrix $W_q$ can learn to look "three words back" from anywhere. It follows that $PE_i \cdot PE_j$ depends
-# on $i - j$ alone: the picture has the same values along each diagonal, and they fade with the distance at first.
+# So a matrix $W_q$ can learn to attend "three words back" from any position. It follows that $PE_i \cdot PE_j$ depends
+# only on $i - j$: the values in the picture are equal along each diagonal. They first decrease with the distance.
 
 # %%
 d, k = 64, 3
@@ -395,12 +399,13 @@ products = PE @ PE.T
 for offset in range(40):
     assert np.ptp(np.diagonal(products, offset)) < 1e-4
 figure, axes = plt.subplots(figsize=(3.6, 3))
-figure.colorbar(axes.imshow(products, cmap='Blues'))
-axes.set(xlabel='position j', ylabel='position i', title='PE_i . PE_j')
+figure.colorbar(axes.imshow(products, cmap='Blues'), label='PE_i . PE_j')
+axes.set(xlabel='position j', ylabel='position i')
+plt.show()
 
 # %% [markdown]
-# ## And now
+# ## Next steps
 #
-# All of this together, with a feed-forward network after each attention and stacked a few times, is the Transformer of
-# `model/transformer.py`. In [`open_a_run`](open_a_run.ipynb) one is trained, and you can look what its heads came to
-# look at; [`additive_vs_dot_product`](additive_vs_dot_product.ipynb) puts the attention of 2015 beside it.
+# The Transformer of `model/transformer.py` combines all these parts, adds a feed-forward network after each attention,
+# and stacks several layers. [`open_a_run`](open_a_run.ipynb) shows what the heads of a trained model attend to.
+# [`additive_vs_dot_product`](additive_vs_dot_product.ipynb) compares it with the attention of 2015.

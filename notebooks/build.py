@@ -3,7 +3,7 @@
     make notebooks [RUN=runs/demo] [RNN_RUN=runs/rnnsearch_demo] [SWEEP=sweeps/scores]
     python -m notebooks.build [NAME ...]
 
-The notebooks open the runs that these environment variables name, by default the ones above; where there is none, a
+The notebooks open the runs that these environment variables name, by default the runs above. If a run is missing, a
 notebook trains a short one (analysis/examples.py).
 """
 
@@ -18,11 +18,11 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
 NAMES = ('attention_by_hand', 'open_a_run', 'fine_tune', 'compare_runs', 'additive_vs_dot_product')
-TIMEOUT = 1200  # seconds a cell, which may have to train
+TIMEOUT = 1200  # seconds per cell; a cell may train a model
 
 
 def read(name: str) -> nbformat.NotebookNode:
-    """The notebook without outputs. All that is in it, metadata included, follows from NAME.py."""
+    """Returns the notebook without outputs. Its content and metadata depend only on NAME.py."""
     notebook = jupytext.read(FOLDER / f'{name}.py', fmt='py:percent')
     notebook.metadata = nbformat.from_dict({
         'kernelspec': {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'},
@@ -33,10 +33,10 @@ def read(name: str) -> nbformat.NotebookNode:
 
 
 def execute(name: str, environment: Mapping[str, str] = {}) -> nbformat.NotebookNode:
-    """The notebook with outputs, from a kernel of its own in the project's root.
+    """Executes the notebook in a new kernel, in the project's root, and returns it with outputs.
 
     Raises:
-      CellExecutionError: from a cell that fails, with its traceback.
+      CellExecutionError: if a cell fails.
     """
     notebook = read(name)
     metadata = notebook.metadata.copy()
@@ -44,7 +44,7 @@ def execute(name: str, environment: Mapping[str, str] = {}) -> nbformat.Notebook
                             coalesce_streams=True, resources={'metadata': {'path': str(FOLDER.parent)}})
     client.execute(env=os.environ | environment)
     notebook.metadata = metadata  # the kernel adds the version of Python
-    for cell in notebook.cells:  # what went to stderr is about this one execution: warnings, progress
+    for cell in notebook.cells:  # warnings and progress on stderr concern only this execution
         if cell.cell_type == 'code':
             cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
     return notebook

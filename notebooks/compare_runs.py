@@ -1,73 +1,72 @@
 # %% [markdown]
 # # Compare runs
 #
-# A result alone says little. Here several runs are laid side by side: what was varied, what came of it, and the way
-# there. The functions are those by which `sweep.py` writes its report, and they read files only.
+# This notebook compares several runs: their varied options, their results and their learning curves. It uses the
+# functions with which `sweep.py` writes its report. They read files only.
 #
-# Below, the score functions of attention in the demo's model, each trained once, for 500 steps only, so that they
-# differ ([`attention_by_hand`](attention_by_hand.ipynb) has their equations). One command makes such a sweep:
+# The example compares the score functions of attention in the demo's model. Each was trained once, for only 500 steps,
+# so that the results differ. ([`attention_by_hand`](attention_by_hand.ipynb) has the equations.) The command of this
+# sweep:
 #
 # ```
 # python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores \
 #                 --config.train.steps=500
 # ```
 #
-# To open another: `SWEEP=sweeps/mine jupyter lab`; a folder of run directories will do too, such as `runs`. Where
-# there is no `sweeps/scores`, a short sweep of small models (one layer, $d = 64$, 200 steps) is made now, in a few
-# minutes. It looks alike, but what it shows is how such models begin.
+# To open another sweep: `SWEEP=sweeps/mine jupyter lab`. A folder of run directories, such as `runs`, is possible, too.
+# If `sweeps/scores` does not exist, a short sweep of small models (one layer, $d = 64$, 200 steps) is made now, in a
+# few minutes. Its results differ, because such models are only at the beginning of their training.
 
 # %%
 import matplotlib.pyplot as plt
 
-from analysis.compare import load_runs, results_table
+import allyouneed
 from analysis.examples import example_sweep
 from analysis.plots import plot_curves, plot_varied
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 60
-where = example_sweep('scores', 'SWEEP')
-runs = load_runs(where)
+runs = allyouneed.load_runs(example_sweep('scores', 'SWEEP'))
 for run in runs:
     print(f'{run.name:24} {run.state}')
 
 # %% [markdown]
-# ## What was varied, and what came of it
+# ## The results
 #
-# A row for each setting; runs that differ in the seed alone share one, with their mean and standard deviation. The
-# best of each metric is bold. `.csv()` instead of `.markdown()` for other programs.
+# The table has one row per setting. Runs that differ only in the seed are one setting, with mean and standard
+# deviation. The best value of each metric is bold. `.csv()` returns the table for other programs.
 
 # %%
-results_table(runs)
+allyouneed.results_table(runs)
 
 # %% [markdown]
-# What to see: without the scaling (`dot`) hardly anything is learned in 500 steps, and additive scores take their time
-# (tokens a second). The other three are close: BLEU prefers another one than perplexity does, and each was trained from
-# one seed only. Before saying that one of them is better, train each from a few: in a sweep file,
-# `product(over('model.score', SCORES), seeds(3))`, and the table has a ± for what is luck.
+# Each setting was trained with one seed only. To find out whether a small difference is more than chance, train with
+# several seeds: with `product(over('model.score', SCORES), seeds(3))` in a sweep file, the table has the standard
+# deviations.
 #
-# ## The way there
+# ## Learning curves
 #
-# The end of a run is one point of a curve. Have they come to rest, or would more steps change the order? Without a name
-# it is the metric of the validation by which the best checkpoint is chosen; any other curve will do, by its name.
+# A result is one point of a learning curve. Would more steps change the order of the runs? `plot_curves` draws any
+# curve by its name. The default is the validation metric that chooses the best checkpoint.
 
 # %%
 plot_curves(runs, 'train_loss')
 
 # %% [markdown]
-# ## The metric against what was varied
+# ## A metric over the varied option
 
 # %%
 plot_varied(runs, 'perplexity')
 
 # %% [markdown]
-# ## One run more closely
+# ## The record of a run
 #
-# A record holds all that the run has told of, by name: curves as (step, value), results by split, every option of its
-# config.
+# A record contains everything that was logged about a run: curves as (step, value), results by split, and every option
+# of its config.
 
 # %%
 run = runs[0]
 print('curves: ', ', '.join(run.curves))
 print('results:', {split: sorted(results) for split, results in run.results.items()})
-print('options that set it apart:', run.settings)
+print('varied options:', run.settings)
 print('train loss:', ', '.join(f'{step}: {value:.2f}' for step, value in run.curves['train_loss']))

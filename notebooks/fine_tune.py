@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Fine-tune a pretrained model
 #
-# A model as others hand it out, a folder with `config.json`, `model.safetensors` and a tokenizer, becomes a run; the
-# run learns from other text; and we look at what that changed, head by head.
+# In this notebook we import a pretrained model: a folder with `config.json`, `model.safetensors` and a tokenizer. We
+# train it on other text, and look at what this changes, head by head.
 #
-# `PRETRAINED=FOLDER jupyter lab` takes a GPT-2, Llama, Mistral or Qwen2 of yours. Without one we make a tiny Llama now:
-# two layers that have read the source code of Python for minutes, written in the form that Hugging Face gives models.
-# `allyouneed.train` is the loop of `train.py`: it draws the curve while it trains, and after an interrupt the same call
-# continues.
+# `PRETRAINED=FOLDER jupyter lab` uses your own GPT-2, Llama, Mistral or Qwen2. Otherwise we make a tiny Llama now: two
+# layers, trained for a few minutes on Python's source code, and exported in the format of Hugging Face.
+# `allyouneed.train` runs the loop of `train.py`. It draws the learning curve while it trains. After an interruption,
+# the same call resumes.
 
 # %%
 import os
@@ -19,15 +19,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import allyouneed
-from analysis.pictures import attention_figure, chosen, heads_figure
+from analysis.pictures import chosen
 from configs import fine_tune, llama_tiny
-from interchange.export import export
 from model import parameter_count
-from training.imported import import_weights
 
 # %matplotlib inline
 plt.rcParams['figure.dpi'] = 70
-steps = int(os.environ.get('STEPS', '300'))                         # of fine-tuning
+steps = int(os.environ.get('STEPS', '300'))                         # steps of fine-tuning
 folder = Path(tempfile.mkdtemp(prefix='fine_tune-'))
 
 
@@ -38,20 +36,20 @@ def tiny_llama():
     config.optimizer.warmup = steps // 8
     config.train.steps, config.eval.every, config.checkpoint.every = 6 * steps, steps, 3 * steps
     allyouneed.train(config, folder / 'python')
-    export(folder / 'python', folder / 'llama', to='huggingface')
+    allyouneed.export(folder / 'python', folder / 'llama', to='huggingface')
     return folder / 'llama'
 
 
 pretrained = Path(os.environ['PRETRAINED']) if os.environ.get('PRETRAINED') else tiny_llama()
 
 # %% [markdown]
-# ## What is in the folder
+# ## Import the model
 #
-# `import_weights` makes a run directory of it, on which everything works that works on a run: `decode.py`, the
-# explorer, `train.py`. (`allyouneed.load` opens the folder as it is, to look at it and to let it write.)
+# `import_weights` makes a run directory from the folder, for `decode.py`, the explorer and `train.py`.
+# (`allyouneed.load` also opens the folder itself, to inspect it and to generate text.)
 
 # %%
-import_weights(pretrained, folder / 'imported')
+allyouneed.import_weights(pretrained, folder / 'imported')
 before = allyouneed.load(folder / 'imported')
 model = before.config.model
 print(sorted(path.name for path in pretrained.iterdir()))
@@ -62,8 +60,8 @@ print(', '.join(f'{name} {model[name]}' for name in (
 # %% [markdown]
 # ## Train it on other text
 #
-# The text is this project's documentation: plain English, where the tiny model has seen code. The recipe `fine_tune`
-# takes the model from the run, and a learning rate that suits a trained model.
+# The text is this project's documentation. It is English, while the tiny model was trained on code. The recipe
+# `fine_tune` takes the model from the run, and has a learning rate that suits a trained model.
 
 # %%
 pages = sorted([*Path('docs').glob('*.md'), Path('README.md'), Path('CONTRIBUTING.md')])
@@ -85,32 +83,33 @@ def recipe(peak, **train):
 after = allyouneed.train(recipe(peak=1e-3), folder / 'tuned')
 
 # %% [markdown]
-# ## What it knows now
+# ## Before and after
 #
-# Bits a character of a piece of documentation that was held out of the training, and of a piece of Python, before and
-# after. $-\frac{1}{n} \log_2 p(\text{text})$, where $n$ is its number of characters: `forced` gives $\log p$.
+# The next cell prints bits per character of the end of the documentation and of a Python file, before and after:
+# $-\frac{1}{n} \log_2 p(\text{text})$, where $n$ is the number of characters. `forced` returns $\log p$.
 
 # %%
 samples = {'documentation': text[-1500:], 'Python': (allyouneed.HOME / 'inference/search.py').read_text()[:1500]}
 
 
 def bits(run):
-    found = {}
+    result = {}
     for name, sample in samples.items():
         lines = [line for line in sample.splitlines() if line.strip()]
         log_probs = [output.hypotheses[0].log_prob for output in run.forced(lines)]
-        found[name] = -sum(log_probs) / np.log(2) / sum(map(len, lines))
-    return found
+        result[name] = -sum(log_probs) / np.log(2) / sum(map(len, lines))
+    return result
 
 
 for name, run in ('before', before), ('after', after):
-    print(f'{name:8}', '   '.join(f'{what} {value:.2f}' for what, value in bits(run).items()))
+    print(f'{name:8}', '   '.join(f'{sample} {value:.2f}' for sample, value in bits(run).items()))
 
 # %% [markdown]
 # ## Which heads changed?
 #
-# A head $i$ of attention is its $W_q^i$ and $W_o^i$ (and its $W_k^i$, $W_v^i$, which heads of a group share). How far
-# has training moved them, relative to their size? (A language model is one stack of layers, by the name of encoder.)
+# The parameters of head $i$ are $W_q^i$ and $W_o^i$ (and $W_k^i$ and $W_v^i$, which heads of a group share). The
+# picture shows how far training has moved $W_q^i$ and $W_o^i$, relative to their size. (A language model is one stack
+# of layers; its name is `encoder`.)
 #
 # $$\frac{\lVert W' - W \rVert}{\lVert W \rVert}$$
 
@@ -118,23 +117,24 @@ for name, run in ('before', before), ('after', after):
 def change_by_head(old, new):
     rows = []
     for layer in range(model.num_layers):
-        was, now = (run.model.params['encoder'][f'layers_{layer}']['self_attention'] for run in (old, new))
+        start, end = (run.model.params['encoder'][f'layers_{layer}']['self_attention'] for run in (old, new))
 
-        def per_head(name, axis, was=was, now=now):
-            old, new = (np.moveaxis(np.asarray(each[name]['kernel']), axis, 0) for each in (was, now))
-            return np.array([(np.sum((b - a) ** 2), np.sum(a ** 2)) for a, b in zip(old, new, strict=True)])
+        def per_head(name, axis, start=start, end=end):
+            a, b = (np.moveaxis(np.asarray(params[name]['kernel']), axis, 0) for params in (start, end))
+            return np.array([(np.sum((y - x) ** 2), np.sum(x ** 2)) for x, y in zip(a, b, strict=True)])
 
         moved, size = (per_head('query', 1) + per_head('output', 0)).T
         rows.append(np.sqrt(moved / size))
     return np.array(rows)
 
 
-heads_figure({'encoder': 100 * change_by_head(before, after)}, 'how far heads moved, percent of their size')
+allyouneed.heads_figure({'encoder': 100 * change_by_head(before, after)}, 'change in percent')
 
 # %% [markdown]
-# ## Where the most changed head looks
+# ## Attention of the most changed head
 #
-# The same line before and after. Each row is a position that writes the next token, each column one that it looks at.
+# The attention for the same line before and after. Each row is a position that writes the next token (a query), and
+# each column is a position that it attends to (a key).
 
 # %%
 line = 'The same command resumes the run.'
@@ -145,18 +145,18 @@ for run in before, after:
     [output] = run.forced([line])
     _, weights, _ = chosen(run.model.attention(output), f'encoder:{layer + 1}:{head + 1}')
     panels.append(weights[0])
-attention_figure(np.array(panels), *run.model.axes(output)['encoder'],
-                 [f'{when}: layer {layer + 1}, head {head + 1}' for when in ('before', 'after')])
+allyouneed.attention_figure(np.array(panels), *run.model.axes(output)['encoder'],
+                            [f'{when}: layer {layer + 1}, head {head + 1}' for when in ('before', 'after')])
 
 # %% [markdown]
-# ## With less: adapters of low rank
+# ## Fewer trained parameters: low-rank adapters
 #
-# LoRA ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)) leaves every matrix as it is and trains a difference of low
-# rank, $W + \frac{\alpha}{r} B A$: here of $W_q$ and $W_v$. It needs a higher learning rate. Whoever opens the run gets
-# the sum, so that it is used as any other.
+# LoRA ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)) does not change the matrices, but trains low-rank
+# differences, $W + \frac{\alpha}{r} B A$, here for $W_q$ and $W_v$. It needs a higher learning rate. `allyouneed.load`
+# returns the sums, so the run is used like any other run.
 
 # %%
 adapted = allyouneed.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')
-print('adapted ', '   '.join(f'{what} {value:.2f}' for what, value in bits(adapted).items()))
+print('adapted ', '   '.join(f'{sample} {value:.2f}' for sample, value in bits(adapted).items()))
 moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before.model.params, adapted.model.params))
-print(f'{sum(moved)} of {len(moved)} matrices and vectors are other than before')
+print(f'{sum(moved)} of {len(moved)} matrices and vectors have changed')

@@ -14,11 +14,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from configs.tasks import goodness
@@ -26,11 +25,15 @@ from model import Params
 from model.adapters import merged
 from run_directory.checksums import by_path, checksums, path_tree, refuse_other_arrays, shapes
 from run_directory.records import METRICS_FILE, evaluations
+from run_directory.stored import read_arrays, stored_paths
 from runtime.agreement import different, exchange, from_leader, is_leader
 from runtime.errors import UserError, full_disk_explained
 from runtime.files import check_name
 from runtime.processes import lost
 from runtime.rendezvous import listed
+
+if TYPE_CHECKING:  # slow to import, and not needed to read parameters
+    import orbax.checkpoint as ocp
 
 RAW = 'raw:'  # before a choice of checkpoints: their parameters, and not a moving average that they hold of them
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # names of the folders; 060 is not one
@@ -51,6 +54,8 @@ def refuse_pipes(folder: Path) -> None:
 
 def described(folder: Path) -> Any:
     """Returns the tree in a checkpoint's folder `state`, with shapes and dtypes in place of arrays."""
+    import orbax.checkpoint as ocp  # slow to import, so only where it is used
+
     # A Checkpointer would look for the metadata of the whole step, which is one folder above, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
         return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (any path will do)
@@ -100,6 +105,8 @@ class Checkpoints:
         self.wait()
         if self._manager is None:
             self._manager = self._open_manager()
+        import orbax.checkpoint as ocp  # slow to import, so only where it is used
+
         content = {'progress': progress, 'leaves': checksums(state), 'shapes': shapes(state)}
         self._compare(step, content['leaves'])
         self._saving = step
@@ -227,36 +234,24 @@ class Checkpoints:
             total = params if total is None else jax.tree.map(np.add, total, params)
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
-    def _read(self, step: int, like: Any | None, use: Callable = parameters_to_use) -> tuple[Any, dict[str, Any]]:
+    def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the state and the progress of a checkpoint exactly as they were written.
 
-        The state has the structure of `like`. For None, it is not the whole state but the parameters to `use`, as plain
-        dictionaries on one device: the rest, which may be twice as much, is not read.
+        The state has the structure of `like`.
 
         Raises:
           Damaged: if it cannot be read, or the values that are read differ from those written.
           UserError: if its arrays differ from those of `like`.
         """
+        import orbax.checkpoint as ocp  # slow to import, so only where it is used
+
         folder = self._folder / str(step)
         with damage_agreed(folder):
-            refuse_pipes(folder)
-            content = dict(ocp.JsonCheckpointHandler().restore(folder / 'progress'))  # pyright: ignore[reportArgumentType]
-            expected, digest = content['leaves'], content.pop('sha256')
-            if digest != _digest(content):
-                raise Damaged('its progress does not match its checksum')
-            stored = described(folder / 'state')
-            if like is None:
-                wanted = path_tree(stored)
-                wanted = use(wanted['params'], wanted.get('opt_state'))
-                device, there = jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), by_path(stored)
-                places = {path: jax.ShapeDtypeStruct(there[path].shape, there[path].dtype, sharding=device)
-                          for path in jax.tree.leaves(wanted)}
-                expected = {path: expected.get(path) for path in places}
-            else:
-                known = shapes(stored)  # no checksum covers it; earlier versions kept no other
-                saved = content.get('shapes') or {path: known[path] for path in expected}
-                refuse_other_arrays(folder, saved, shapes(like))
-                wanted, places = path_tree(like), by_path(like)
+            content, stored = _progress(folder), described(folder / 'state')
+            expected, known = content['leaves'], shapes(stored)  # no checksum covers them; old versions kept no others
+            saved = content.get('shapes') or {path: known[path] for path in expected}
+            refuse_other_arrays(folder, saved, shapes(like))
+            places = by_path(like)
             # By path, since parts of an optimizer without arrays are not on disk.
             asked = jax.tree.map(lambda path: places.get(path, ocp.PLACEHOLDER), path_tree(stored))
         with damage_agreed(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
@@ -264,15 +259,27 @@ class Checkpoints:
             read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(  # pyright: ignore[reportArgumentType]
                 asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
         with damage_agreed(folder):  # now all processes have their shards: checksums are computed by all together
-            found = checksums({path: read[path] for path in places})
-            if changed := sorted(path for path in expected.keys() | found.keys()
-                                 if expected.get(path) != found.get(path)):
-                raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as '
-                              f'{changed[0]}')
-        return jax.tree.map(read.__getitem__, wanted), content['progress']
+            _compare_checksums({path: read[path] for path in places}, expected)
+        return jax.tree.map(read.__getitem__, path_tree(like)), content['progress']
+
+    def _read_some(self, step: int, use: Callable[[Any, Any], Any]) -> Any:
+        """Returns the arrays of a checkpoint that `use(params, opt_state)` chooses, as NumPy arrays.
+
+        Other arrays, which may be twice as large, are not read.
+
+        Raises:
+          Damaged: if they cannot be read, or the values that are read differ from those written.
+        """
+        folder = self._folder / str(step)
+        with damage_agreed(folder):
+            expected, stored = _progress(folder)['leaves'], stored_paths(folder / 'state')
+            wanted = use(stored['params'], stored.get('opt_state'))
+            read = read_arrays(folder / 'state', jax.tree.leaves(wanted))
+            _compare_checksums(read, {path: expected.get(path) for path in read})
+        return jax.tree.map(read.__getitem__, wanted)
 
     def _read_parameters(self, step: int) -> Params:
-        return merged(self._read(step, None)[0])
+        return merged(self._read_some(step, parameters_to_use))
 
     def _read_raw(self, step: int) -> Params:
         def use(params, opt_state):
@@ -281,14 +288,16 @@ class Checkpoints:
                                 'no moving average (config.optimizer.ema): leave it out')
             return params
 
-        return merged(self._read(step, None, use)[0])
+        return merged(self._read_some(step, use))
 
-    def _open_manager(self) -> ocp.CheckpointManager:
+    def _open_manager(self) -> 'ocp.CheckpointManager':
         """Opens Orbax's manager, which neither replaces a step nor saves one below the newest.
 
         So checkpoints that are newer than the restored one are renamed first: damaged checkpoints, and checkpoints that
         the leader did not see at the start, because its view of the file system lagged.
         """
+        import orbax.checkpoint as ocp  # slow to import, so only where it is used
+
         newer = {step for steps in exchange('newer checkpoints', self.steps()) for step in steps
                  if self._restored is not None and step > self._restored}
 
@@ -367,6 +376,22 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
             checkpoints.close()
         raise
     checkpoints.close()
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    """Reads the file of a checkpoint that has its checksums and the progress of the training loop."""
+    refuse_pipes(folder)
+    content = json.loads((folder / 'progress' / 'metadata').read_text('utf-8'))  # written by Orbax's JsonSave
+    if content.pop('sha256') != _digest(content):
+        raise Damaged('its progress does not match its checksum')
+    return content
+
+
+def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises Damaged if the checksums of arrays differ from those that were saved."""
+    found = checksums(arrays)
+    if changed := sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path)):
+        raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as {changed[0]}')
 
 
 def _on_device(params: Params) -> Params:

@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Shaped, UInt32
 
 from runtime.errors import UserError
 
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
+SMALL = 2 ** 22  # arrays of NumPy with fewer values are summed by NumPy, which compiles nothing
+PART = 2 ** 16  # values at a time, which stay in a core's cache
 
 
 @jax.jit
@@ -29,12 +31,24 @@ def checksum(array: Array) -> UInt32[Array, '2']:
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size % 2 ** 32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
 
-    def mixed(x):
-        x = (x ^ (x >> 16)) * jnp.uint32(0x85ebca6b)
-        x = (x ^ (x >> 13)) * jnp.uint32(0xc2b2ae35)
-        return x ^ (x >> 16)
+    return jnp.stack([jnp.sum(_mixed(words ^ _mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
 
-    return jnp.stack([jnp.sum(mixed(words ^ mixed(place + jnp.uint32(seed))), dtype=jnp.uint32) for seed in SEEDS])
+
+def numpy_checksum(array: Shaped[np.ndarray, '...']) -> UInt32[np.ndarray, '2']:
+    """Returns the same sums as `checksum`."""
+    words = np.ascontiguousarray(array).reshape(-1)
+    words, total = words.view({1: np.uint8, 2: np.uint16}.get(array.itemsize, np.uint32)), np.zeros(2, np.uint32)
+    for begin in range(0, len(words), PART):
+        part = words[begin:begin + PART].astype(np.uint32)
+        place = np.arange(begin, begin + len(part)).astype(np.uint32)
+        total += np.array([_mixed(part ^ _mixed(place + np.uint32(seed))).sum(dtype=np.uint32) for seed in SEEDS])
+    return total
+
+
+def _mixed(x: Any) -> Any:
+    x = (x ^ (x >> 16)) * np.uint32(0x85ebca6b)
+    x = (x ^ (x >> 13)) * np.uint32(0xc2b2ae35)
+    return x ^ (x >> 16)
 
 
 def by_path(tree: Any) -> dict[str, Any]:
@@ -50,7 +64,8 @@ def path_tree(tree: Any) -> Any:
 def checksums(tree: Any) -> dict[str, list[int]]:
     """Maps each leaf's path to its checksum."""
     # One after the other: programs on several devices that run concurrently may deadlock.
-    return {path: np.asarray(checksum(leaf)).tolist() for path, leaf in by_path(tree).items()}
+    return {path: np.asarray((numpy_checksum if isinstance(leaf, np.ndarray) and leaf.size < SMALL else checksum)(leaf)
+                             ).tolist() for path, leaf in by_path(tree).items()}
 
 
 def shapes(tree: Any) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Reads the files of a run directory, without JAX."""
 
-import contextlib
 import importlib.util
 import json
 import shlex
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.versions import read_saved
+from configs.versions import read_config_file
 from runtime.errors import UserError
 from runtime.files import read_bytes
 
@@ -28,19 +27,11 @@ def read_config(workdir: Path) -> ConfigDict:
 
 def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
     """Returns the config of a run, and the options that its file does not set."""
-    path = workdir / CONFIG
     try:
-        said = json.loads(read_bytes(path).decode())
-        if not isinstance(said, dict):
-            raise ValueError('it holds no object')
-        return read_saved(said)
+        return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
                         ) from None
-    except UserError as error:
-        raise UserError(f'{path}: {error}') from None
-    except (OSError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UserError(f'{path} is damaged: {error}') from None
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
@@ -52,16 +43,34 @@ def evaluations(workdir: Path, metric: str) -> dict[int, float]:
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     """Returns the lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
 
-    Incomplete lines, which a killed run may leave, and values that are not numbers are left out.
+    Damaged lines, and values that are not numbers, are left out.
     """
-    path, lines = Path(workdir) / METRICS_FILE, []
-    for line in read_bytes(path).splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict) and isinstance(found.get('step'), int):
-                lines.append({name: value for name, value in found.items()
-                              if isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63})
-    return lines
+    return _metrics(workdir)[0]
+
+
+def damaged_metrics(workdir: Path) -> list[int]:
+    """Returns the numbers of the damaged lines of metrics.jsonl, from 1 on.
+
+    An incomplete last line is not damaged: a killed run may leave one.
+    """
+    return _metrics(workdir)[1]
+
+
+def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
+    path, lines, damaged = Path(workdir) / METRICS_FILE, [], []
+    content = read_bytes(path) if path.exists() else b''
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            metrics = json.loads(line)
+            if not isinstance(metrics, dict) or type(metrics.get('step')) is not int:
+                raise ValueError('it has no step')
+        except (ValueError, RecursionError):
+            if line.endswith(b'\n'):
+                damaged.append(number)
+            continue
+        lines.append({name: value for name, value in metrics.items()
+                      if isinstance(value, float) or isinstance(value, int) and abs(value) < 2 ** 63})
+    return lines, damaged
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:

@@ -1,6 +1,7 @@
 """Trained models, read from their run directories: to answer, or to teach another one."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+import model
 from configs.options import TEXTS, flatten
 from configs.tasks import TASKS
 from input_pipeline.data import KEPT, SIZES, Data, load_tokenizers, read_sizes
@@ -21,6 +23,7 @@ from model.ensemble import Ensemble
 from run_directory.checkpoints import Checkpoints
 from run_directory.initial import other_run
 from run_directory.records import read_config
+from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -97,7 +100,7 @@ def assembled(folder: Path, config: ConfigDict, params: Params, steps: Sequence[
     tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
     with parts_of_one_run(folder):
         module = build_model(config.model, **sizes, pad=PAD)
-        _check_parameters(module, params, _example(config.task, sizes))
+        _check_parameters(module, config.task, sizes, params)
     return Trained([folder], config, module, params, list(steps), tokenizers, sizes)
 
 
@@ -196,20 +199,40 @@ def parts_of_one_run(workdir: Path) -> Iterator[None]:
                         f'{reason}. Take all three from the same run') from None
 
 
-def _example(task: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a module to initialise it with: their names, types and numbers of axes count."""
+def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a module's parameters by name: 'encoder/layers_0/feed_forward/inner/kernel'.
+
+    `sizes` are those of the task's data.
+    """
     tokens = np.ones((1, 1), np.int32)
     texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
-    return texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    inputs = texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
+    return _shapes(fresh['params'])
 
 
-def _check_parameters(module: nn.Module, params: Params, example: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming one, if `params` are not all the parameters of the module in their shapes."""
-    fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), example)
-    wanted, there = (flatten_dict(jax.tree.map(lambda leaf: leaf.shape, tree), sep='/')
-                     for tree in (fresh['params'], params))
-    wrong = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves: dict[str, Any] = flatten_dict(params, sep='/')
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
+    """Raises ValueError, naming one, if `params` are not all the parameters of the module in their shapes.
+
+    Tracing the module takes a tenth of the time of a short decoding. So a file in the user's cache records that the
+    check has passed, for this module, these shapes and this code.
+    """
+    shapes = _shapes(params)
+    code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]
+    key = hashlib.sha256(repr((code, module, sorted(shapes.items()))).encode()).hexdigest()
+    if (passed := cache_folder('') / 'checked' / key).exists():
+        return
+    expected = parameter_shapes(module, task, sizes)
+    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
     if wrong:
         name = wrong[0]
-        raise ValueError(f'{len(wrong)} of {len(wanted)} parameters do not fit, such as {name}: '
-                         f'{there.get(name, "none")} in the checkpoint, {wanted.get(name, "none")} in the model')
+        raise ValueError(f'{len(wrong)} of {len(expected)} parameters do not fit, such as {name}: '
+                         f'{shapes.get(name, "none")} in the checkpoint, {expected.get(name, "none")} in the model')
+    with contextlib.suppress(OSError):
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()

@@ -10,11 +10,14 @@ import os
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from runtime.errors import UserError
+
+PARTIAL = '.partial'  # at the end of the name of an incomplete file that the user may want to keep
 
 log = logging.getLogger('allyouneed.files')
 
@@ -54,8 +57,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
     """Opens a UTF-8 text file that gets its name only when it is complete: a failure keeps the old file.
 
-    Until then, and after a failure, the new file is named PATH`ending`. A link is followed; a device or a pipe is
-    written to directly.
+    Until then, the new file is named PATH`ending`. After a failure, it is removed, unless `ending` is PARTIAL. A link
+    is followed; a device or a pipe is written to directly.
 
     Raises:
       UserError: naming the file, if it cannot be written.
@@ -66,10 +69,16 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
             yield file
         return
     partial = path.with_name(path.name + ending)
-    with naming(path):
-        with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
-            yield file
-        os.replace(partial, path)
+    try:
+        with naming(path):
+            with open(partial, 'w', encoding='utf-8', errors='backslashreplace', newline='\n') as file:
+                yield file
+            os.replace(partial, path)
+    except BaseException:
+        if ending != PARTIAL:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        raise
 
 
 @contextlib.contextmanager
@@ -86,10 +95,10 @@ def open_output(path: str | None) -> Iterator[TextIO]:
         sys.stdout.flush()
         return
     try:
-        with written_whole(Path(path), '.partial') as file:
+        with written_whole(Path(path), PARTIAL) as file:
             yield file
     finally:
-        if (partial := Path(f'{os.path.realpath(path)}.partial')).exists():
+        if (partial := Path(f'{os.path.realpath(path)}{PARTIAL}')).exists():
             log.info('not complete: what was answered until then is in %s', partial)
 
 
@@ -182,6 +191,15 @@ def read_bytes(path: Path) -> bytes:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, 'it is a pipe or a device, and no file', str(path))
     return path.read_bytes()
+
+
+def file_checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file. Raises OSError if it cannot be read."""
+    checksum = 0
+    with open(path, 'rb') as file:
+        while block := file.read(2 ** 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:

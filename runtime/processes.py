@@ -22,7 +22,6 @@ from typing import Any
 import jax
 from jax._src.distributed import global_state
 from jax.experimental.multihost_utils import sync_global_devices
-from orbax.checkpoint import multihost
 
 from runtime import agreement
 from runtime.agreement import is_leader
@@ -213,6 +212,8 @@ def leader_first(what: str) -> Iterator[None]:
     """
     def wait():
         if jax.process_count() > 1:
+            from orbax.checkpoint import multihost  # slow to import, so only where it is used
+
             multihost.sync_global_processes(what, processes=set(range(jax.process_count())), timeout=24 * 3600)
 
     if not is_leader():

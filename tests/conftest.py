@@ -8,30 +8,34 @@ import tempfile
 
 assert 'jax' not in sys.modules, 'the settings below come too late'
 
-# In the environment, so that the scripts which the tests start see them too.
+# Python writes its bytecode caches: the checks of annotations are compiled into modules, which takes seconds.
+sys.dont_write_bytecode = False
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+# In the environment, for the scripts that the tests start.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Programs run once or twice here: compiling is what takes the time, so ask for little optimisation.
+# Each program runs once or twice and compiling takes most of the time, so ask for little optimisation.
 FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
-if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have no such option, and are faster
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions have no such option, and are faster
     FLAGS += ' --xla_cpu_use_fusion_emitters=false'
 os.environ.setdefault('XLA_FLAGS', FLAGS)
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
-# A shell that starts the tests in its background has them ignore SIGINT, and so do the scripts that they start.
+# In the background of a shell, the tests and the scripts that they start would ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 
-jax.config.update('jax_num_cpu_devices', 8)  # of which all tests but those of meshes use the first
+jax.config.update('jax_num_cpu_devices', 8)  # only the tests of meshes use more than the first
 
 PACKAGES = ['kernels', 'model', 'run_directory', 'training', 'interchange', 'inference', 'input_pipeline']
 assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not checked'
 jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 from kernels.xla import avoid_wrong_sums  # noqa: E402
+from tests.scripts import cache, data, run  # noqa: E402, F401 (fixtures)
 
 avoid_wrong_sums()  # before JAX starts its backends

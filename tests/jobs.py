@@ -1,4 +1,4 @@
-"""Trainings on several processes of this machine, for the tests of what the processes do together."""
+"""Trainings on several processes of this machine."""
 
 import contextlib
 import os
@@ -24,12 +24,12 @@ class Job:
       count: the number of processes.
       arguments: the command line after Python, of all processes or of each one.
       folder: the folder of their logs.
-      inside: what begins the command of each process.
+      inside: the words before Python in the command of each process.
       host: the host at which they meet.
       devices: the number of devices of each process.
-      numbers: their numbers, from 0 on by default.
-      total: the number of processes that they are told, `count` by default.
-      more: environment variables.
+      numbers: the process numbers, by default 0, 1 and so on.
+      total: the value of --num_processes, by default `count`.
+      more: additional environment variables.
     """
 
     def __init__(self, count, arguments, folder, inside=None, host='localhost', devices=1, numbers=None, total=None,
@@ -51,7 +51,7 @@ class Job:
         os.killpg(self.processes[number].pid, what)
 
     def wait(self, numbers, seconds):
-        """Seconds until all these have ended."""
+        """Waits until these processes have ended, and returns the seconds."""
         began = time.monotonic()
         for number in numbers:
             self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))

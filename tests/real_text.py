@@ -1,4 +1,4 @@
-"""Pieces of real text with everything that tokenizers treat in ways of their own: spaces, line ends, scripts, emoji."""
+"""Pieces of real text with characters that tokenizers treat specially: spaces, line ends, scripts, emoji."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ ODD = ['', ' ', '  ', '\n', '\t', '\r\n', ' a', 'a ', 'a  b', '\n    x', '\u00a0
 
 @functools.cache
 def texts():
-    """{source: its text}; sources that are missing on this machine are left out."""
+    """Returns {source: text} without the sources that are missing on this machine."""
     library = Path(sysconfig.get_paths()['stdlib'])
     code = '\n'.join((library / name).read_text('utf-8') for name in ('argparse.py', 'textwrap.py', 'json/decoder.py'))
     english, french = zip(*open_corpus(demo.get_config().data).pairs('validation'), strict=True)
@@ -32,13 +32,13 @@ def texts():
 
 
 def training_lines():
-    """Lines of all sources but the one of many scripts, which has too many characters for a small vocabulary."""
+    """Returns lines of all sources except `scripts and emoji`, whose characters exceed a small vocabulary."""
     return [line for source, text in texts().items() if source != 'scripts and emoji'
             for line in text.split('\n')[:2000]]
 
 
 def pieces(count, seed=0):
-    """Returns `count` pieces of text of 1 to 80 characters, cut anywhere, from all sources alike; the first are ODD."""
+    """Returns `count` pieces of 1 to 80 characters from random sources. The first pieces are ODD."""
     rng, found = random.Random(seed), ODD[:count]
     while len(found) < count:
         text = rng.choice(list(texts().values()))
@@ -48,7 +48,7 @@ def pieces(count, seed=0):
 
 
 def assert_continued(tokenizer, count):
-    """The text of a prompt and its continuation is the text of their tokens, for `count` pieces of text cut anywhere.
+    """Checks that the text of a prompt and its continuation is the text of their tokens, for `count` pieces of text.
 
     The continuations are the tokens that follow in the text, random tokens, and the tokens of the whole piece.
     """

@@ -1,4 +1,4 @@
-"""The scripts as users start them: a small corpus, and a training of seconds on it, as fixtures."""
+"""The scripts as users start them; a small corpus and a short training on it, fixtures that all tests share."""
 
 import json
 import re
@@ -9,27 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import inference
-
 ROOT = Path(__file__).parent.parent
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 STEPS = 24
 
 
 def script(name, *arguments, stdin=None):
-    """Runs a script to its end."""
+    """Runs a script and waits for its end."""
     return subprocess.run([sys.executable, name, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
                           timeout=300)
 
 
 def explained(page):
-    """What a page of --explain holds."""
+    """Returns the items of a page of --explain."""
     data = re.search('<script type="application/json" id="data">(.*?)</script>', page.read_text('utf-8'), re.DOTALL)[1]
     return json.loads(data)['items']
 
 
 def train_arguments(workdir, data, cache, **changes):
-    """A model that is trained in seconds, on text files."""
+    """Returns the command line that trains a tiny model on text files in seconds."""
     values = {
         'cache_dir': cache, 'data.source': 'files', 'data.dir': data, 'data.source_lang': 'en',
         'data.target_lang': 'xx',
@@ -42,15 +40,15 @@ def train_arguments(workdir, data, cache, **changes):
             *(f'--config.{key}={value}' for key, value in values.items())]
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp('cache')
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def data(tmp_path_factory):
-    """The target is the source backwards. One training line is empty, one far too long; the first test lines hold what
-    a table must escape, and what ends a line for some readers."""
+    """Parallel text whose target is the source backwards. One training line is empty and one is far too long. The first
+    test lines contain the characters that a table escapes and those that end a line for some readers."""
     folder = tmp_path_factory.mktemp('data')
     rng = np.random.default_rng(0)
     for split, count in (('train', 400), ('validation', 20), ('test', 20)):
@@ -64,9 +62,9 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def run(tmp_path_factory, data, cache):
-    """A finished training, and what it said."""
+    """The directory of a finished training, and its log. Tests may only add results to it."""
     workdir = tmp_path_factory.mktemp('runs') / 'whole'
     result = script(*train_arguments(workdir, data, cache))
     assert result.returncode == 0, result.stderr.decode()
@@ -75,4 +73,6 @@ def run(tmp_path_factory, data, cache):
 
 def parameters(workdir):
     import jax
+
+    import inference
     return jax.tree.leaves(inference.load(workdir, 'latest').model.params)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import allyouneed
-from tests.scripts import cache, data, run  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +29,8 @@ def python(folder, program, root=ROOT):
     return subprocess.run([sys.executable, '-c', program], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_run_is_loaded_and_trained_beside_modules_of_the_same_names(foreign, run, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_a_run_is_loaded_and_trained_beside_modules_of_the_same_names(foreign, run, tmp_path):
     trained, _ = run
     program = f'''
 import allyouneed, tools

@@ -16,16 +16,7 @@ import sacrebleu
 import inference
 from inference.scores import read_table
 from runtime.errors import UserError
-from tests.scripts import (  # noqa: F401 (fixtures)
-    ROOT,
-    cache,
-    data,
-    explained,
-    parameters,
-    run,
-    script,
-    train_arguments,
-)
+from tests.scripts import ROOT, explained, script, train_arguments
 
 ANSWERING = '''
 import logging, time
@@ -70,16 +61,18 @@ def test_nobody_waits_for_libraries_that_answering_needs_not(run):
     done = subprocess.run(line, cwd=ROOT, input='one\n', capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
     imported = {each.rpartition('|')[2].strip() for each in done.stderr.splitlines()}
-    assert 'orbax.checkpoint' in imported
-    assert not imported & {'grain', 'sacrebleu', 'matplotlib', 'tensorboardX', 'tensorflow_datasets', 'sklearn'}
+    assert 'jax' in imported
+    assert not imported & {'orbax.checkpoint', 'grain', 'sacrebleu', 'matplotlib', 'tensorboardX',
+                           'tensorflow_datasets', 'sklearn'}
 
 
+@pytest.mark.slow
 def test_all_programs_of_a_start_are_kept_for_the_next(run, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
     subprocess.run([sys.executable, 'decode.py', f'--workdir={run[0]}', '--input=-'], cwd=ROOT, input=b'one\n',
                    env=environment | {'XDG_CACHE_HOME': str(tmp_path)}, capture_output=True, timeout=120, check=True)
     kept = {path.name.partition('-')[0] for path in (tmp_path / 'allyouneed' / 'xla').iterdir()}
-    assert {'jit_checksum', 'jit__read', 'jit__go_on'} <= kept
+    assert kept == {'jit__read', 'jit__go_on'}, 'a program more delays the first line'
 
 
 def test_lines_in_are_lines_out(run):
@@ -161,6 +154,7 @@ def score(workdir, *flags):
     return json.loads(result.stdout), result.stderr.decode()
 
 
+@pytest.mark.slow
 def test_all_sets_of_a_test_are_scored_and_one_by_its_name(run, with_sets):
     workdir, results = with_sets / 'run', with_sets / 'run' / 'results'
     printed, _ = score(workdir, '--split=test', '--confidence')
@@ -179,6 +173,7 @@ def test_all_sets_of_a_test_are_scored_and_one_by_its_name(run, with_sets):
     assert alone['bleu'] == printed['test']['bleu'] and alone['ter'] == printed['test']['ter']
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_another(run, with_sets):
     """With itself: no difference; with a greedy search of another checkpoint, under another name: one that is real."""
     workdir = with_sets / 'run'
@@ -198,6 +193,7 @@ def test_a_run_is_compared_with_another(run, with_sets):
     assert result.returncode == 2 and b'--compare=nowhere: there is no such directory' in result.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_set_is_told_before_the_others_are_scored(with_sets, tmp_path):
     shutil.copytree(with_sets / 'run', tmp_path / 'run', ignore=shutil.ignore_patterns('results'))
     change_config(tmp_path / 'run', splits__test='test,none')
@@ -249,26 +245,6 @@ def test_decoding_and_training_agree_on_the_perplexity(run):
     assert json.loads(result.stdout)['bleu'] == pytest.approx(measured['validation_bleu'], rel=1e-6)
 
 
-@pytest.mark.parametrize('arguments, expected', [
-    (['--workdir={empty}', '--input=-'], 'not a run directory'),
-    (['--workdir={started}', '--input=-'], 'no checkpoint'),
-    (['--workdir={run}', '--input={empty}/none.txt'], 'none.txt'),
-    (['--workdir={run}'], '--split=test'),
-    (['--workdir={run}', '--input=-', '--checkpoint=average:99'], 'checkpoints are kept'),
-    pytest.param(['--workdir={run}', '--input=-', '--n_best=9', '--format=jsonl'], 'n_best=9', marks=pytest.mark.slow),
-    pytest.param(['--workdir={run}', '--input=-', '--top_p=1.5'], 'top_p=1.5', marks=pytest.mark.slow),
-])
-def test_mistakes_in_decoding_are_explained(run, tmp_path, arguments, expected):
-    empty, started = tmp_path / 'empty', tmp_path / 'started'
-    empty.mkdir()
-    started.mkdir()
-    (started / 'config.json').write_bytes((run[0] / 'config.json').read_bytes())
-    result = script('decode.py', *(argument.format(run=run[0], empty=empty, started=started) for argument in arguments),
-                    stdin=b'one\n')
-    assert result.returncode == 2
-    assert expected in result.stderr.decode() and b'Traceback' not in result.stderr
-
-
 def test_a_failed_decode_leaves_the_old_output(run, tmp_path):
     (tmp_path / 'bad.txt').write_bytes(b'one\n\xff\n')
     (tmp_path / 'out.txt').write_text('precious')
@@ -302,6 +278,7 @@ def test_a_reader_that_leaves_ends_decoding(run):
     assert process.wait(300) == 141 and 'Traceback' not in said and 'Exception' not in said
 
 
+@pytest.mark.slow
 def test_another_dtype_computes_in_it(run):
     as_trained, half = (inference.load(run[0], 'latest', dtype) for dtype in (None, 'bfloat16'))
     assert as_trained.config.model.dtype == 'float32' and half.config.model.dtype == 'bfloat16'

@@ -1,4 +1,4 @@
-"""What may go wrong while a run trains, and that nothing is lost: the table of docs/faults.md."""
+"""Faults during a training, after which nothing is lost: the table of docs/faults.md."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ from model.build import build_model
 from run_directory import workdir as run_directory
 from run_directory.checkpoints import Checkpoints
 from runtime.errors import UserError, full_disk, full_disk_explained
-from tests.tiny_run import cache, copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import copy, outcome, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
 from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def at_batch(monkeypatch, number, act):
-    """`act(batch)` takes the place of batch `number`, counted from 0, of training."""
+    """Replaces batch `number` of the training, counted from 0, by `act(batch)`."""
     batch = ArrayPlan.batch
 
     def changed(self, step, *part):
@@ -59,7 +59,7 @@ def flip(path):
 
 
 def damage_values(checkpoint):
-    """The file that holds the arrays."""
+    """Returns the file that contains the arrays."""
     [path] = (checkpoint / 'state' / 'd').iterdir()
     flip(path)
 
@@ -69,7 +69,7 @@ DAMAGES = {'flipped': flip, 'truncated': lambda path: os.truncate(path, path.sta
 
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_whatever_file_is_damaged_the_state_is_the_one_saved_or_refused(whole, tmp_path, damage):
-    """Some files hold nothing that is needed; no damage may change what is read."""
+    """Some files are not needed. No damage may change the values that are read."""
     expected, _ = Checkpoints(whole).parameters('9')
     shutil.copytree(whole / 'checkpoints' / '9', tmp_path / 'checkpoints' / '9')
     found_out = 0
@@ -98,7 +98,7 @@ def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, c
     assert 'resuming from step 8' in said.text and steps(copy) == [8, 9]
     start(copy, tiny_config(cache))
     assert outcome(copy) == outcome(whole)
-    for path in files_of(copy / 'damaged'):  # put aside as it was, when the way was needed
+    for path in files_of(copy / 'damaged'):  # moved unchanged when its place was needed
         aside = copy / 'checkpoints' / '9.damaged' / path.relative_to(copy / 'damaged')
         assert aside.read_bytes() == path.read_bytes()
 
@@ -136,7 +136,7 @@ CHANGES = {
 
 @pytest.mark.parametrize('change', CHANGES)
 def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(copy, cache, monkeypatch, said, change):
-    """The config is the same, as with another version of the code or of optax."""
+    """The config is unchanged, as with another version of the code or of optax."""
     name, changed = CHANGES[change]
     before = {path: path.read_bytes() for path in files_of(copy / 'checkpoints')}
     metrics = (copy / 'metrics.jsonl').read_text()
@@ -149,7 +149,7 @@ def test_code_that_makes_another_state_does_not_go_on_and_leaves_all_as_it_is(co
 
 # Signals
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypatch, said, number):
     with monkeypatch.context() as patch:
         at_batch(patch, 6, lambda batch: os.kill(os.getpid(), number))
@@ -163,6 +163,7 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_interrupted_is_done_again(whole, tmp_path, cache, monkeypatch, said):
     evaluate = loop.evaluate
 
@@ -190,7 +191,7 @@ def test_a_signal_before_the_loop_ends_at_once(tmp_path, cache, monkeypatch, sai
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once_even_where_python_waits(number):
-    # The main thread is busy in C, as with a compilation, where no Python handler runs.
+    # The main thread is busy in C, as in a compilation, so no Python handler runs.
     code = ('import hashlib; from runtime.preemption import StopSignals\n'
             'with StopSignals() as stop, stop.at_a_step():\n'
             '    print("ready", flush=True); hashlib.pbkdf2_hmac("sha256", b"", b"", 10 ** 9)')
@@ -207,7 +208,7 @@ def test_a_second_signal_ends_at_once_even_where_python_waits(number):
 # A full disk
 
 def on_a_small_disk(tmp_path, arguments, size):
-    """train.py in a mount namespace of its own, where RUN's folder is a tmpfs of `size` bytes; RUN is copied back."""
+    """Runs train.py in a mount namespace in which the folder of RUN is a tmpfs of `size` bytes. Copies RUN back."""
     script = (f'mkdir -p {tmp_path}/small && mount -t tmpfs -o size={size} none {tmp_path}/small && '
               f'{{ cp -r {tmp_path}/before {tmp_path}/small/run 2>/dev/null; {shlex.join(arguments)}; status=$?; '
               f'cp -r {tmp_path}/small/run {tmp_path}/after; exit $status; }}')
@@ -222,7 +223,7 @@ def mounting_is_allowed():
 
 
 def script_arguments(workdir, config):
-    """The command line of a config that is near digits_vit.py."""
+    """Returns the command line of a config, as changes of digits_vit.py."""
     default, wanted = (run_directory.flatten(each) for each in (digits_vit.get_config(), config))
     return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
             *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
@@ -291,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
     assert shown.returncode == 0, shown.stderr
     assert len(shown.stdout.splitlines()) == 64
 
-    # The same again, unless it may be left out: a change that is allowed, and counted over resumes.
+    # The same error again, unless train.skip_nonfinite allows a skip. A resume may set it, and counts earlier skips.
     with pytest.raises(UserError, match='step 8'):
         start(tmp_path / 'a run', tiny_config(cache))
     start(tmp_path / 'a run', tiny_config(cache, train__skip_nonfinite=1))
@@ -307,8 +308,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_shows_how_to_see_the_batch(
         start(tmp_path / 'other', tiny_config(cache, train__skip_nonfinite=1))
 
 
+@pytest.mark.slow
 def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cache, monkeypatch):
-    """Worked out from what Adam did to the parameters; two steps are left out, and the cosine ends all the same."""
+    """Computed from the updates of Adam. Two steps are skipped, and the cosine still ends at its last value."""
     at_batch(monkeypatch, 2, poisoned)
     at_batch(monkeypatch, 6, poisoned)
     states, step = [], loop.Compiled.train
@@ -346,7 +348,7 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(tmp_path, cac
 
 @pytest.mark.slow
 def test_a_run_killed_at_ten_random_moments_ends_as_one_left_alone(whole, tmp_path, cache):
-    """Saves of every step, so that many kills fall into one; the moments are drawn anew each time, and printed."""
+    """Saves at every step, so that many kills interrupt a save. The moments are random and printed."""
     changes = {'checkpoint__every': 1, 'train__steps': 150, 'eval__every': 10, 'train__log_every': 7}
     for name in ('alone', 'killed'):
         arguments = script_arguments(tmp_path / name, tiny_config(cache, **changes))
@@ -354,7 +356,7 @@ def test_a_run_killed_at_ten_random_moments_ends_as_one_left_alone(whole, tmp_pa
         while kills:
             before = newest(tmp_path / name)
             process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
-            # Wait until it has done something, then a moment more: up to the time of a few steps.
+            # Wait for the next checkpoint and then a random time, at most that of a few steps.
             while newest(tmp_path / name) == before and process.poll() is None:
                 time.sleep(0.005)
             moment = random.uniform(0, 0.5)

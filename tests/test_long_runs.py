@@ -1,4 +1,4 @@
-"""What long runs need of train.py: checkpoints by the clock, a profiler's window, the cost of compiling and memory."""
+"""Long runs: checkpoints by the clock, the profiler, the cost of compilation, and memory."""
 
 import importlib.util
 import json
@@ -18,11 +18,6 @@ from tests.tiny_run import outcome, start, steps, tiny_config
 from training import loop
 
 
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
@@ -33,7 +28,7 @@ def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
 
 @pytest.mark.slow
 def test_a_resume_draws_the_segmentations_that_it_would_have_drawn(tmp_path, cache):
-    """BPE-dropout, several epochs, stopped within one: the same parameters, bit for bit, as without a stop."""
+    """With BPE-dropout, a stop within an epoch leads to the same parameters, bit for bit, as no stop."""
     (tmp_path / 'data').mkdir()
     pairs = builtin.make_corpus('en', 'fr', seed=0)
     for split, count in ('train', 90), ('validation', 8):

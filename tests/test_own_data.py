@@ -1,4 +1,4 @@
-"""One file of one's own: all that is wrong is told at once; then it is trained on, resumed and scored."""
+"""A table of the user: all mistakes are reported at once; then a run trains on it, resumes and is scored."""
 
 import random
 import shutil
@@ -13,11 +13,6 @@ from run_directory.workdir import RunDirectory
 from runtime.errors import UserError
 from tests.scripts import STEPS, WORDS, script, train_arguments
 from training.objective import make_objective
-
-
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
 
 
 @pytest.fixture(scope='module')

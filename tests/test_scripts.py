@@ -21,7 +21,7 @@ from configs import base
 from configs.options import flatten
 from inference.text import SearchOptions, search_options
 from runtime.errors import UserError
-from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, parameters, script, train_arguments
 from tools.show_run import describe
 
 
@@ -99,55 +99,6 @@ def test_another_config_on_the_same_directory_is_refused(run, data, cache):
     assert b'model.d_ff: 32 there, 64 asked for' in result.stderr and b'optimizer.peak' in result.stderr
     assert b'Traceback' not in result.stderr
     assert (workdir / 'config.json').read_text() == before
-
-
-MISTAKES = {
-    'missing file': ({'data__target_lang': 'de'}, ['train.de']),
-    'unknown key': ({'model__num_layer': 3}, ['num_layer', 'num_layers']),
-    'mistyped value': ({'model__num_layers': 'three'}, ['num_layers', 'three']),
-    'heads that do not divide': ({'model__num_heads': 3}, ['model.num_heads=3', 'divide']),
-    'negative dropout': ({'model__dropout': -0.1}, ['model.dropout=-0.1', 'at least 0']),
-    'vocabulary too large': ({'data__tokenizer__vocab_size': 9000}, ['vocab_size=9000', 'at most']),
-    'batch too small': ({'batch__tokens': 64}, ['batch.tokens=64', 'at least']),
-    'unknown architecture choice': ({'model__norm': 'mid'}, ['model.norm', 'post, pre']),
-}
-
-
-@pytest.mark.parametrize('mistake', MISTAKES)
-def test_a_mistake_is_explained_and_nothing_is_written(mistake, data, cache, tmp_path):
-    changes, expected = MISTAKES[mistake]
-    result = script(*train_arguments(tmp_path / 'run', data, cache, **changes))
-    said = result.stderr.decode()
-    assert result.returncode != 0
-    assert 'Traceback' not in said
-    assert all(part in said for part in expected), said
-    assert not (tmp_path / 'run').exists()
-
-
-def damaged(data, folder, name, content):
-    folder.mkdir()
-    for path in data.iterdir():
-        (folder / path.name).write_bytes(content if path.name == name else path.read_bytes())
-    return folder
-
-
-def test_files_of_different_line_counts_are_refused(data, cache, tmp_path):
-    folder = damaged(data, tmp_path / 'data', 'train.xx', b'one\ntwo\n')
-    result = script(*train_arguments(tmp_path / 'run', folder, cache))
-    assert result.returncode == 2 and b'402 lines' in result.stderr and b'2 lines' in result.stderr
-
-
-def test_invalid_utf8_is_refused_with_its_place(data, cache, tmp_path):
-    folder = damaged(data, tmp_path / 'data', 'train.xx', b'one\n' * 7 + b'caf\xe9\n' + b'one\n' * 394)
-    result = script(*train_arguments(tmp_path / 'run', folder, cache))
-    assert result.returncode == 2 and b'train.xx:8: not UTF-8' in result.stderr
-
-
-def test_an_empty_corpus_is_refused(data, cache, tmp_path):
-    folder = damaged(data, tmp_path / 'data', 'train.xx', b'')
-    folder.joinpath('train.en').write_bytes(b'')
-    result = script(*train_arguments(tmp_path / 'run', folder, cache))
-    assert result.returncode == 2 and b'no text' in result.stderr
 
 
 def test_a_directory_of_other_files_is_not_used(data, cache, tmp_path):

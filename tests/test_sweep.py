@@ -1,9 +1,9 @@
-"""sweep.py: what it runs, how it goes on, what it says; with scripts in the place of train.py and decode.py that take
-no time, and once with the real ones."""
+"""sweep.py with quick scripts in place of train.py and decode.py, and once with the real ones."""
 
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,6 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+
+from analysis.compare import RunRecord
+from analysis.sweeping import Progress, logged_regularly
+from configs import demo
+from configs.options import flatten
 
 ROOT = Path(__file__).parent.parent
 TRAIN = '''
@@ -108,6 +113,8 @@ def test_what_is_run_and_reported(bench):
     done = sweep(bench, '--jobs=2')
     assert done.returncode == 0, done.stderr
     assert '4 runs: 0 finished, 0 failed before, 4 to do' in done.stderr
+    assert re.search(r'\d of 4: num_heads=1,seed=0 finished, bleu 10, ', done.stderr)
+    assert re.search(r'\d of 4: num_heads=4,seed=1 finished, bleu 41, the best so far', done.stderr)
     rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in done.stdout.splitlines()]
     assert rows[0] == ['num_heads', 'bleu', 'perplexity', 'seeds', 'parameters', 'tokens/s']
     assert rows[2:] == [['1', '10.50 ± 0.71', '2.000 ± 0.000', '2', '1,234', '40,000'],
@@ -125,8 +132,54 @@ def test_what_is_run_and_reported(bench):
 
     other = sweep(bench, '--config.optimizer.warmup=9', heads=[1])
     assert other.returncode == 2
-    assert 'optimizer.warmup: 300 there, 9 asked for' in other.stderr
+    assert 'optimizer.warmup: 300 in the directory, 9 in this sweep' in other.stderr
     assert 'run num_heads=4,seed=0: not in this sweep' in other.stderr
+
+
+@pytest.fixture
+def progress(tmp_path):
+    """A sweep of three runs with 400 steps. The first one has ended with a BLEU of 39.1."""
+    config = flatten(demo.get_config()) | {'train.steps': 400}
+    runs = [RunRecord(name, tmp_path / name, {}, config, {}, {}) for name in ('one', 'two', 'three')]
+    (tmp_path / 'logs').mkdir()
+    for name, bleu in ('one', 39.1), ('two', 38.25):
+        (tmp_path / name / 'results').mkdir(parents=True)
+        (tmp_path / name / 'results' / 'validation.json').write_text(json.dumps({'bleu': bleu}))
+    return Progress(runs, {'one'}, 'validation')
+
+
+def log_steps(folder, steps, seconds):
+    """Writes the metrics of a run up to a step, as if it were logged so many seconds from now."""
+    path = folder / 'two' / 'metrics.jsonl'
+    lines = [json.dumps({'step': step, 'train_loss': 1.0}) + '\n' for step in range(100, steps + 1, 100)]
+    path.write_text(''.join(lines))
+    os.utime(path, (time.time() + seconds,) * 2)
+
+
+def test_the_progress_of_the_active_runs_is_described(progress, tmp_path):
+    assert str(progress) == '1 of 3 runs ended; no run is active'
+    (tmp_path / 'logs' / 'two.log').touch()
+    assert str(progress) == '1 of 3 runs ended; two: starting'
+    log_steps(tmp_path, 100, seconds=1)
+    assert str(progress) == '1 of 3 runs ended; two: step 100 of 400'
+    log_steps(tmp_path, 200, seconds=61)  # 100 steps in 60 s; 200 steps remain, from 61 s on
+    assert re.fullmatch('1 of 3 runs ended; two: step 200 of 400, 03:0[01] left', str(progress))
+    log_steps(tmp_path, 400, seconds=181)
+    assert str(progress) == '1 of 3 runs ended; two: scoring on validation'
+    progress.end('two')
+    assert progress.scores('two') == 'bleu 38.25, best so far: 39.1 (one)'
+    assert progress.scores('one') == 'bleu 39.1, the best so far'
+    progress.end('three')  # it failed, and has no score
+    assert progress.scores('three') == '' and str(progress) == '3 of 3 runs ended; no run is active'
+
+
+def test_the_progress_is_logged_between_the_ends_of_runs(progress, caplog):
+    caplog.set_level('INFO', logger='allyouneed.sweep')
+    with logged_regularly(progress, pause=0.05):
+        deadline = time.monotonic() + 60
+        while len(caplog.messages) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert caplog.messages[:2] == ['1 of 3 runs ended; no run is active'] * 2
 
 
 @pytest.mark.slow
@@ -148,7 +201,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
     process = start(bench)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=100)[1]
-    assert process.returncode == 130 and 'the same command goes on from here' in said
+    assert process.returncode == 130 and 'interrupted. The same command resumes the sweep' in said
     assert not list(bench.glob('out/logs/*.failed'))
     report = sweep(bench, '--report', config=False)
     assert report.returncode == 0 and '| not started |' in report.stdout
@@ -240,7 +293,7 @@ def test_mistakes_are_explained(bench, grid, expected):
 def test_a_directory_of_other_files_is_not_used(bench):
     (bench / 'out').mkdir()
     (bench / 'out/thesis.tex').write_text('precious')
-    assert 'holds no sweep' in sweep(bench).stderr
+    assert 'is not empty and has no sweep.json' in sweep(bench).stderr
     assert [path.name for path in (bench / 'out').iterdir()] == ['thesis.tex']
 
 

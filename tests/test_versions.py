@@ -67,6 +67,7 @@ def test_it_opens_and_scores_as_it_did(first):
     assert load_runs(workdir)[0].config == flatten(read_config(workdir))
 
 
+@pytest.mark.slow
 def test_it_resumes_and_is_of_today_then(first):
     workdir, config = first
     config.train.steps = 9

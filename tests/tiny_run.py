@@ -1,4 +1,4 @@
-"""A run in this process: a tiny vision Transformer on the built-in digits, seconds from start to end."""
+"""A run in this process: a tiny vision Transformer on the built-in digits, trained in seconds."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ TIMES = {'tokens_per_second', 'compile_seconds', 'resident_gb', 'device_gb', 'de
 
 
 def tiny_config(cache, **changes):
-    """12 steps; a line of the log at 5, 10 and 12, checkpoints at 3, 6, 9, evaluations at 4, 8 and 12."""
+    """Returns a config of 12 steps that logs at 5, 10 and 12, saves at 3, 6 and 9, and evaluates at 4, 8 and 12."""
     config = digits_vit.get_config()
     config.update_from_flattened_dict({
         'cache_dir': str(cache), 'model.num_layers': 1, 'model.d_model': 16, 'model.d_ff': 32, 'model.num_heads': 2,
@@ -28,13 +28,13 @@ def tiny_config(cache, **changes):
 
 
 def start(workdir, config, profile_steps=None):
-    """What train.py does with the command line read."""
+    """Trains as train.py does after it has read the command line."""
     with StopSignals() as stop, RunDirectory(str(workdir), config) as directory:
         loop.run(config, directory, stop, ProfilerWindow(profile_steps, directory.path))
 
 
 def outcome(workdir):
-    """What must not depend on how often a run was interrupted: the last parameters and metrics.jsonl without times."""
+    """Returns the last parameters and metrics.jsonl without times, which no interruption may change."""
     lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
     params = jax.device_get(inference.load(workdir, 'latest').model.params)
     return ([leaf.tobytes() for leaf in jax.tree.leaves(params)],
@@ -42,18 +42,13 @@ def outcome(workdir):
 
 
 def steps(workdir):
-    """Those of its checkpoints."""
+    """Returns the steps of the checkpoints."""
     return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
 def whole(tmp_path_factory, cache):
-    """A run that was left alone."""
+    """A run without an interruption."""
     workdir = tmp_path_factory.mktemp('runs') / 'whole'
     start(workdir, tiny_config(cache))
     return workdir
@@ -61,7 +56,7 @@ def whole(tmp_path_factory, cache):
 
 @pytest.fixture
 def copy(whole, tmp_path):
-    """A copy of that run, as if it had been killed after step 9."""
+    """A copy of `whole`, as if it had been killed after step 9."""
     shutil.copytree(whole, tmp_path / 'copy')
     shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
     return tmp_path / 'copy'
@@ -69,6 +64,6 @@ def copy(whole, tmp_path):
 
 @pytest.fixture
 def said(caplog):
-    """What the project's loggers said."""
+    """The log of this project."""
     caplog.set_level('INFO', logger='allyouneed')
     return caplog

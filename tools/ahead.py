@@ -1,4 +1,4 @@
-"""The real train step and search step, compiled ahead of time for devices that need not be here."""
+"""Compiles the real train step and search step ahead of time, for devices that this machine may not have."""
 
 import copy
 import dataclasses
@@ -40,24 +40,25 @@ LENGTH = 64  # tokens of an assumed sentence, its end token and padding included
 
 
 class TooLarge(UserError):
-    """A program that does not fit the memory of a device. `needed` and `there` are in bytes; None: not known."""
+    """A program that does not fit into the memory of a device. `needed` and `available` are in bytes, or None."""
 
-    def __init__(self, message: str, needed: float | None = None, there: float | None = None):
+    def __init__(self, message: str, needed: float | None = None, available: float | None = None):
         super().__init__(message)
-        self.needed, self.there = needed, there
+        self.needed, self.available = needed, available
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a program costs each device. Bytes, and floating-point operations, of a step.
+    """The cost of a step of a program for each device.
 
     Attributes:
-      flops: of the matrix products, each iteration of a loop counted, what rematerialisation repeats too.
+      flops: floating-point operations of the matrix products, including every iteration of a loop and what
+        rematerialisation repeats.
       traffic: bytes between the device's memory and its cores (see `tools.program`).
-      operands: bytes of all operands and results, those too that stay in the cores' own memory; loops counted.
-      arguments: bytes of what the step is given: the state and the batch.
-      temporaries: bytes of activations, gradients and buffers, at most at a time.
-      peak: bytes of the device's memory in use, at most.
+      operands: bytes of all operands and results, including those that stay in the cores' own memory.
+      arguments: bytes of the state and the batch.
+      temporaries: the largest number of bytes of activations, gradients and buffers at a time.
+      peak: the largest number of bytes of the device's memory in use.
       collectives: the communications.
     """
     flops: float
@@ -70,71 +71,76 @@ class Figures:
 
 
 def devices_of(topology: Topology) -> Devices:
-    """The devices of a topology that is not here, which a mesh and the compiler accept.
+    """Returns descriptions of a topology's devices, for a mesh and the compiler.
 
     Raises:
-      UserError: if libtpu is missing, or knows no such topology.
+      UserError: if libtpu is missing, or does not support the topology.
     """
     name = f'{topology.chip.libtpu}:{"x".join(map(str, topology.shape))}'
     options: dict[str, Any] = {'num_slices': topology.slices} if topology.slices > 1 else {}
     if topology.chip.libtpu == 'v4':
-        options['chip_config_name'] = 'megacore'  # its two cores are one device, as on the machines that there are
+        options['chip_config_name'] = 'megacore'  # the two cores are one device, as on real machines
     try:
-        described = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
-    except Exception as error:  # jaxlib's own, of no class that is documented
+        description = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
+    except Exception as error:  # jaxlib documents no class for it
         reason = str(error).splitlines()[0][:300]
         if not importlib.util.find_spec('libtpu'):
-            raise UserError('compiling for a TPU needs libtpu: pip install -e ".[plan]", or plan with --formula '
-                            f'({reason})') from None
-        raise UserError(f'--topology={topology}: libtpu has no such devices ({reason}): take the shape of a slice that '
-                        'is sold, as v5e:4x4') from None
-    return list(described.devices)
+            raise UserError(f'--topology={topology}: compiling for a TPU needs libtpu ({reason}). Run '
+                            'pip install -e ".[plan]", or use --formula') from None
+        raise UserError(f'--topology={topology}: libtpu does not support it ({reason}). Use the shape of a slice that '
+                        'is sold, such as v5e:4x4') from None
+    return list(description.devices)
 
 
 def assumed_sizes(config: ConfigDict) -> dict[str, int]:
-    """The sizes of the vocabularies that the tokenizers of the recipe are to have."""
+    """Returns the sizes of the vocabularies that the recipe requests."""
     size, data = config.data.tokenizer.vocab_size, TASKS[config.task].data
     if data == 'pairs':
         return {'source_vocab_size': size, 'target_vocab_size': size}
     if data == 'documents':
         return {'vocab_size': size}
-    raise UserError(f'config.task={config.task}: plans are made for text, that is translation and language_model')
+    raise UserError(f'config.task={config.task}: plans support translation and language_model only')
 
 
-def assumed_batch(config: ConfigDict, length: int | None) -> Batch:
-    """A full batch of a recipe's shapes, without its data: sentences of one `length`, or windows."""
+def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
+    """Returns a full batch of a recipe's shapes, without its data: sentences of one `length`, or windows.
+
+    As in training, padding rows are added up to a `multiple`. Also returns the number of rows without them.
+    """
     pairs = TASKS[config.task].data == 'pairs'
-    usual: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
-    length = length or usual
+    default: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
+    length = length or default
     rows = config.batch.tokens // length // MULTIPLE * MULTIPLE if pairs else config.batch.rows
     if not rows:
-        raise UserError(f'config.batch.tokens={config.batch.tokens} holds no {MULTIPLE} sentences of {length} tokens: '
-                        f'raise it to at least {MULTIPLE * length}, or lower --length')
-    tokens = np.full((rows, length), EOS, np.int32)
+        raise UserError(f'config.batch.tokens={config.batch.tokens} is too small: a batch must hold {MULTIPLE} '
+                        f'sentences of {length} tokens. Use at least {MULTIPLE * length}, or reduce --length')
+    tokens = np.broadcast_to(np.int32(EOS), (-(-rows // multiple) * multiple, length))
     inputs = {'source': tokens, 'target': tokens} if pairs else {
         'tokens': tokens, 'segments': tokens, 'positions': tokens}
-    return {'inputs': inputs, 'targets': tokens, 'weights': np.ones(tokens.shape, np.float32)}
+    return {'inputs': inputs, 'targets': tokens, 'weights': np.broadcast_to(np.float32(1), tokens.shape)}, rows
 
 
 class Recipe:
-    """A recipe's parts without its data.
+    """The parts of a recipe, without its data.
 
     Attributes:
-      config: of the recipe.
-      batch: of assumed text.
+      config: the recipe's options.
+      batch: a batch of assumed text.
+      rows: the rows of the batch without padding rows.
       module: the model.
-      parts: what the project's compiled steps are made of.
+      parts: the arguments of the project's compiled steps.
     """
 
-    def __init__(self, config: ConfigDict, length: int | None = None):
-        """Builds the parts; `length` is that of a sentence.
+    def __init__(self, config: ConfigDict, length: int | None = None, shares: int = 1):
+        """Builds the parts, for sentences of `length` tokens. `shares` is the number of devices that divide the rows.
 
         Raises:
-          UserError: if the recipe needs what a plan does not have.
+          UserError: if plans do not support the recipe.
         """
         if config.train.teacher:
-            raise UserError(f'config.train.teacher={config.train.teacher}: a plan knows no teacher; leave it out')
-        self.config, self.batch = config, assumed_batch(config, length)
+            raise UserError(f'config.train.teacher={config.train.teacher}: plans do not support a teacher. Remove it')
+        self.config = config
+        self.batch, self.rows = assumed_batch(config, length, shares * config.train.accumulate)
         self.module = build_model(config.model, **assumed_sizes(config), pad=PAD)
         tuning = make_tuning(config.train)
         schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
@@ -145,41 +151,41 @@ class Recipe:
 
     @functools.cached_property
     def boxed(self) -> TrainState:
-        """The shapes of a state, boxed with the names of their axes."""
+        """The shapes of a train state, boxed with the names of their axes."""
         return jax.eval_shape(lambda: boxed_state(self.module, self.optimizer, self.batch, 0, self.parts['tuning']))
 
     @functools.cached_property
     def flops(self) -> int:
-        """Floating-point operations of the matrix products of a step, over all devices."""
+        """Floating-point operations of the matrix products of a step, summed over all devices."""
         step = functools.partial(train_step, apply=forward(self.module), optimizer=self.optimizer, **self.parts)
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """The same recipe with other options of config.parallel and config.train.accumulate."""
-        assert self.flops  # and the shapes: known once for all copies
-        other = copy.copy(self)
-        other.config, other.parts = config, self.parts | {'accumulate': config.train.accumulate}
-        return other
+        """Returns the recipe with other values of config.parallel and config.train.accumulate."""
+        assert self.flops  # computed once for all copies, and with it the shapes
+        recipe = copy.copy(self)
+        recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}
+        return recipe
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step."""
-        return self.batch['targets'].size
+        """Target positions of a step, without padding rows."""
+        return self.rows * self.batch['targets'].shape[1]
 
 
 class Ahead:
-    """The programs of a recipe for a mesh of devices that need not be here.
+    """The programs of a recipe for a mesh of devices that this machine may not have.
 
     Attributes:
-      steps: the project's own compiled steps.
-      mesh: the sizes of its axes.
+      steps: the project's compiled steps.
+      mesh: the sizes of the mesh's axes.
     """
 
     def __init__(self, recipe: Recipe, parallel: Mapping[str, Any], devices: Devices):
-        """Compiles nothing yet.
+        """Prepares the programs, without compiling them.
 
         Raises:
-          UserError: if the mesh does not fit the devices.
+          UserError: if the mesh does not suit the devices.
         """
         self.recipe, self.batch = recipe, recipe.batch
         self.steps = Compiled(recipe.module, recipe.optimizer, recipe.batch, parallel=parallel, devices=devices,
@@ -187,31 +193,31 @@ class Ahead:
         self.mesh = dict(self.steps.mesh.shape)
 
     def held(self) -> dict[str, float]:
-        """Bytes that each device holds of the parameters and of the optimizer's state."""
+        """Returns the bytes of the parameters and of the optimizer's state on each device."""
         return {'parameters': _shards(self.steps.shapes.params), 'optimizer': _shards(self.steps.shapes.opt_state)}
 
     @functools.cached_property
     def train(self) -> jax.stages.Compiled:
-        """The train step, compiled.
+        """The compiled train step.
 
         Raises:
-          TooLarge: if a device has not the memory.
+          TooLarge: if a device has too little memory.
         """
         return _compiled(self.steps.lower(self.batch))
 
     @functools.cached_property
     def decode(self) -> jax.stages.Compiled:
-        """A step of beam search, compiled: `config.decode.batch_size` sentences, config.decode.beam hypotheses each."""
+        """The compiled step of a beam search for config.decode.batch_size sentences."""
         config, steps, module = self.recipe.config, self.steps, self.recipe.module
         source = next(iter(self.batch['inputs'].values()))
         shares = self.mesh['data'] * self.mesh['fsdp']
         rows = -(-config.decode.batch_size // shares) * shares
-        most = source.shape[1] + config.decode.extra_length
-        beam = Beam(Vocabulary(PAD, BOS, EOS), most, config.decode.beam, config.decode.alpha)
+        max_length = source.shape[1] + config.decode.extra_length
+        beam = Beam(Vocabulary(PAD, BOS, EOS), max_length, config.decode.beam, config.decode.alpha)
 
         def begin(params, tokens):
             cache: Any = module.apply({'params': params}, method=lambda module: module.init_cache(
-                module.encode(tokens), config.decode.beam, most))
+                module.encode(tokens), config.decode.beam, max_length))
             return beam.begin(cache, tokens[:, 0], tokens[:, 0])
 
         def step(params, state):
@@ -227,30 +233,30 @@ class Ahead:
         return _compiled(jax.jit(step, donate_argnums=1).lower(params, state))
 
     def figures(self, compiled: jax.stages.Compiled) -> Figures:
-        """What a compiled program of this mesh costs."""
+        """Returns the cost of a compiled program of this mesh."""
         memory, text = compiled.memory_analysis(), compiled.as_text() or ''
-        program, everything = Program(text, self.mesh), Program(text, self.mesh, cores=True)
+        program, with_cores = Program(text, self.mesh), Program(text, self.mesh, cores=True)
         assert memory is not None
-        counted: Any = compiled.cost_analysis() or {}
+        cost: Any = compiled.cost_analysis() or {}
         arguments, flops = memory.argument_size_in_bytes, 0.0
         if compiled is self.__dict__.get('train'):
             flops = self.recipe.flops / math.prod(self.mesh.values())
-        return Figures(flops or counted.get('flops', 0.0),
-                       program.traffic(), everything.traffic(), arguments, memory.temp_size_in_bytes,
+        return Figures(flops or cost.get('flops', 0.0),
+                       program.traffic(), with_cores.traffic(), arguments, memory.temp_size_in_bytes,
                        arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes
                        + memory.temp_size_in_bytes, tuple(program.collectives()))
 
 
 def keep(compiled: jax.stages.Compiled, path: Path) -> None:
-    """Writes a compiled program to a file, for `load` on a machine of these devices and this version of JAX."""
+    """Writes a compiled program to a file. `load` needs the same devices and the same version of JAX."""
     path.write_bytes(serialize_executable.serialize(compiled)[0])
 
 
 def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:
-    """Loads a program that `keep` wrote, for `devices`, by default all that are here.
+    """Loads a program that `keep` wrote, for `devices`, by default all devices of this machine.
 
-    `lowered` is the same step, lowered here: it knows the structure of arguments and results, which a file cannot hold.
-    JAX reads the file as a pickle, which may run anything: open files of your own only.
+    `lowered` is the same step, lowered on this machine. It supplies the structure of arguments and results, which the
+    file does not contain. JAX reads the file as a pickle, which can run any code, so load only files that you trust.
     """
     devices = devices or jax.devices()
     return serialize_executable.deserialize_and_load(path.read_bytes(), lowered.in_tree, lowered.out_tree,

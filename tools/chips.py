@@ -1,4 +1,4 @@
-"""Published figures of accelerators, and what they bound.
+"""Published figures of accelerators, and the bounds that follow from them.
 
 Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: peak, memory, interconnect), jax-ml.github.io/scaling-book
 ("How to think about TPUs": bytes/s of a link and of the data-centre network), NVIDIA's data sheets of A100 SXM 80 GB
@@ -13,22 +13,24 @@ from collections.abc import Iterable
 from runtime.errors import UserError
 from tools.program import Collective
 
+MOST_DEVICES = 1_000_000  # more than any machine has, to catch typing mistakes
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
     """One accelerator.
 
     Attributes:
-      name: as in a topology, 'v5e' of 'v5e:4x4'.
-      flops: peak of bfloat16 products, operations a second.
+      name: the name in a topology, 'v5e' in 'v5e:4x4'.
+      flops: peak of bfloat16 products, operations per second.
       memory: bytes of the device's memory.
-      bandwidth: bytes a second of that memory.
-      link: bytes a second that a chip sends and receives along one axis of the torus, both directions of both links
-        together; of a GPU, what NVLink sends.
-      network: bytes a second of a chip's share of the network between slices, or between machines of GPUs.
-      axes: of the torus; a collective over several uses the links of all. 0: GPUs behind a switch.
-      island: chips that `link` connects; 0: the whole slice.
-      libtpu: the name by which libtpu knows it; '': it is planned by formula alone.
+      bandwidth: bytes per second of this memory.
+      link: bytes per second that a chip sends and receives along one axis of the torus, summed over both directions of
+        both links; for a GPU, the bytes that NVLink sends.
+      network: bytes per second of a chip's share of the network between slices, or between machines of GPUs.
+      axes: the number of axes of the torus; a collective over several axes uses all their links. 0: GPUs with a switch.
+      island: the number of chips that `link` connects; 0: the whole slice.
+      libtpu: libtpu's name of the chip; '': plans use the formula only.
     """
     name: str
     flops: float
@@ -53,12 +55,12 @@ CHIPS = {chip.name: chip for chip in (
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips and how they are joined: so many slices of a torus of this shape, or so many GPUs.
+    """Chips of one kind and their connections: slices of a torus, or GPUs.
 
     Attributes:
-      chip: of which all are.
-      shape: of a slice.
-      slices: how many, which the network joins.
+      chip: the kind of all chips.
+      shape: the shape of a slice.
+      slices: the number of slices, which the network connects.
     """
     chip: Chip
     shape: tuple[int, ...]
@@ -66,7 +68,7 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """How many chips there are in all."""
+        """The number of chips in all slices."""
         return math.prod(self.shape) * self.slices
 
     def __str__(self) -> str:
@@ -78,64 +80,69 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Reads 'v5e:4x4', 'v5p:2x2x4' or 'h100:16'.
 
     Raises:
-      UserError: if there is no such chip, or no such shape of it.
+      UserError: if the chip is unknown, or the shape does not suit it.
     """
     name, _, shape = text.partition(':')
     if name not in CHIPS:
-        raise UserError(f'--topology={text}: no such chip; there are {", ".join(CHIPS)}, as in v5e:4x4 or h100:8')
+        raise UserError(f'--topology={text}: unknown chip. Use one of {", ".join(CHIPS)}, as in v5e:4x4 or h100:8')
     chip = CHIPS[name]
     if not re.fullmatch(r'[1-9]\d{0,4}(x[1-9]\d{0,4})*', shape) or len(shape.split('x')) != (chip.axes or 1):
         example = 'x'.join(['4', '4', '4'][:chip.axes or 1])
-        raise UserError(f'--topology={text}: a {name} needs a shape of {chip.axes or 1} sizes, as {name}:{example}')
-    return Topology(chip, tuple(map(int, shape.split('x'))), slices)
+        raise UserError(f'--topology={text}: a {name} needs a shape of {chip.axes or 1} sizes. Use for example '
+                        f'{name}:{example}')
+    topology = Topology(chip, tuple(map(int, shape.split('x'))), slices)
+    if topology.devices > MOST_DEVICES:
+        raise UserError(f'--topology={text} --slices={slices}: {topology.devices:,} devices are more than a plan '
+                        f'supports. Use at most {MOST_DEVICES:,}')
+    return topology
 
 
 def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: dict[str, int]) -> float:
-    """The least time that the collectives of a step take, one after the other, at the full speed of all links.
+    """Returns the least seconds of a step's collectives, one after the other, at the full speed of all links.
 
-    An array of B bytes over n devices moves B (n - 1) / n in and out of each by an all-gather, a reduce-scatter or an
-    all-to-all, twice that by an all-reduce. On a torus that speed is that of as many axes as the n devices can span; no
-    contention is counted. Over several slices, or machines of GPUs, each of m groups reduces within first, and
-    exchanges its share, a part in n / m, over the network.
+    With an array of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all moves B (n - 1) / n in and
+    out of each device, and an all-reduce twice as much. On a torus, the speed is that of the axes that n devices can
+    span, without contention. With several slices or machines of GPUs, each of m groups first reduces within itself and
+    then exchanges its share of m / n over the network.
     """
     chip, seconds = topology.chip, 0.0
     per_slice = chip.island or math.prod(topology.shape)
     stride = {axis: math.prod(list(mesh.values())[place + 1:]) for place, axis in enumerate(mesh)}
-    for each in collectives:
-        axes = each.axes.split('+')
-        reach = max((stride[axis] * mesh[axis] for axis in axes if axis in mesh), default=each.size)
-        groups = min(each.size, max(1, -(-reach // per_slice)))
-        within = max(1, each.size // groups)
-        ways = 2 if each.kind == 'all-reduce' else 1
-        if each.kind == 'collective-permute':
-            seconds += each.bytes / (chip.link / 2)
+    for collective in collectives:
+        axes = collective.axes.split('+')
+        reach = max((stride[axis] * mesh[axis] for axis in axes if axis in mesh), default=collective.size)
+        groups = min(collective.size, max(1, -(-reach // per_slice)))
+        within = max(1, collective.size // groups)
+        ways = 2 if collective.kind == 'all-reduce' else 1
+        if collective.kind == 'collective-permute':
+            seconds += collective.bytes / (chip.link / 2)
             continue
-        # A group spans no more axes of the torus than it has factors to spread over them.
+        # A group of 2^k devices spans at most k axes of the torus.
         axes_spanned = min(chip.axes, max(1, within.bit_length() - 1)) if chip.axes else 1
-        within_time = each.bytes * (within - 1) / within / (chip.link * axes_spanned)
-        between_time = each.bytes / within * (groups - 1) / groups / chip.network
+        within_time = collective.bytes * (within - 1) / within / (chip.link * axes_spanned)
+        between_time = collective.bytes / within * (groups - 1) / groups / chip.network
         seconds += ways * (within_time + between_time)
     return seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The least seconds of a step, by each of the three things that it needs; at best they run side by side."""
+    """The least seconds of a step for arithmetic, memory and links. At best, the three overlap completely."""
     arithmetic: float
     memory: float
     links: float
 
     @property
     def seconds(self) -> float:
-        """What a step takes at best."""
+        """The least seconds of a step if the three overlap completely."""
         return max(self.arithmetic, self.memory, self.links)
 
     @property
     def limit(self) -> str:
-        """What bounds it."""
+        """The name of the largest of the three."""
         return max(('arithmetic', 'memory', 'links'), key=lambda name: getattr(self, name))
 
     @property
     def share(self) -> float:
-        """The share of the chip's peak that is reached at best."""
+        """The largest share of the chip's peak that a step can reach."""
         return self.arithmetic / self.seconds

@@ -2,17 +2,15 @@
 
     python -m tools.export --workdir=runs/demo --to=ctranslate2 --quantization=int8 --output=demo.ct2
 
-Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; huggingface, a folder that
-transformers opens, for the models that it has a form of; safetensors, the parameters under our own names, with all that
-inference.load needs to open them.
+Formats: ctranslate2, an engine for CPUs and GPUs that needs neither JAX nor this project; huggingface, a folder for
+transformers, if it supports the model; safetensors, the parameters under our own names, with all files that
+`allyouneed.load` needs. The folder is complete or absent.
 """
-# ruff: noqa: E402 (flags come before the imports that take seconds)
-
-import logging
 
 from absl import flags
 
-from command_line import read_command_line, run_script
+from command_line import run_script
+from runtime.errors import UserError
 
 FORMATS = ('ctranslate2', 'huggingface', 'safetensors')
 QUANTIZATIONS = ('float32', 'int8', 'float16')
@@ -20,25 +18,19 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory.')
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "'best', 'latest', a step, 'average:K' or 'best:K', as for "
                                  'decode.py.')
 TO = flags.DEFINE_enum('to', None, FORMATS, 'The format.')
-OUTPUT = flags.DEFINE_string('output', None, 'A new or an empty folder.')
-QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctranslate2: of the weights.')
-
-if __name__ == '__main__':
-    read_command_line()  # before the imports that take seconds
-
-from interchange.export import export
-from runtime.errors import UserError
-
-log = logging.getLogger('allyouneed.export')
+OUTPUT = flags.DEFINE_string('output', None, 'A new or an empty folder outside of run directories.')
+QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctranslate2: the type of the weights.')
 
 
 def main() -> None:
-    """Exports what the flags name."""
+    """Exports the run that the flags name."""
+    from interchange.export import export  # seconds of imports, which --help does not wait for
+
     if not WORKDIR.value or not TO.value or not OUTPUT.value:
         missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]
-        raise UserError(f'--{missing[0]} is missing; --help tells more')
+        raise UserError(f'--{missing[0]} is missing. See --help')
     if QUANTIZATION.present and TO.value != 'ctranslate2':
-        raise UserError(f'--quantization means nothing to --to={TO.value}: leave it out')
+        raise UserError(f'--quantization does not apply to --to={TO.value}. Remove it')
     written = export(WORKDIR.value, OUTPUT.value, TO.value, CHECKPOINT.value, QUANTIZATION.value)
     print('\n'.join(str(path) for path in written))
 

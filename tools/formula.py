@@ -1,6 +1,6 @@
-"""What a step costs by formula: for devices that no compiler here knows, and to choose what is worth compiling.
+"""Estimates the cost of a step by formula: for GPUs, and to choose the plans that are worth compiling.
 
-The constants were read off compiled programs for TPUs (docs/planning.md has both side by side).
+The constants were fitted to compiled programs for TPUs (docs/planning.md compares both).
 """
 
 import itertools
@@ -12,37 +12,37 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from model.losses import tiles
+from kernels.cross_entropy import tiles
 from tools.ahead import Figures, Recipe
 from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective
 from training.mesh import RULES
 
-MOMENTS = 30   # bytes of traffic a parameter held: it and two moments read and written, its gradient, its norm
-WEIGHTS = 10   # a parameter used: cast, read forward and backward, gradient written and read
-STREAM = 24    # numbers of d_model that a layer writes and reads, a token, forward and backward
-INNER = 6      # numbers of d_ff, likewise
-KEPT_STREAM, KEPT_INNER = 20, 3  # of which stay in memory until the backward pass, without remat
-KEPT_PRODUCTS = 7  # with remat of all but products: numbers of d_model, besides one of d_ff
+MOMENTS = 30   # bytes of traffic per stored parameter: it and two moments read and written, its gradient, its norm
+WEIGHTS = 10   # bytes per used parameter: cast, read forward and backward, gradient written and read
+STREAM = 24    # vectors of d_model that a layer writes and reads per token, forward and backward
+INNER = 6      # the same for vectors of d_ff
+KEPT_STREAM, KEPT_INNER = 20, 3  # those of them that stay in memory until the backward pass, without remat
+KEPT_PRODUCTS = 7  # vectors of d_model that remat_keep=products keeps, besides one of d_ff
 REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # model.remat, model.remat_keep
 PARTS = 1, 2, 4, 8, 16, 32  # train.accumulate
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
-    """The least time of a step that costs so much, on such devices."""
+    """Returns the least time of a step with these figures on these devices."""
     chip = topology.chip
     return Bounds(figures.flops / chip.flops, figures.traffic / chip.bandwidth,
                   link_seconds(figures.collectives, topology, dict(mesh)))
 
 
 def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
-    """The figures of a train step on a mesh, without compiling it."""
+    """Returns the figures of a train step on a mesh, without compiling it."""
     config, batch = recipe.config, recipe.batch['targets'].shape
     model, devices = config.model, math.prod(mesh.values())
     used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
     state = _count(recipe.boxed, mesh, ('fsdp', 'tensor'))
     tensor, shares = mesh['tensor'], mesh['data'] * mesh['fsdp']
-    tokens = recipe.tokens / shares / config.train.accumulate
+    tokens = batch[0] * batch[1] / shares / config.train.accumulate
     layers = model.num_layers * (2 if model.kind == 'transformer' else 1)
     width, inner = model.d_model, model.d_ff / tensor
     scores = model.num_heads / tensor * batch[1]
@@ -52,14 +52,14 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
     per_layer = 2 * tokens * (STREAM * width + INNER * inner + 3 * scores)
     traffic = (MOMENTS * held + config.train.accumulate * (
         WEIGHTS * used + 4 * tokens * vocabulary / tensor + layers * per_layer))
-    of_a_block = KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores
+    per_block = KEPT_STREAM * width + KEPT_INNER * inner + 4 * scores
     if not model.remat:
-        kept = 2 * tokens * layers * of_a_block
+        kept = 2 * tokens * layers * per_block
     elif model.remat_keep == 'products':
-        kept = 2 * tokens * (layers * (KEPT_PRODUCTS * width + inner) + of_a_block)
+        kept = 2 * tokens * (layers * (KEPT_PRODUCTS * width + inner) + per_block)
     else:
-        kept = 2 * tokens * (layers * width + of_a_block)
-    logits = 2 * tokens * vocabulary / tensor  # their gradient
+        kept = 2 * tokens * (layers * width + per_block)
+    logits = 2 * tokens * vocabulary / tensor  # the gradient of the logits
     temporaries = kept + 2 * used + logits + 4 * tokens / count * vocabulary / tensor
     return Figures(recipe.flops / devices, traffic, 0.0, 4 * state, temporaries, 4 * state + temporaries,
                    tuple(_collectives(mesh, used, table, layers * tokens * width * config.train.accumulate)))
@@ -67,7 +67,7 @@ def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
 
 def _collectives(mesh: Mapping[str, int], used: float, table: float, activations: float) -> Iterator[Collective]:
     rows = '+'.join(axis for axis in ('data', 'fsdp') if mesh[axis] > 1)
-    if rows:  # gradients: in bfloat16 but for the table of the embeddings
+    if rows:  # gradients, in bfloat16 except for the table of the embeddings
         yield Collective('all-reduce', rows, mesh['data'] * mesh['fsdp'], 2 * (used - table) + 8 * table, 1)
     if mesh['fsdp'] > 1:  # parameters
         yield Collective('all-gather', 'fsdp', mesh['fsdp'], 4 * used, 1)
@@ -76,20 +76,20 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
-    """The meshes, with each kind of remat and without, in parts, at the recipe's batch and larger ones."""
+    """Yields all combinations of meshes, kinds of remat, numbers of parts, and the recipe's batch and larger ones."""
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     for data, fsdp, tensor in meshes(topology, config):
         for (remat, keep), accumulate, times in itertools.product(REMAT, PARTS, (1, 2, 4)):
-            other = config.copy_and_resolve_references()
-            other.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
-            other.model.update(remat=remat, remat_keep=keep)
-            other.train.accumulate = accumulate
-            other.batch[batch] = config.batch[batch] * times
-            yield other
+            candidate = config.copy_and_resolve_references()
+            candidate.parallel.update(mode='jit', data=data, fsdp=fsdp, tensor=tensor)
+            candidate.model.update(remat=remat, remat_keep=keep)
+            candidate.train.accumulate = accumulate
+            candidate.batch[batch] = config.batch[batch] * times
+            yield candidate
 
 
 def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, int]]:
-    """(data, fsdp, tensor) that multiply to the devices: fsdp within a slice, tensor up to 8 and dividing the heads."""
+    """Yields (data, fsdp, tensor) for the devices: fsdp is within a slice, tensor is up to 8 and divides the heads."""
     per_slice = math.prod(topology.shape)
     heads = config.model.num_key_value_heads or config.model.num_heads
     for tensor in (1, 2, 4, 8):
@@ -99,7 +99,7 @@ def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, i
 
 
 def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> float:
-    """The numbers that a device has of a pytree whose leaves are sharded over these axes of the mesh."""
+    """Returns the number of elements per device of a pytree that is sharded over these axes of the mesh."""
     rules, total = dict(RULES), 0.0
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)):
         shape, names = nn.unbox(leaf).shape, getattr(leaf, 'names', ())

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: XLA's HLO."""
+"""Parses HLO, the text of a compiled program."""
 
 import dataclasses
 import re
@@ -12,15 +12,15 @@ INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)')
 class Instruction:
     """A line of HLO: name = shape opcode(arguments), attributes."""
     name: str
-    shape: str  # of the result: 'f32[4096,128]{1,0}'
+    shape: str  # the shape of the result: 'f32[4096,128]{1,0}'
     opcode: str
-    operands: tuple[str, ...]  # the names in the arguments
+    operands: tuple[str, ...]  # the instructions that the arguments name
     arguments: str
     attributes: str
 
     @property
     def place(self) -> str:
-        """Where in the model the instruction comes from, as a path of JAX's; '' if XLA does not say."""
+        """The place in the model that the instruction comes from, as a path; '' if XLA does not give it."""
         return self.attribute(r'op_name="([^"]*)"')
 
     def called(self, how: str) -> str:

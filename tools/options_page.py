@@ -10,7 +10,8 @@ from configs.tasks import METRICS, TASKS
 PAGE = Path(__file__).parents[1] / 'docs' / 'options.md'
 HEAD = """# Options
 
-Made from `configs/options.py` and `configs/tasks.py` by `python -m tools.options_page`: change those, not this page.
+`python -m tools.options_page` makes this page from `configs/options.py` and `configs/tasks.py`. Change these files, not
+the page.
 
 Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults
 are those of the paper's base model (*Attention Is All You Need*, section 5), where the paper gives one. Setting an
@@ -48,13 +49,13 @@ def section(name: str, options: list[Option]) -> Iterator[str]:
 
 def used_by(option: Option) -> str:
     """Returns the values of other options for which an option is used; '' if it is always used."""
-    found = []
+    conditions = []
     for decider, values in option.only.items():
         part = decider.removeprefix('task.')
         if part != decider:
             decider, values = 'task', tuple(name for name, task in TASKS.items() if getattr(task, part) in values)
-        found.append(f'{decider}: {", ".join(map(str, values))}')
-    return '; '.join(found)
+        conditions.append(f'{decider}: {", ".join(map(str, values))}')
+    return '; '.join(conditions)
 
 
 def tasks() -> str:

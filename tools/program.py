@@ -1,10 +1,10 @@
-"""What a compiled program costs a device, read off its HLO text: memory traffic and collectives.
+"""Reads the cost of a compiled program for a device from its HLO text: memory traffic and collectives.
 
-XLA's own count, `cost_analysis()['bytes accessed']`, is of little use for a bound: it counts the body of a loop once,
-whatever the number of iterations, and on TPUs it counts operands that stay in the core's own memory (VMEM) as if they
-came from the device's. This count multiplies by the iterations that a loop is known to make, and leaves out what the
-compiler has placed in VMEM (the memory space in an array's layout). What is left is still an upper limit in one way: a
-fusion that reads a part of an operand is charged for all of it, except by a slice or a gather.
+XLA's own figure, `cost_analysis()['bytes accessed']`, does not give a bound. It counts the body of a loop once,
+whatever the number of iterations, and on TPUs it includes operands that stay in the core's own memory (VMEM). This
+count multiplies by the iterations of a loop if they are known, and leaves out operands in VMEM (the memory space in an
+array's layout). It is still an upper limit: if a fusion reads a part of an operand, the whole operand counts, unless
+the fusion reads it by a slice or a gather.
 """
 
 import collections
@@ -20,12 +20,12 @@ from tools.hlo import Instruction, arrays_of, computations_of
 
 SIZES = {'pred': 1, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 'f32': 4,
          's32': 4, 'u32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8}
-# Names for values that exist already, and the ends of what is counted where it starts.
+# Instructions without traffic, and the ends of operations that are counted where they start.
 FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after-all', 'partition-id', 'replica-id',
         'opt-barrier', 'async-update', 'async-done', 'copy-done', 'slice-done', 'all-reduce-done', 'all-gather-done',
         'collective-permute-done', 'reduce-scatter-done', 'all-to-all-done', 'get-dimension-size', 'domain'}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read no more of their first operand than they return
+PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read only as much of their first operand as they return
 
 NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
 CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)')
@@ -33,7 +33,7 @@ CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_co
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """What runs as one: the bytes that it moves between device memory and core in a step, and where it comes from."""
+    """An operation: the bytes that it moves between device memory and cores in a step, and its place in the model."""
     name: str
     opcode: str
     place: str
@@ -47,10 +47,10 @@ class Collective:
 
     Attributes:
       kind: one of COLLECTIVES.
-      axes: the axes of the mesh along which devices talk to each other, joined by '+'.
-      size: how many devices talk.
-      bytes: of the whole arrays, those which a device has after an all-gather or before a reduce-scatter, in a step.
-      times: how many there are in a step.
+      axes: the axes of the mesh along which the devices communicate, joined by '+'.
+      size: the number of devices that communicate.
+      bytes: the size per step of the whole arrays, as after an all-gather or before a reduce-scatter.
+      times: the number of such communications per step.
     """
     kind: str
     axes: str
@@ -63,9 +63,12 @@ class Program:
     """A compiled program for one device of a mesh, from its HLO text."""
 
     def __init__(self, text: str, mesh: Mapping[str, int], cores: bool = False):
-        """`mesh` maps the names of the axes to their sizes, in the order of the devices.
+        """Parses the text.
 
-        With `cores`, what stays in the cores counts as well: then the traffic is that of all operands and results.
+        Args:
+          text: the HLO of the program.
+          mesh: the sizes of the axes by their names, in the order of the devices.
+          cores: whether operands and results that stay in the cores count as traffic, too.
         """
         self._array_bytes = functools.partial(_array_bytes, device=not cores)
         self._computations, self._entry = computations_of(text)
@@ -74,34 +77,34 @@ class Program:
                        for name, each in self._computations.items() if name.startswith('fused')}
 
     def ops(self) -> list[Op]:
-        """What the device runs in a step, that which moves most first. Of a branch, the way that moves more."""
+        """Returns the operations of a step, by falling traffic. Only the branch with most traffic counts."""
         return sorted(self._ops(self._entry, 1), key=lambda op: -op.bytes)
 
     def traffic(self) -> float:
-        """Bytes that a step moves between the device's memory and its cores."""
+        """Returns the bytes that a step moves between the device's memory and its cores."""
         return sum(op.bytes for op in self.ops())
 
     def collectives(self) -> list[Collective]:
-        """The communications of a step, alike ones together."""
+        """Returns the communications of a step; equal ones are one entry."""
         total, count = collections.defaultdict[tuple[str, str, int], float](float), collections.Counter()
         seen = set()
         for one, times in self._everywhere(self._entry, 1):
             kind = one.opcode.removesuffix('-start')
             channel = one.attribute(r'channel_id=(\d+)')
             if kind not in COLLECTIVES or channel and channel in seen:
-                continue  # one that runs in several pieces, beside other work, has one channel
+                continue  # a collective in several pieces, which overlap other work, has one channel
             seen.add(channel)
             group = group_of(one.attributes, math.prod(self._mesh.values()))
             if len(group) > 1:
-                alike = kind, axes_of(group, self._mesh), len(group)
-                total[alike] += times * self._payload(one, kind, len(group))
-                count[alike] += times
-        return [Collective(*alike, total[alike], count[alike]) for alike in total]
+                key = kind, axes_of(group, self._mesh), len(group)
+                total[key] += times * self._payload(one, kind, len(group))
+                count[key] += times
+        return [Collective(*key, total[key], count[key]) for key in total]
 
     def _payload(self, one, kind, size):
         arrays = _array_bytes(one.shape)
         if one.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
-            return max(arrays)  # operands and results stand side by side
+            return max(arrays)  # the shape lists operands and results
         return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
 
     def _ops(self, name: str, times: int) -> Iterator[Op]:
@@ -110,15 +113,15 @@ class Program:
             if one.opcode == 'while':
                 yield from self._ops(one.called('body'), times * self._iterations(one))
             elif one.opcode == 'conditional':
-                ways = [list(self._ops(each, times)) for each in _branches(one)]
-                yield from max(ways, key=lambda ops: sum(op.bytes for op in ops))
+                branches = [list(self._ops(branch, times)) for branch in _branches(one)]
+                yield from max(branches, key=lambda ops: sum(op.bytes for op in ops))
             elif one.opcode == 'call':
                 yield from self._ops(one.called('to_apply'), times)
             elif one.opcode not in FREE and not NOTHING.search(one.attributes):
                 yield Op(one.name, one.opcode, one.place, times * self._bytes(one, here), times)
 
     def _everywhere(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
-        """Every instruction, those inside fusions too, with how often it runs."""
+        """Yields every instruction, including those inside fusions, with the number of its executions."""
         for one in self._computations.get(name, {}).values():
             yield one, times
             again = self._iterations(one) if one.opcode == 'while' else 1
@@ -126,7 +129,7 @@ class Program:
                 yield from self._everywhere(called, times * again)
 
     def _iterations(self, loop: Instruction) -> int:
-        """As XLA knows them, or else the greatest constant of the condition, which is the limit of a counter."""
+        """Returns the number of iterations that XLA gives, or the largest constant of the condition (a limit)."""
         if known := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
             return int(known)
         condition = self._computations.get(loop.called('condition'), {}).values()
@@ -135,7 +138,7 @@ class Program:
 
     def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
         written = sum(self._array_bytes(one.shape))
-        if one.opcode in ('copy-start', 'slice-start'):  # result, operand and a flag stand side by side
+        if one.opcode in ('copy-start', 'slice-start'):  # the shape lists result, operand and a flag
             moved, ends = min(_array_bytes(one.shape)[:2]), self._array_bytes(one.shape)[:2]
             return moved * sum(end > 0 for end in ends)
         if one.opcode in PARTIAL:
@@ -143,14 +146,14 @@ class Program:
         if one.opcode == 'dynamic-update-slice':
             return 2 * sum(self._array_bytes(here[one.operands[1]].shape)) if written else 0.0
         inside = self._computations.get(one.called('calls'), {}) if one.opcode == 'fusion' else {}
-        in_place = {}  # parameters of which a part is overwritten where it lies, and that part
-        for update in (each for each in inside.values() if each.opcode == 'dynamic-update-slice'):
+        in_place = {}  # by parameter that is updated in place: the bytes of the update
+        for update in (one for one in inside.values() if one.opcode == 'dynamic-update-slice'):
             into = inside[update.operands[0]]
             while into.opcode == 'bitcast':
                 into = inside[into.operands[0]]
             if into.opcode == 'parameter':
                 in_place[into.name] = sum(_array_bytes(inside[update.operands[1]].shape))
-        parameters = {int(each.arguments): each.name for each in inside.values() if each.opcode == 'parameter'}
+        parameters = {int(one.arguments): one.name for one in inside.values() if one.opcode == 'parameter'}
         users = self._users.get(one.called('calls'), {}) if inside else {}
         read = 0.0
         for index, operand in enumerate(one.operands):
@@ -168,40 +171,44 @@ class Program:
 
 
 def group_of(attributes: str, devices: int) -> list[int]:
-    """The first group of devices that talk to each other; all of them where the text does not say.
+    """Returns the first group of devices that communicate; all devices if the text has no groups.
 
-    Groups are written out, {{0,1},{2,3}}, or as what a reshaped range is: [2,2]<=[4], with a transposition T(1,0), or
-    mesh['x'=2,'y'=2] {'x'}, where device_ids=([2,2]T(1,0)) may say in which order the mesh has the devices.
+    Groups have three forms: a list, {{0,1},{2,3}}; a reshaped range, [2,2]<=[4], possibly with a transposition T(1,0);
+    and axes of a mesh, mesh['x'=2,'y'=2] {'x'}, possibly with the order of its devices, device_ids=([2,2]T(1,0)).
     """
     if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', attributes):
         return [int(pairs[1]), int(pairs[2])]
     if written := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
-        return [int(each) for each in written[1].split(',')]
+        return _numbers(written[1])
     if ranged := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes):
-        shape, source, order = ([int(each) for each in part.split(',')] if part else None for part in ranged.groups())
-        ids = np.arange(math.prod(source or [])).reshape(source)
-        return ids.transpose(order).reshape(shape)[0].tolist()
+        shape, source, order = map(_numbers, ranged.groups())
+        ids = np.arange(math.prod(source)).reshape(source)
+        return ids.transpose(order or None).reshape(shape)[0].tolist()
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
         ids, wanted = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[3])
         if ordered := re.search(r'device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)', named[2]):
-            source, order = ([int(each) for each in part.split(',')] if part else None for part in ordered.groups())
-            ids = ids.reshape(source).transpose(order)
+            source, order = map(_numbers, ordered.groups())
+            ids = ids.reshape(source).transpose(order or None)
         elif written := re.search(r'device_ids=\(([\d,]+)\)', named[2]):
-            ids = np.array([int(each) for each in written[1].split(',')])
+            ids = np.array(_numbers(written[1]))
         ids = ids.reshape(list(sizes.values()))
         return ids[tuple(slice(None) if name in wanted else 0 for name in sizes)].reshape(-1).tolist()
     return list(range(devices))
 
 
+def _numbers(text: str | None) -> list[int]:
+    return [int(number) for number in (text or '').split(',') if number]
+
+
 def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
-    """The names of the axes of the mesh along which the devices of a group differ."""
+    """Returns the names of the mesh axes along which the devices of a group differ."""
     places = np.stack(np.unravel_index(np.asarray(group), list(mesh.values())))
     return '+'.join(axis for axis, row in zip(mesh, places, strict=True) if len(set(row.tolist())) > 1)
 
 
 def _array_bytes(shape: str, device: bool = False) -> list[float]:
-    """The bytes of each array of a shape; `device`: 0 for those in a memory space of the core, 'S(1)' and above."""
+    """Returns the bytes of each array of a shape; with `device`, 0 for arrays in the core's memory ('S(1)', ...)."""
     return [0 if device and re.search(r'S\([1-9]', layout) else
             SIZES[dtype] * math.prod(sizes) for dtype, sizes, layout in arrays_of(shape) if dtype in SIZES]
 

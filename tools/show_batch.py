@@ -5,43 +5,39 @@ The batch of a step depends only on the config, so every run of the config train
 stdout has one line for each row of the batch: a sentence pair (source TAB target) or a window, as pieces, or the target
 of an image or a series. stderr has the shapes.
 """
-# ruff: noqa: E402 (flags come before the imports that take seconds)
 
 import logging
 
 from absl import flags
 from ml_collections import config_flags
 
-from command_line import flag_files_explained, read_command_line, run_script
+from command_line import flag_files_explained, run_script
+from configs.allowed import Between
+from configs.checks import config_from
+from configs.options import MOST_STEPS
+from runtime.errors import UserError
+from runtime.files import expanded
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
 STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
 
-if __name__ == '__main__':
-    read_command_line()  # before the imports that take seconds
-
-from configs.allowed import Between
-from configs.checks import config_from
-from configs.options import MOST_STEPS
-from input_pipeline.data import open_data
-from run_directory.records import read_config
-from run_directory.trained import vocabulary_from
-from runtime.errors import UserError
-from runtime.files import expanded
-
 log = logging.getLogger('allyouneed.show')
 
 
 def main() -> None:
     """Prints the batch that the flags ask for."""
+    from input_pipeline.data import open_data  # seconds of imports, which --help does not wait for
+    from run_directory.records import read_config
+    from run_directory.trained import vocabulary_from
+
     if CONFIG_FLAG.present and WORKDIR.value:
-        raise UserError('give either --config or --workdir')
+        raise UserError('--config and --workdir exclude each other. Remove one of them')
     run = expanded(WORKDIR.value) if WORKDIR.value else None
     config = read_config(run) if run else config_from(CONFIG_FLAG)
-    if wanted := Between(0, MOST_STEPS).problem(STEP.value):
-        raise UserError(f'--step={STEP.value} {wanted}')
+    if problem := Between(0, MOST_STEPS).problem(STEP.value):
+        raise UserError(f'--step={STEP.value} {problem}')
     data = open_data(config, run or vocabulary_from(config),
                      asked=() if run else config_flags.get_override_values(flags.FLAGS['config']))
     plan = data.plan('train')

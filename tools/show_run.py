@@ -1,25 +1,20 @@
 """Shows a run on one screen: python -m tools.show_run RUN
 
-The screen has the config, the model, the progress, the scores and the files of the run. Parameters are not read.
+It shows the config, the model, the progress, the scores and the files of the run, without reading the parameters.
 """
-# ruff: noqa: E402 (flags come before the imports that take seconds)
-
-from command_line import read_command_line, run_script
-
-if __name__ == '__main__':
-    read_command_line(takes='RUN')  # before the imports that take seconds
 
 import importlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from analysis.compare import RunRecord, load_runs
+from command_line import run_script
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
-from run_directory.checkpoints import Checkpoints, described, refuse_pipes
-from run_directory.records import CONFIG, EVALUATED, tensorboard
+from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, tensorboard
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -38,13 +33,16 @@ def main(folder: str) -> None:
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     """Yields (heading, lines) from top to bottom. Headings without lines are left out."""
     config, workdir = run.config, run.workdir
-    steps = Checkpoints(workdir).steps()
+    steps, parameters = read_checkpoints(workdir)
     yield 'run', [f'{workdir}: {run.state}']
     recipe, changes = nearest_recipe(run.config)
     yield 'config', [recipe, *(f'  {option}={value}' for option, value in changes.items())]
     yield 'task', [f'{config["task"]}, {described_data(config)}']
-    yield 'model', [described_model(config), *(parameter_lines(workdir, steps[-1]) if steps else [])]
+    yield 'model', [described_model(config), *parameters]
     yield 'progress', list(progress_lines(run))
+    if damaged := damaged_metrics(workdir):
+        lines = ', '.join(map(str, damaged[:10])) + (', ...' if len(damaged) > 10 else '')
+        yield 'damaged', [f'{METRICS_FILE}: {len(damaged)} lines, which are left out: {lines}']
     for split, results in run.results.items():
         scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
         yield f'{split} scores', [f'{scores} (checkpoint {results.get("checkpoint")}, '
@@ -94,35 +92,38 @@ def described_model(config: dict[str, Any]) -> str:
             f'{config["model.position"]} positions')
 
 
-def parameter_lines(workdir: Path, step: int) -> list[str]:
-    """Returns the number of parameters, total and by part, from a checkpoint's description of its arrays.
+def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
+    """Returns the steps of the checkpoints, and lines with the numbers of parameters, total and by part.
+
+    The numbers come from the newest checkpoint's description of its arrays.
 
     Raises:
       UserError: if the checkpoint is damaged.
     """
-    folder = workdir / 'checkpoints' / str(step)
+    from run_directory.checkpoints import Checkpoints, described, refuse_pipes  # --help does not wait for Orbax
+
+    steps = Checkpoints(workdir).steps()
+    if not steps:
+        return steps, []
+    folder = workdir / 'checkpoints' / str(steps[-1])
     try:
         refuse_pipes(folder)
         parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
-    except Exception as error:  # Orbax raises what it likes
+    except Exception as error:  # Orbax does not document which exceptions it raises
         reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
         raise UserError(f'{folder} is damaged: {reason}. Move it away, to see the run without it') from error
-    return [f'{sum(parts.values()):,} parameters: ' + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
+    return steps, [f'{sum(parts.values()):,} parameters: '
+                   + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 
 
 def count(tree: Any) -> int:
     """Counts the elements in a tree of shapes."""
-    if isinstance(tree, dict):
-        return sum(map(count, tree.values()))
-    number = 1
-    for length in tree.shape:
-        number *= length
-    return number
+    return sum(map(count, tree.values())) if isinstance(tree, dict) else math.prod(tree.shape)
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
     """Yields lines with the steps and the speed, the last evaluation, and the best one."""
-    speed = f', {run.speed:,.0f} tokens a second' if run.speed else ''
+    speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
            + speed)

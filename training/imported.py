@@ -1,4 +1,4 @@
-"""A model of another library as a run directory."""
+"""Imports of models of other libraries: a run directory from a folder of Hugging Face's library."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from configs.versions import VERSION
+from inference.options import SearchOptions
+from inference.run import load
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from interchange.huggingface import read_huggingface
 from run_directory.checkpoints import open_checkpoints
@@ -16,6 +18,7 @@ from run_directory.trained import Trained
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text
+from runtime.folders import written_folder
 from training.optimizer import make_optimizer, make_schedule
 from training.step import TrainState
 
@@ -32,36 +35,48 @@ def get_config():
 '''
 
 
-def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None) -> Trained:
-    """Makes a run directory of a folder that Hugging Face's save_pretrained wrote, and returns its model.
+def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None,
+                   allow_nonfinite: bool = False) -> Trained:
+    """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns its model.
 
-    It is one like those of training: answers, explains, exports. Its checkpoint is of step 0, with a fresh optimizer,
-    from which train.py goes on with the config that is in the directory.
+    The run has one checkpoint, of step 0, with a fresh optimizer. It can be used like any other run; train.py
+    continues it with the config of the directory. Before the directory gets its name, it is opened and answers one
+    line, unless its weights may be NaN.
 
     Args:
       source: the folder.
       workdir: a new or an empty directory.
       recipe: a config whose data, batches and optimizer the run gets, for training.
+      allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
-      UserError: if the folder cannot be read, its model is not supported, or the directory holds something.
+      UserError: if the folder cannot be read, its model is not supported or does not answer, or the directory is not
+        empty or cannot be written. Nothing is left then.
     """
     folder = expanded(workdir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--workdir={folder} is there already: give a new or an empty directory')
+        raise UserError(f'--workdir={folder} exists and is not empty. Give a new or an empty directory')
     check_folder(folder)
-    model = read_huggingface(expanded(source), recipe=recipe)
+    model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
     config = model.config
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
     optimizer = make_optimizer(config.optimizer, schedule)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=model.params, opt_state=optimizer.init(model.params))
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tokenizers(folder / KEPT, dict(model.tokenizers))
-    write_text(folder / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
-    write_text(folder / KEPT / FINGERPRINTS, '{}\n')  # it has been trained on none of the data yet
-    write_text(folder / RECIPE, RECIPE_TEXT)
-    with open_checkpoints(folder) as checkpoints:
-        checkpoints.save(0, state, Progress().to_dict())
-    write_text(folder / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
+    with naming(folder), written_folder(folder) as temporary:
+        save_tokenizers(temporary / KEPT, dict(model.tokenizers))
+        write_text(temporary / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
+        write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # it has been trained on none of the data yet
+        write_text(temporary / RECIPE, RECIPE_TEXT)
+        with open_checkpoints(temporary) as checkpoints:
+            checkpoints.save(0, state, Progress().to_dict())
+        write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
+        if not allow_nonfinite:
+            answer_once(temporary)
     return model
+
+
+def answer_once(folder: Path) -> None:
+    """Opens a run of a model that writes text, and lets it answer one line, with one token."""
+    run = load(folder)
+    answer = run.translate if run.config.task == 'translation' else run.generate
+    answer(['a'], SearchOptions(method='greedy', extra_length=1))

@@ -87,7 +87,7 @@ def test_a_list_of_runs_is_compared_by_what_differs(sweep):
 
 
 def test_no_runs_are_an_error(tmp_path):
-    with pytest.raises(UserError, match='no runs there'):
+    with pytest.raises(UserError, match='has no runs. Use'):
         load_runs(tmp_path)
     with pytest.raises(UserError, match='not a run directory'):
         load_runs([tmp_path])
@@ -125,7 +125,7 @@ def test_the_plots_show_every_setting_and_every_option(sweep):
     assert axes.get_xlabel() == 'num_heads (with d_k)'
     assert [label.get_text() for label in axes.get_xticklabels()] == ['4', '2', '1']
     assert [list(point) for point in axes.lines[0].get_xydata()] == [[1, 24], [2, 22.5], [4, 20.5]]
-    assert plot_varied(runs, 'chrf').axes[0].get_title() == 'nothing varied has chrf on validation yet'
+    assert plot_varied(runs, 'chrf').axes[0].get_title() == 'no results with chrf on validation yet'
 
 
 def test_a_width_that_is_left_to_others_stands_in_the_table_as_what_it_comes_to(tmp_path):
@@ -173,8 +173,8 @@ def test_the_plots_say_where_runs_were_not_measured_alike(tmp_path):
     for beam, sentences in (1, 20), (8, 40):
         write_run(tmp_path / str(beam), {'decode.beam': beam, 'eval.bleu_sentences': sentences}, 20.0)
     runs = load_runs(tmp_path)
-    assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: each run in its own way, all of validation'
-    assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, other parts of validation each'
+    assert plot_varied(runs).get_suptitle() == 'BLEU of decode.py: measured differently per run, all of validation'
+    assert plot_curves(runs).axes[0].get_title() == 'BLEU in training: greedy, different parts of validation'
     assert plot_curves(runs, 'tokens_per_second').axes[0].get_title() == ''
 
 
@@ -196,7 +196,7 @@ def test_show_run_says_it_in_one_screen(tmp_path):
     said = dict(describe(run))
     assert len(sum(said.values(), [])) < 24
     assert said['config'] == ['configs/demo.py', '  model.norm=pre', '  optimizer.warmup=30', '  train.steps=100']
-    assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens a second',
+    assert said['progress'] == ['step 100 of 100, epoch 2.0, 1,075 tokens per second',
                                 'validation at step 100: bleu 20, loss 0.8', 'best bleu: 20 at step 100']
     assert said['validation scores'] == ['bleu 20, perplexity 5 (checkpoint best, step 100)']
     assert said['pictures'] == [f'{tmp_path}/run/pictures: 1']

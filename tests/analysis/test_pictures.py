@@ -13,7 +13,7 @@ def test_attention_says_what_its_axes_and_its_colours_mean(panels):
                                       [f'head {1 + head}' for head in range(panels)]).axes
     assert len(matrices) == panels
     for axes, matrix in zip(matrices, weights, strict=True):
-        assert (axes.get_ylabel(), axes.get_xlabel()) == ('looks (queries)', 'is looked at (keys)')
+        assert (axes.get_ylabel(), axes.get_xlabel()) == ('queries', 'keys')
         # Row 0 is drawn at the top: what looks at what cannot be read the other way round.
         assert axes.get_yticklabels()[0].get_text() == 'un' and axes.get_ylim()[0] > axes.get_ylim()[1]
         np.testing.assert_array_equal(axes.images[0].get_array(), matrix)

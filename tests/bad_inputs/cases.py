@@ -1,4 +1,4 @@
-"""What a line of the tables is, and how it is tried."""
+"""The cases of the tables, and a bench that runs them."""
 
 import gzip
 import json
@@ -18,22 +18,22 @@ from configs.options import flatten
 
 ROOT = Path(__file__).parents[2]
 PIPES = ('_CHECKPOINT_METADATA', 'progress/metadata', 'state/_METADATA', 'state/_sharding', 'state/manifest.ocdbt',
-         'state/array_metadatas/process_0', 'state/new')  # of a checkpoint: where there may be one
-SECONDS = 60  # that a case may take
+         'state/array_metadatas/process_0', 'state/new')  # paths in a checkpoint that may be pipes
+SECONDS = 60  # time limit of a case
 GONE, FOLDER, FIFO, LOOP, NULL = 'is not there', 'is a folder', 'is a fifo', 'is a link to itself', 'is /dev/null'
 
 
 class Case(NamedTuple):
-    """A mistake of the user's, and what must come of it.
+    """A mistake of a user and its expected outcome.
 
     Attributes:
-      arguments: of the command line; {here}, {run}, {new}, {data}, {root} and {same} are explained at `Bench.fill`.
-      says: stderr must hold each of these.
-      files: what lies where, below {here}: text, bytes, GONE and its like, or a function of what is there.
-      status: of the exit.
-      stdin: what is piped in.
-      environment: beside the tests' own.
-      alone: to be run by a Python of its own, as what its environment says is read at its start.
+      arguments: the command line; {here}, {run}, {new}, {data}, {root} and {same} are explained at `Bench.fill`.
+      says: texts that stderr must contain.
+      files: {path below {here}: content}: text, bytes, GONE and its like, or a function of the present content.
+      status: the exit status.
+      stdin: the standard input.
+      environment: variables to add to those of the tests.
+      alone: whether a new Python process runs it, because Python reads some variables when it starts.
     """
     arguments: str
     says: str | tuple[str, ...]
@@ -45,13 +45,13 @@ class Case(NamedTuple):
 
 
 def without(*names):
-    """A file of JSON without some of its names."""
+    """Returns a function that removes names from a JSON file."""
     return lambda content: json.dumps({name: value for name, value in json.loads(content).items()
                                        if name not in names}).encode()
 
 
 def with_values(**values):
-    """A file of JSON with other values: model__d_model is that of d_model in model."""
+    """Returns a function that changes values of a JSON file: model__d_model is d_model in model."""
     def changed(content):
         found = json.loads(content)
         for name, value in values.items():
@@ -65,12 +65,12 @@ def with_values(**values):
 
 
 def cut(content):
-    """The first half."""
+    """Returns the first half."""
     return content[:len(content) // 2]
 
 
 def flipped(content):
-    """With other bits in the middle."""
+    """Returns the content with inverted bits in the middle."""
     middle = len(content) // 2
     return content[:middle] + bytes(byte ^ 0xff for byte in content[middle:middle + 8]) + content[middle + 8:]
 
@@ -80,7 +80,7 @@ def zipped(text):
 
 
 class Bench:
-    """Where cases are tried: a folder for what they share, and a server for each script."""
+    """Runs cases, with a folder for the files that they share and a server for each script."""
 
     def __init__(self, folder: Path):
         self.folder, self._servers, self._count = folder, {}, 0
@@ -92,16 +92,16 @@ class Bench:
         (run / 'config.json').write_bytes(with_values(**values)((run / 'config.json').read_bytes()))
 
     def train(self, name: str, arguments: str) -> None:
-        """A run to be called {name} in the tables."""
+        """Trains a run that the tables call {name}."""
         out = self.folder / name
         command = shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT))
         status = self._server('train').run(command, ROOT, {}, os.devnull, self.folder / 'training', 300)
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
     def fill(self, text: str, here: Path) -> str:
-        """{here}: the case's folder; {run}: a copy of a finished translation there; {digits}: of the run that `train`
-        made; {new}: where nothing is; {data}: text files, copies too; {root}: the repository; {same}: the flags that
-        {run} was trained with; {text}: the same on {data}.
+        """Fills the names in `text`. {here}: the folder of the case; {run}: a copy of a finished translation run there;
+        {digits}: a copy of the run that `train` made; {new}: a path without files; {data}: copies of text files;
+        {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for {data}.
         """
         names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
         for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits')):
@@ -117,7 +117,7 @@ class Bench:
         return text.format(**names)
 
     def check(self, script: str, case: Case) -> None:
-        """Tries a case and asserts what came of it."""
+        """Runs a case and checks its outcome."""
         self._count += 1
         here = self.folder / f'case{self._count}'
         here.mkdir()
@@ -149,7 +149,7 @@ class Bench:
 
 
 def place(path: Path, content) -> None:
-    """Puts `content` there."""
+    """Writes `content` to a path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if callable(content):
         content = content(path.read_bytes())
@@ -172,7 +172,7 @@ def place(path: Path, content) -> None:
 
 
 class Server:
-    """tests/bad_inputs/server.py, running."""
+    """A running process of tests/bad_inputs/server.py."""
 
     def __init__(self, script: str, environment: Mapping[str, str]):
         self._process = subprocess.Popen([sys.executable, '-m', 'tests.bad_inputs.server', script], cwd=ROOT,
@@ -192,7 +192,7 @@ class Server:
 
 
 def alone(script, arguments, cwd, environment, stdin, out, seconds) -> int | str:
-    """The same by a process of its own."""
+    """Runs a script in a new Python process, and returns its exit status."""
     command = [f'{ROOT}/{script}.py'] if '.' not in script else ['-m', script]
     with (open(stdin, 'rb') as given, open(f'{out}.stdout', 'wb') as stdout, open(f'{out}.stderr', 'wb') as stderr):
         try:

@@ -1,4 +1,4 @@
-"""decode.py: how to search, what to read and write, run directories."""
+"""decode.py: searches, input, output and run directories."""
 
 import numpy as np
 
@@ -26,11 +26,12 @@ def flag(text, *says):
 
 
 def run(name, content, *says, **more):
-    """A file of the run directory is another."""
+    """A case in which a file of the run directory has other content."""
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 
 QUICK = [
+    Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case('--input=-', '--workdir is missing'),
     Case('--workdir= --input=-', '--workdir is missing'),
     Case('--workdir={here}/none --input=-', '{here}/none'),
@@ -51,7 +52,7 @@ QUICK = [
     Case('--workdir={run} --split=none', 'none.en', {'run/config.json': with_values(data__splits__test='test,none')}),
     Case('--workdir={run} --split=test --pictures={here}/p', '--split=test or --split=validation2',
          {'run/config.json': with_values(data__splits__test='test,validation2')}),
-    Case(RUN + '--confidence', '--split=test'),
+    Case(RUN + '--confidence', 'error: --confidence applies only to --split. Give --split=test'),
     Case(RUN + '--compare={run}', '--split=test'),
     Case('--workdir={run} --split=test --compare=', '--compare= is empty'),
     Case('--workdir={run} --split=test --compare={here}/none', '--compare={here}/none: there is no such directory'),
@@ -142,7 +143,7 @@ SLOW = [
     flag('--beam=100000000', 'beam=100000000'),
     flag('--n_best=0', 'n_best=0'),
     flag('--n_best=9 --format=jsonl', 'n_best=9'),
-    flag('--n_best=2', '--format=jsonl'),
+    flag('--n_best=2', 'error: --n_best needs --format=jsonl'),
     flag('--n_best=100000000 --method=sample --format=jsonl', 'n_best=100000000'),
     flag('--n_best=2 --method=greedy --format=jsonl', 'n_best=1'),
     flag('--extra_length=-1', 'extra_length=-1'),
@@ -165,7 +166,7 @@ SLOW = [
     flag('--checkpoint=raw:latest', 'no moving average'),
     flag('--checkpoint=' + '9' * 5000, '999'),
     flag('--checkpoint=average:' + '9' * 5000, '999'),
-    flag('--attention', '--format=jsonl'),
+    flag('--attention', 'error: --attention needs --format=jsonl'),
     flag('--pictures={here}/p --look=nowhere', "'nowhere'"),
     flag('--pictures={here}/p --look=cross:9', "'9'"),
     flag('--pictures={here}/p --look=cross:1:' + '9' * 5000, '999'),
@@ -183,10 +184,11 @@ SLOW = [
     Case('--workdir={run} --input={here}/in.gz', 'in.gz', {'in.gz': 'one'}),
     Case('--workdir={run} --input={here}/in.gz', 'in.gz', {'in.gz': cut(zipped('one\n' * 999))}),
     Case('--workdir={run} --input=-', 'stdin:1', stdin=b'\xff\n'),
-    Case(RUN + '--score', 'stdin:2: 0 tabs', stdin=b'a\tb\nab\n'),
-    Case('--workdir={run} --input={here}/a --score', '{here}/a:2: 2 tabs', {'a': 'a\tb\na\tb\tc\n'}),
+    Case(RUN + '--score', 'stdin:2: a line must be SOURCE<tab>', stdin=b'a\tb\nab\n'),
+    Case('--workdir={run} --input={here}/a --score', '{here}/a:2: a line must be SOURCE<tab>TARGET',
+         {'a': 'a\tb\na\tb\tc\n'}),
     Case(RUN + '--score', 'line 2: this translation has', stdin=b'a\tb\na\t' + b'\xc3\xa9' * 500 + b'\n'),
-    Case(RUN + '--prefixes', 'stdin:2: 0 tabs', stdin=b'a\tb\nab\n'),
+    Case(RUN + '--prefixes', 'stdin:2: a line must be SOURCE<tab>', stdin=b'a\tb\nab\n'),
     Case(RUN + '--prefixes', 'line 2: the translation cannot begin', stdin=b'a\tb\na\t' + b'one ' * 90 + b'\n'),
     Case(RUN + '--prefixes', 'line 1: the translation cannot begin', stdin=b'\tone\n'),
     Case(RUN + '--prefixes --avoid={here}/a', 'a word to avoid', {'a': 'One'}, stdin=b'two\tone two\n'),
@@ -278,8 +280,8 @@ SLOW = [
     Case('--workdir={digits} --split=test --confidence', '--confidence'),
     Case('--workdir={digits} --split=test --compare={here}', '--compare'),
     Case('--workdir={digits} --input=-', '-'),
-    Case('--workdir={digits} --input={here}/in.npz --score', '--score is for text'),
-    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes is for translations'),
+    Case('--workdir={digits} --input={here}/in.npz --score', '--score applies only to text'),
+    Case('--workdir={digits} --input={here}/in.npz --prefixes', '--prefixes applies only to translation'),
     Case('--workdir={digits} --input={here}', '{here}'),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': ''}),
     Case('--workdir={digits} --input={here}/in.npz', 'in.npz', {'in.npz': 'one two\n'}),

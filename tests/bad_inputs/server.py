@@ -1,10 +1,10 @@
-"""A process that has imported a script, and runs it as often as it is asked to: importing takes seconds, a fork none.
+"""A process that imports a script once and runs each command line in a fork, because imports take seconds.
 
     python -m tests.bad_inputs.server MODULE
 
-A line of JSON on stdin, {'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}, is a command line; what the
-script writes goes to the files OUT.stdout and OUT.stderr, and its exit status is a line on stdout ('timeout' if it has
-not ended after so many seconds). JAX's devices are opened in the forks only.
+A line of JSON on stdin, {'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}, is a command line. The output
+of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if
+it has not ended after so many seconds. Only the forks open JAX's devices.
 """
 
 import importlib
@@ -18,9 +18,12 @@ from collections.abc import Callable
 
 
 def serve(name: str) -> None:
-    """Answers until stdin ends."""
+    """Runs the command lines until stdin ends."""
     from command_line import run_script  # as late as in the script itself
     module = importlib.import_module(name)
+    for heavy in ('analysis.answering', 'analysis.plots', 'input_pipeline.problems', 'training.loop',
+                  'training.profiling'):
+        importlib.import_module(heavy)  # the scripts import these in main(), in seconds
     takes = {'tools.show_run': 'RUN'}.get(name)
     answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
     for line in sys.stdin:
@@ -34,14 +37,14 @@ def serve(name: str) -> None:
 
 
 def become(module, asked: dict) -> None:
-    """The process that a shell would have started."""
+    """Makes this fork like a process that a shell started."""
     os.setsid()
     streams = [os.open(asked['stdin'], os.O_RDONLY),
                *(os.open(f'{asked["out"]}.{name}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                  for name in ('stdout', 'stderr'))]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    # As Python opens them, until the process ends.
+    # As Python opens them; they stay open until the process ends.
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate('rww'))  # noqa: SIM115
     os.environ.update(asked['environment'])
     os.chdir(asked['cwd'])
@@ -49,7 +52,7 @@ def become(module, asked: dict) -> None:
 
 
 def leave(run: Callable[[], None]) -> None:
-    """Ends as a script does, but does not take down what was imported, which takes longer than most cases."""
+    """Runs the script and ends the process without a cleanup of the imports, which takes longer than most cases."""
     code = 0
     try:
         run()
@@ -64,7 +67,7 @@ def leave(run: Callable[[], None]) -> None:
 
 
 def status(child: int, seconds: float) -> int | str:
-    """How it ended; killed with all that it started if it has not in time."""
+    """Returns the exit status. Kills the fork and its children when the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         ended, code = os.waitpid(child, os.WNOHANG)

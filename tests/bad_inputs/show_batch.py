@@ -1,8 +1,10 @@
-"""python -m tools.show_batch: which batch of what."""
+"""python -m tools.show_batch: recipes, runs and steps."""
 
 from tests.bad_inputs.cases import FOLDER, GONE, Case, with_values
 
 QUICK = [
+    Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
     Case('', '--config is missing'),
     Case('--config= --workdir=', '--config is missing'),
     Case('--config={root}/configs/demo.py --workdir={run}', 'either --config or --workdir'),

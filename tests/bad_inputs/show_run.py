@@ -1,4 +1,4 @@
-"""python -m tools.show_run: run directories as they may lie about."""
+"""python -m tools.show_run: damaged and foreign run directories."""
 
 from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, PIPES, Case, cut, flipped, with_values, without
 

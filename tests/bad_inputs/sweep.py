@@ -1,4 +1,4 @@
-"""sweep.py: sweep files, its directory, its flags."""
+"""sweep.py: sweep files, the directory of a sweep, flags."""
 
 from tests.bad_inputs.cases import FIFO, FOLDER, LOOP, NULL, Case, cut, with_values, without
 
@@ -10,7 +10,7 @@ def sweep(content, *says):
 
 
 def old(content, *says):
-    """A directory of a sweep, whose sweep.json is another."""
+    """A case in which sweep.json of a sweep directory has other content."""
     return Case('--workdir={here}/old --report', says or 'sweep.json', {'old/sweep.json': content})
 
 
@@ -19,6 +19,8 @@ def returning(what):
 
 
 QUICK = [
+    Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py', '--workdir is missing'),
     Case('--sweep={root}/configs/sweeps/seeds.py --workdir={new}', '--config is missing'),
     Case(DEMO, '--sweep is missing'),
@@ -30,7 +32,7 @@ QUICK = [
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': FIFO}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': LOOP}),
     Case(DEMO + '--sweep={here}/grid.py', 'grid.py', {'grid.py': NULL}),
-    # Other files than those of Python
+    # Files that are not Python
     Case(DEMO + '--sweep={root}/README.md', 'README.md:'),
     *(Case(DEMO + f'--sweep={{here}}/{name}', f'{name}:1: SyntaxError', {name: 'seeds: 3 4\n'})
       for name in ('x.txt', 'x.yaml', 'x', 'x.so', 'x.pyc')),
@@ -42,7 +44,7 @@ QUICK = [
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --hours=inf --executor=slurm', 'hours'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --split=all', 'split=all'),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
-         '--split=test would be 2 sets: give one, of a, b'),
+         '--split=test names 2 sets. Use one of a, b'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/dev/null/sweep',
          '/dev/null/sweep'),
@@ -128,7 +130,7 @@ QUICK = [
 ONE = '{"config": {}, "runs": {"run": {}}}'
 SLOW = [
     Case('', '--workdir is missing', environment={'MPLBACKEND': 'nonsense'}, alone=True),
-    # Its runs: what is damaged there is told, and counts as not there
+    # Runs of the sweep: a damaged file is reported and counts as missing
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': ''}, status=0),
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': '[]'}, status=0),
     Case('--workdir={here} --report', 'test.json', {'sweep.json': ONE, 'run/results/test.json': cut}, status=0),

@@ -1,6 +1,6 @@
-"""Every script with everything that users mistype and damage: no traceback, exit status 2, the name of what is wrong.
+"""Scripts with mistyped flags and damaged files: no traceback, exit status 2, and a message that names the mistake.
 
-The tables are beside this file: a line is a case. QUICK ones end before any heavy work.
+The tables beside this file have one case per line. Cases in QUICK end before any heavy work.
 """
 
 import importlib
@@ -23,7 +23,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(bench):
-    """The bench with a classification, too."""
+    """The bench, with an additional run of a classifier."""
     bench.train('digits', '--config={root}/configs/digits_vit.py --workdir={new} --config.cache_dir={cache} '
                 '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
                 '--config.train.steps=2 --config.optimizer.warmup=1')
@@ -48,14 +48,14 @@ def test_a_mistake_is_explained(runs, name, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', TABLES)
-def test_a_process_of_its_own_says_the_same(bench, name):
-    """What forks of one process say is what a user sees."""
+def test_a_new_process_prints_the_same_messages(bench, name):
+    """A fork has the same output as a new process."""
     for case in TABLES[name].QUICK[::len(TABLES[name].QUICK) // 3]:
         bench.check(SCRIPTS[name], case._replace(alone=True))
 
 
-def test_the_bench_sees_what_is_wrong(bench):
-    """A wrong status, a missing word, and a traceback, that of a fault in a test's own file, fail."""
+def test_the_bench_finds_a_wrong_status_and_a_missing_word(bench):
+    """Also a traceback, which an error in a file of the tests makes, fails."""
     missing = Case('--config={here}/none.py --workdir={new}', 'none.py')
     bench.check('train', missing)
     for wrong in missing._replace(status=0), missing._replace(says='another.py'):
@@ -63,5 +63,5 @@ def test_the_bench_sees_what_is_wrong(bench):
             bench.check('train', wrong)
 
 
-def test_there_are_as_many_as_we_say():
+def test_there_are_at_least_350_cases():
     assert len(of('QUICK')) + len(of('SLOW')) >= 350

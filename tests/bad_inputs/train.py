@@ -1,4 +1,4 @@
-"""train.py: flags and their values, and recipes; what is wrong with data and run directories is in train_data.py."""
+"""train.py: flags, values and recipes. train_data.py has the cases about data and run directories."""
 
 from tests.bad_inputs.cases import FIFO, LOOP, NULL, Case
 from tests.bad_inputs.train_data import DEMO, DIGITS, LETTERS, QUICK_DATA, SLOW, demo, digits  # noqa: F401 (a table)
@@ -16,7 +16,7 @@ MINE = 'class Mine({}):\n'
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
-    # Numbers beyond all sense
+    # Numbers out of range
     demo('seed=-1'),
     demo('seed=4294967296'),
     demo('seed=1099511627776'),
@@ -27,6 +27,9 @@ QUICK = [
     demo('model.d_model=1000000000000'),
     demo('model.num_layers=1000000'),
     demo('data.splits=3', '--config.data.splits=3'),
+    demo('model.num_layer=3', 'num_layer', 'num_layers'),
+    demo('model.num_layers=three', 'num_layers', 'three'),
+    demo('model.num_heads=3', 'model.num_heads=3', 'divide'),
     Case(DEMO + '-- x', "'x'"),
     Case(DEMO + '--noconfig.seed', 'noconfig.seed'),
     Case(DEMO + '--config.seed=1 --config.seed=x', '--config.seed=x'),
@@ -96,7 +99,7 @@ QUICK = [
          ('config.seed=-1: must not be negative\n', 'config.train.steps=0: must be at least 1\n',
           "config.model.norm='mid'")),
     Case(LETTERS + '--config.batch.rows=1000000 --config.data.context=1000000', 'config.batch.rows=1000000'),
-    # Words, empties, other kinds
+    # Words, empty values, other types
     demo('model.kind='),
     demo('task='),
     demo('model.dtype=float16'),
@@ -126,8 +129,11 @@ QUICK = [
     Case('--config={here}/recipe.py --workdir={new}', 'recipe.py', {'recipe.py': NULL}),
     Case('--config={here}/' + 'x' * 300 + '.py --workdir={new}', 'xxx'),
     Case('--config={root}/configs/demo.py:big --workdir={new}', 'demo.py:big'),
-    Case(DEMO + '--flagfile={here}/none', 'none'),
-    Case(DEMO + '--flagfile={here}', '{here}'),
+    Case(DEMO + '--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
+    Case(DEMO + '--flagfile={here}', '--flagfile={here}: Is a directory'),
+    Case('--flagfile={here}/picture', 'a file that --flagfile names is no text', {'picture': b'\x89PNG\xff'}),
+    Case('--config.model.num_layers=2', '--config.model.num_layers needs a recipe: give one'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
     Case(DEMO + '--profile_steps=', '--profile_steps='),
     Case(DEMO + '--profile_steps=3', '--profile_steps=3'),
     Case(DEMO + '--profile_steps=5:2', '--profile_steps=5:2'),
@@ -140,7 +146,7 @@ QUICK = [
     Case(DEMO + '--num_processes=1 --process_id=0 --coordinator_address=localhost:99999', '--coordinator_address'),
     Case(DEMO + '--num_processes=x', '--num_processes=x'),
     Case(DEMO + '--verbosity=x', 'verbosity'),
-    # Run directories that cannot be
+    # Impossible run directories
     Case('--config={root}/configs/demo.py --workdir=/dev/null/run', '/dev/null/run'),
     Case('--config={root}/configs/demo.py --workdir=/dev/null', '--workdir=/dev/null'),
     Case('--config={root}/configs/demo.py --workdir=/proc/run', '/proc/run cannot be written'),

@@ -1,4 +1,4 @@
-"""train.py: data, models that do not fit it, and run directories."""
+"""train.py: data, models that do not fit the data, and run directories."""
 
 import io
 import zipfile
@@ -45,24 +45,24 @@ LABELS = {'data/train-labels-idx1-ubyte': b'\0\0\x08\x01\0\0\0\x01\0',
 
 
 def text(files, *says, **more):
-    """Text files, of which some are different."""
+    """A case in which some text files have other content."""
     return Case(TEXT, says, {f'data/{name}': content for name, content in files.items()}, **more)
 
 
 def arrays(code, *says):
-    """Array files, made by `code`."""
+    """A case with array files that `code` makes."""
     return Case(NPZ, says, {'data/x': 'x', **code})
 
 
 def npz(name='train', **changed):
-    """An NPZ file of a few images, some of whose arrays are others."""
+    """Returns an NPZ file of a few images, with some arrays replaced."""
     file = io.BytesIO()
     np.savez(file, **{'inputs': np.arange(64.0).reshape(4, 4, 4, 1), 'targets': np.arange(4) % 2, **changed})
     return {f'data/{name}.npz': file.getvalue()}
 
 
 def npy(header):
-    """An NPZ file whose inputs begin like this."""
+    """Returns an NPZ file whose inputs begin with these bytes."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, 'w') as archive:
         archive.writestr('inputs.npy', b'\x93NUMPY\1\0\x7f\0' + header.encode().ljust(126) + b'\n')
@@ -194,7 +194,7 @@ SLOW = [
            'train-images-idx3-ubyte.gz'),
     arrays({'data/train-images-idx3-ubyte': ''}, 'train-labels-idx1-ubyte'),
     arrays({**LABELS, 'data/train-labels-idx1-ubyte': bytes(8)}, 'train-'),
-    # A run to go on with
+    # A run to resume
     Case(RUN + '--config.model.d_ff=64', 'model.d_ff'),
     Case(RUN, 'config.json', {'run/config.json': ''}),
     Case(RUN, 'config.json', {'run/config.json': '[]'}),

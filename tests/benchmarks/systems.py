@@ -1,4 +1,4 @@
-"""Systems that other processes of the tests make: light, as each imports this file."""
+"""Systems that processes of the tests import, so this file imports no heavy library."""
 
 import os
 import time

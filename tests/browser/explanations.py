@@ -1,4 +1,4 @@
-"""Explanations to show, the page that shows them in a browser, and what can be read from it."""
+"""Explanations, their page in a browser, and functions that read the page."""
 
 import contextlib
 import shutil
@@ -41,7 +41,7 @@ def translation(number=1, source=SOURCE, target=TARGET, texts=None, **sizes):
 
 
 def long(number):
-    """A sentence of 30 pieces on either side."""
+    """A sentence pair of 30 pieces on each side."""
     row = [f'▁word{number}' if place % 3 else f'piece{place}' for place in range(29)]
     return translation(number, [*row, '</s>'], [*row, '</s>'], layers=4, heads=4)
 
@@ -60,7 +60,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """opened(explanations, **settings of the browser) -> the page; at its end nothing may have gone wrong in it."""
+    """opened(explanations, **settings of the browser) -> the page; an error of the page fails the test."""
     @contextlib.contextmanager
     def open_page(explanations, width=1280, height=900, **settings):
         page_file = Page(tmp_path / 'page.html', 'a run', 1000)
@@ -94,7 +94,7 @@ def share(text):
 
 
 def cell(page, query, key):
-    """The number that the page says when the pointer is on a cell of the matrix."""
+    """Returns the number that the page shows when the pointer is on a cell of the matrix."""
     x, y = page.evaluate('''([query, key]) => {
         const box = document.getElementById('matrix').getBoundingClientRect();
         const {top, cell, column} = view.matrix;

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Sees to it that there is a Chromium for `make test-browser`: the system's own, by its package manager.
+# Installs Chromium for `make test-browser` with the package manager of the system, unless it is installed.
 set -eu
 for name in chromium chromium-browser google-chrome google-chrome-stable; do  # the same names as in explanations.py
     if command -v "$name" > /dev/null; then exit 0; fi
 done
 if ! command -v apt-get > /dev/null; then
-    echo 'make test-browser needs Chromium or Chrome, and there is no apt-get to install it with: install one' >&2
+    echo 'make test-browser needs Chromium or Chrome, and apt-get is missing. Install one of them yourself.' >&2
     exit 2
 fi
 if [ "$(id -u)" = 0 ]; then as_root=; else as_root=sudo; fi

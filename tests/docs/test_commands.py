@@ -1,9 +1,9 @@
-"""Every command block of README.md, CONTRIBUTING.md and docs/ runs as it stands, in a copy of the tree.
+"""Every command block of README.md, CONTRIBUTING.md and docs/ runs unchanged in a copy of the tree.
 
-Trainings that stand in a text or a table are not run, but their options are looked at.
+Trainings in text or tables do not run, but their options are checked.
 
-The blocks see another `python`, which makes each training tiny (`SHORTER`), and a `make` that does nothing (its
-targets are run on their own). DIR, FILE, PAIRS.tsv and other names that stand for the reader's are there.
+In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
+targets. DIR, FILE, PAIRS.tsv and other names of the reader's files exist.
 """
 
 import os
@@ -46,14 +46,14 @@ PAGES = ['README.md', 'CONTRIBUTING.md', *sorted(f'docs/{path.name}' for path in
 
 
 def blocks():
-    """(page, language, code) of each fenced block that is run."""
+    """Yields (page, language, code) of each fenced block that runs."""
     for page in PAGES:
         for language, code in re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M):
             yield page, language, code
 
 
 def trainings():
-    """(page, command) of each training outside of the blocks, as in the tables of docs/results.md."""
+    """Yields (page, command) of each training outside of the blocks, as in the tables of docs/results.md."""
     for page in PAGES:
         for command in re.findall(r'`((?:\w+=\S+ )?python train\.py [^`]+)`', (ROOT / page).read_text()):
             if '...' not in command:
@@ -62,7 +62,7 @@ def trainings():
 
 @pytest.fixture(scope='module')
 def tree(tmp_path_factory):
-    """A copy of the tree with the reader's data in it, and the environment that a block runs in."""
+    """A copy of the tree with the data of the reader, and the environment of the blocks."""
     tree = tmp_path_factory.mktemp('docs') / 'allyouneed'
     tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, tracked.split('\0')):
@@ -106,7 +106,7 @@ def test_a_block_of_the_documentation_runs(tree, page, language, code):
 
 
 @pytest.mark.parametrize('page, command', list(trainings()))
-def test_a_training_in_the_text_has_options_that_there_are(tree, page, command):
+def test_a_training_in_the_text_has_options_that_exist(tree, page, command):
     said = bash(f'{command} --print_config'.replace('python', sys.executable, 1), *tree)
     for option, value in re.findall(r'--config\.([\w.]+)=(\S+)', command):
         assert re.search(rf"^'?--config\.{re.escape(option)}={re.escape(value)}(\.0)?'?$", said, re.M), option

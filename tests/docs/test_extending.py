@@ -1,4 +1,4 @@
-"""docs/extending.md, done as it says, on a copy of the tree."""
+"""docs/extending.md, followed step by step in a copy of the tree."""
 
 import os
 import re
@@ -25,14 +25,14 @@ def commands(script):
 
 @pytest.fixture(scope='module')
 def tree(tmp_path_factory):
-    """A copy of the tree with the page's changes."""
+    """A copy of the tree with the changes of the page."""
     copy = tmp_path_factory.mktemp('extended') / 'tree'
     tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, tracked.split('\0')):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     for patch in blocks('diff'):
-        # Not inside a repository that the temporary folder may lie in: git would skip the files in silence.
+        # The temporary folder may be inside a repository, in which git would skip the files silently.
         done = subprocess.run(['git', 'apply', '-'], cwd=copy, input=patch, text=True, capture_output=True,
                               env=os.environ | {'GIT_CEILING_DIRECTORIES': str(copy.parent)})
         assert done.returncode == 0, f'docs/extending.md no longer fits the code: {done.stderr}\n{patch}'
@@ -40,7 +40,7 @@ def tree(tmp_path_factory):
 
 
 def run(tree, command, **options):
-    """A line of the page, in the tree; its imports are the tree's, whatever is installed."""
+    """Runs a command of the page in the tree, with the imports of the tree."""
     done = subprocess.run(f'{sys.executable} {command}', shell=True, cwd=tree, capture_output=True, text=True,
                           timeout=600, env=os.environ | {'PYTHONPATH': str(tree)}, **options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,9 +61,9 @@ def test_the_new_tests_pass(tree):
 
 
 @pytest.mark.slow
-def test_the_score_is_trained_and_looked_at(tree):
+def test_the_score_is_trained_and_shown(tree):
     train, = commands('train.py')
-    # Absl takes the last of a flag that is given twice.
+    # Absl uses the last value of a flag that is set twice.
     run(tree, f'{train} ' + ' '.join(f'--config.{option}={value}' for option, value in TINY.items()))
     scored, pictured = commands('decode.py')
     assert '"exact_match"' in run(tree, scored)

@@ -1,4 +1,4 @@
-"""What the pages name is there: links, tests, lines of the code; and the checker of links itself."""
+"""Links, tests and lines of code that the pages name exist; and the checker of links itself."""
 
 import importlib.util
 import re
@@ -35,7 +35,7 @@ def test_broken_links_of_built_pages_are_found(tmp_path):
     assert [line.split(': ')[1] for line in found] == ['b.html#y', '#z', 'i.png']
 
 
-def test_the_tests_that_show_what_can_go_wrong_are_there():
+def test_the_tests_that_the_page_of_faults_names_exist():
     tests = '\n'.join(path.read_text() for path in (ROOT / 'tests').rglob('*.py'))
     page = (ROOT / 'docs' / 'faults.md').read_text()
     named = re.findall(r'`(test_\w+?)(?:_?\.\.\.)?`', page)
@@ -45,7 +45,7 @@ def test_the_tests_that_show_what_can_go_wrong_are_there():
 
 
 def test_the_snippets_of_contributing_are_lines_of_the_code():
-    # Of the tree itself: no folder of tests, and no environment.
+    # Without the tests and the environment.
     files = [path for pattern in ('*.py', '[a-z]*/*.py') for path in ROOT.glob(pattern) if 'tests' not in path.parts]
     code = '\n'.join(path.read_text() for path in files)
     snippets = re.findall(r'^ *```py\n(.*?)^ *```', (ROOT / 'CONTRIBUTING.md').read_text(), re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The Python of the pages about notebooks: what it calls is there."""
+"""The Python of the pages about notebooks calls functions that exist."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ PAGES = 'README.md', 'docs/notebooks.md'
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_python_of_the_pages_calls_what_there_is(monkeypatch, capsys):
+def test_the_python_of_the_pages_calls_functions_that_exist(monkeypatch, capsys):
     run = mock.create_autospec(Run, instance=True)
     run.model = mock.create_autospec(Translator, instance=True)
     run.model.token_probabilities.return_value = []

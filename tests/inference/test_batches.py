@@ -49,7 +49,7 @@ SEARCHES = {
 }
 
 
-SLOW = {'rotary', 'learned'}  # the others take the same paths
+SLOW = {'rotary', 'learned', 'relative', 'language model, alibi'}  # they take the same paths as the other models
 
 
 @pytest.fixture(scope='module', params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
@@ -132,7 +132,8 @@ def draws_alone(after, limit, options, cut, number):
                    for log_prob, tokens in zip(log_probs, outputs, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [name if name in ('beam', 'samples') else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in SEARCHES])
 def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
@@ -245,7 +246,8 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
         list(batches.find_in_threads(find, [[0], [1], [2]], 2))
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [name if name in ('beam', 'samples') else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in SEARCHES])
 def test_threads_find_what_one_finds_and_compile_no_more(search, monkeypatch):
     module, ones = Transformer(blocks(), 1, SIZE, SIZE), np.ones((1, 4), np.int32)
     params = jax.jit(module.init)(jax.random.key(2), ones, ones)['params']

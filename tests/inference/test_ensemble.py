@@ -144,6 +144,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_name_may_have_commas(runs):
     one, other = runs / 'run', runs / 'norm=pre,seed=1'
     assert run_paths(str(other)) == [other]
@@ -185,6 +186,6 @@ def test_the_command_line_makes_an_ensemble(runs):
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == alone.stdout
     done = script('decode.py', both, '--input=-', '--format=jsonl', '--attention', stdin=b'a b\n')
-    assert done.returncode == 2 and b'--attention means nothing to an ensemble' in done.stderr
+    assert done.returncode == 2 and b'--attention does not apply to an ensemble' in done.stderr
     done = script('decode.py', f'--workdir={runs}/run,{runs}/nowhere', '--input=-', stdin=b'a b\n')
     assert done.returncode == 2 and b'nowhere is not a run directory' in done.stderr

@@ -63,7 +63,8 @@ def translating(request):
     return translator(TRANSLATORS[request.param])
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [name if name in ('beam', 'sample') else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in SEARCHES])
 def test_of_a_translation_at_its_limit_or_not(translating, search):
     model, options = translating, SEARCHES[search]
     found = [(output, each) for output in model.translate(texts((1, 8)), options) for each in output.hypotheses]
@@ -78,7 +79,8 @@ def test_of_a_translation_at_its_limit_or_not(translating, search):
     assert at_limit.mean() > 0.05 and (search in ('greedy', 'cool sample') or at_limit.mean() < 0.95)
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [name if name in ('beam', 'sample') else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in SEARCHES])
 def test_without_extra_length_a_translation_may_be_as_long_as_its_source(translating, search):
     options = dataclasses.replace(SEARCHES[search], extra_length=0)
     longest = [max(len(each.tokens) for each in output.hypotheses) - len(output.source_tokens)
@@ -104,7 +106,8 @@ def continuation_log_probs(model, read, written):
                           {'tokens': whole[:, :-1]}, targets)
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [name if name in ('beam', 'sample') else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in SEARCHES])
 def test_of_a_continuation_that_ends_or_is_cut_off(generating, search):
     found = [(output, each) for output in generating.generate(texts((1, 12)), SEARCHES[search])
              for each in output.hypotheses]

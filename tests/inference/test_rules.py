@@ -15,12 +15,13 @@ import sentencepiece
 from inference import batches
 from inference.constraints import DEAD, Automaton, begin_words
 from inference.generate import Generator
-from inference.search import IMPOSSIBLE, NEW_WORD, filter_logits
-from inference.text import SearchOptions, encode_prefix
+from inference.search import IMPOSSIBLE, NEW_WORD, Beam, Follow, advance, filter_logits
+from inference.text import VOCABULARY, SearchOptions, encode_prefix
 from inference.translate import Translator
 from input_pipeline.foreign_tokenizers import sentencepiece_tokenizer
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
 from model.blocks import BlockConfig
+from model.cache import Cache
 from model.ensemble import Ensemble
 from model.language_model import LanguageModel
 from model.recurrent import RNNSearch
@@ -120,10 +121,14 @@ def alone(model, source, limit, options, allowed, number):
     if options.method == 'beam':
         alive, ended = [(0.0, ())], []
         for step in range(limit):
-            found = []
+            found, given_up = [], []
             for log_prob, tokens in alive:
                 row = np.asarray(jax.nn.log_softmax(after(tokens)), np.float64)
-                found += [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+                new = [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+                # The text ends with a word to avoid, and the model's best token would end the word, too.
+                stops = not allowed(tokens, EOS, step) and int(row.argmax()) not in possible(tokens, step)
+                (given_up if stops else found).extend(new)
+            found = found or ([] if ended else given_up)
             found = sorted(found, reverse=True)[:options.beam]
             over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
             alive = [each for each in found if each not in over]
@@ -147,10 +152,9 @@ def alone(model, source, limit, options, allowed, number):
                    for log_prob, each in zip(log_probs, tokens, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', [pytest.param('greedy', marks=pytest.mark.slow), 'beam',
-                                    pytest.param('samples', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('kind', ['transformer', pytest.param('ensemble', marks=pytest.mark.slow),
-                                  pytest.param('rnnsearch', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('search', ['greedy', 'beam', 'samples'])
+@pytest.mark.parametrize('kind', ['transformer', 'ensemble', 'rnnsearch'])
 def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(kind, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)
     monkeypatch.setattr(batches, 'ROOM', 2)
@@ -190,6 +194,27 @@ def test_words_are_avoided_from_window_to_window():
     assert any(AVOIDED.search(output.text) for output in before)
     assert max(len(output.hypotheses[0].tokens) for output in after) > WIDTH
     assert not any(AVOIDED.search(output.text) for output in after)
+
+
+@pytest.mark.parametrize('longer, expected', [(0.01, 'Frau'), (0.6, 'Mannschaft')])
+def test_a_beam_continues_a_word_to_avoid_only_if_the_model_would(longer, expected):
+    """A language of the tokens Mann, schaft and Frau, in which Mann is nearly certain; `longer` is p(schaft | Mann)."""
+    mann, schaft, frau = range(UNK + 1, UNK + 4)
+    probabilities = np.full((7, 7), 1e-9)
+    probabilities[BOS, [mann, frau]] = 0.999, 0.001
+    probabilities[mann, [schaft, EOS]] = longer, 1 - longer
+    probabilities[[schaft, frau], EOS] = 1.0
+
+    def decode_step(tokens, cache):
+        return jnp.log(jnp.asarray(probabilities, jnp.float32))[tokens], cache
+
+    # The state after each token: 0, or 1 after Mann, where the text cannot end.
+    table = jnp.array([[0] * mann + [1, 0, 0], [DEAD] * mann + [DEAD, 0, DEAD]])
+    search = Beam(VOCABULARY, max_length=4, beam=2)
+    state = search.begin(Cache((), (), jnp.int32(0)), jnp.array([BOS]), jnp.array([4]), places=jnp.array([0]))
+    found = search.found(advance(search, decode_step, state, 4, follow=Follow(table, jnp.int32(1))))
+    words = {'Frau': [frau, EOS], 'Mannschaft': [mann, schaft, EOS]}
+    assert [token for token in found.tokens[0, 0] if token != PAD] == words[expected]
 
 
 # What is avoided, in any vocabulary
@@ -243,6 +268,16 @@ def test_forms_of_a_word():
         assert not avoided(text), text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('method', SEARCHES)
+def test_bytes_follow_prefixes_and_avoid_words_that_are_not_ascii(method):
+    model = translator(Transformer(blocks(), 1, 260, 260), ByteTokenizer())
+    options = dataclasses.replace(SEARCHES[method], extra_length=6, avoid=('ÉTÉ', '猫'))
+    for output, prefix in zip(model.translate(['été', 'a'], options, prefixes=['é', 'Ét']), ['é', 'Ét'], strict=True):
+        assert output.text.startswith(prefix)
+        assert not re.search(r'(?<!\w)été(?!\w)|猫', output.text, re.IGNORECASE)
+
+
 def test_a_space_ends_the_word_of_a_prefix():
     tokenizer = vocabularies()['bpe']
     assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')
@@ -284,9 +319,9 @@ def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, nu
 
 
 @pytest.mark.parametrize('source, prefix, avoid, says', [
-    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation has room for 7'),
-    ('ab', 'bxb', (), 'characters that the vocabulary has not'),
-    ('', 'b', (), 'its sentence is empty'),
+    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation may have 7'),
+    ('ab', 'bxb', (), 'characters that are not in the vocabulary'),
+    ('', 'b', (), 'the sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
     ('ab', 'b bb a', ('A',), 'a word to avoid'),  # nothing can follow
 ])
@@ -303,5 +338,5 @@ def test_what_is_no_phrase(avoid):
 
 
 def test_as_many_prefixes_as_sentences():
-    with pytest.raises(UserError, match='1 prefixes are given for 2 sentences'):
+    with pytest.raises(UserError, match='1 prefixes for 2 sentences'):
         of_kind('transformer').translate(['a', 'b'], prefixes=['a'])

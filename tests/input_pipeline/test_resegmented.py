@@ -167,6 +167,7 @@ def test_too_small_a_budget_names_one_that_works(text):
         plan_of(text, tokens=255)
 
 
+@pytest.mark.slow
 def test_the_option_is_for_training_alone(tmp_path):
     config = demo.get_config()
     config.cache_dir = str(tmp_path)

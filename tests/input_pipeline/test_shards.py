@@ -13,7 +13,7 @@ import time
 import pytest
 
 from input_pipeline import shards
-from input_pipeline.builds import build_once
+from input_pipeline.builds import VERIFIED, build_once
 from input_pipeline.shards import build_together
 from input_pipeline.sources import TextCorpus
 from input_pipeline.stores import SIDES, write_documents, write_pairs
@@ -51,7 +51,7 @@ def parts(folder, max_length=60):
 
 
 def contents(store):
-    return {path.name: path.read_bytes() for path in store.iterdir()}
+    return {path.name: path.read_bytes() for path in store.iterdir() if path.name != VERIFIED}
 
 
 def at_once(folder, where, *args):
@@ -78,10 +78,25 @@ def test_all_cores_build_what_one_does(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, 'join', lambda parts, where: joined.extend(parts) or join(parts, where))
     found = contents(build_together(tmp_path / 'store', *parts(folder)))
     assert found == at_once(folder, tmp_path / 'once') and len(joined) > 20
-    assert set(found) == {'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy', 'target.tokens'}
+    assert set(found) == {'checksums.json', 'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',
+                          'target.tokens'}
     assert json.loads(found['stats.json'])['dropped_long'] >= 400
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith('store')] == ['store']
     assert len(TokenStore(tmp_path / 'store')) > 500
+
+
+def test_a_damaged_shard_of_an_interrupted_build_is_built_again(folder, tmp_path, monkeypatch, logged):
+    def damage(parts):
+        tokens = parts[1] / 'source.tokens'
+        content = bytearray(tokens.read_bytes())
+        content[5] ^= 1
+        tokens.write_bytes(content)
+        return remove(parts)
+
+    remove = shards.remove_damaged
+    monkeypatch.setattr(shards, 'remove_damaged', damage)
+    assert contents(build_together(tmp_path / 'store', *parts(folder))) == at_once(folder, tmp_path / 'once')
+    assert 'the checksum of source.tokens differs' in logged.text
 
 
 def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from input_pipeline.token_store import (
     tokenizers_for,
 )
 from input_pipeline.tokenizer import ByteTokenizer
+from runtime import folders
 from runtime.errors import UserError
 from tests.input_pipeline.helpers import SETTINGS, stores
 
@@ -230,9 +232,10 @@ def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_pa
         assert texts(store, tokenizers) == PAIRS
         left = stores(tmp_path)
         assert len(left) == 2 and '.building-' not in left[0].name and '.building-' in left[1].name
-        assert 'is what a killed build left: removed' in logged.text
+        assert 'was left by a killed process: removed' in logged.text
         assert sorted(path.name for path in left[0].iterdir()) == [
-            'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy', 'target.tokens']
+            'checksums.json', 'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',
+            'target.tokens', 'verified.json']
     finally:
         for process in started:
             process.kill()
@@ -242,7 +245,7 @@ def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_pa
 
 
 def test_a_build_that_another_removes_before_it_is_locked_begins_anew(tokenizers, tmp_path, monkeypatch):
-    made, make = [], builds.tempfile.mkdtemp
+    made, make = [], folders.tempfile.mkdtemp
 
     def make_and_lose(**options):
         made.append(make(**options))
@@ -250,7 +253,7 @@ def test_a_build_that_another_removes_before_it_is_locked_begins_anew(tokenizers
             os.rmdir(made[-1])
         return made[-1]
 
-    monkeypatch.setattr(builds.tempfile, 'mkdtemp', make_and_lose)
+    monkeypatch.setattr(folders.tempfile, 'mkdtemp', make_and_lose)
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
     assert len(made) == 3 and len(stores(tmp_path)) == 1
 
@@ -294,25 +297,73 @@ class Canary:
         return pathlib.Path.touch, (self._path,)
 
 
-@pytest.mark.parametrize('damage', ['pickle', 'object array', 'cut off', 'other type', 'missing', 'empty'])
-@pytest.mark.parametrize('name', ['source.offsets.npy', 'target.tokens', 'stats.json'])
-def test_a_damaged_store_is_refused_and_runs_nothing(name, damage, tokenizers, tmp_path):
-    open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path)
-    path, canary = stores(tmp_path)[0] / name, tmp_path / 'canary'
+def damage_file(path, damage, canary):
+    """Changes a file of a store."""
     if damage == 'pickle':
         path.write_bytes(pickle.dumps(Canary(canary)))
     elif damage == 'object array':
         np.save(path.with_suffix('.npy'), np.array([Canary(canary)]), allow_pickle=True)
         path.with_suffix('.npy').rename(path)
-    elif damage == 'cut off':
+    elif damage == 'truncated':
         path.write_bytes(path.read_bytes()[:-4])
     elif damage == 'other type':
         np.save(path.with_suffix('.npy'), np.zeros(51, np.float32))
         path.with_suffix('.npy').rename(path)
     elif damage == 'missing':
         path.unlink()
-    else:
+    elif damage == 'empty':
         path.write_bytes(b'')
-    with pytest.raises(UserError, match=r'the token store .* is damaged: .*Delete that folder'):
-        TokenStore(path.parent)
-    assert not canary.exists()
+    else:
+        content, stat = bytearray(path.read_bytes()), path.stat()
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize('damage', ['pickle', 'object array', 'truncated', 'other type', 'missing', 'empty', 'one bit'])
+@pytest.mark.parametrize('name', ['source.offsets.npy', 'target.tokens', 'stats.json', 'checksums.json'])
+def test_a_damaged_store_is_built_again_and_runs_nothing(name, damage, tokenizers, tmp_path, logged):
+    open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path)
+    damage_file(stores(tmp_path)[0] / name, damage, tmp_path / 'canary')
+    logged.clear()
+    assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
+    assert 'is damaged: ' in logged.text and name in logged.text and 'It is built again' in logged.text
+    assert not (tmp_path / 'canary').exists() and len(stores(tmp_path)) == 1
+    logged.clear()
+    open_store(Listed(PAIRS, readings=0), 'train', tokenizers, 64, tmp_path)
+    assert 'damaged' not in logged.text
+
+
+@pytest.mark.parametrize('damage', ['truncated', 'missing', 'empty', 'one bit'])
+def test_a_damaged_tokenizer_in_the_cache_is_learned_again(damage, tmp_path, logged):
+    first = learn(Listed(PAIRS), tmp_path)['source']
+    path, = (tmp_path / 'tokenizers').glob('*/tokenizer.model')
+    damage_file(path, damage, tmp_path / 'canary')
+    assert learn(Listed(PAIRS), tmp_path)['source'].model == first.model
+    assert 'tokenizer.model' in logged.text and 'It is built again' in logged.text
+
+
+def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):
+    open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path / 'one')
+    shutil.copytree(tmp_path / 'one', tmp_path / 'two')
+    verified, checksum = [], builds.file_checksum
+    monkeypatch.setattr(builds, 'file_checksum', lambda path: verified.append(path.name) or checksum(path))
+    for _ in range(2):
+        assert len(open_store(Listed(PAIRS, readings=0), 'train', tokenizers, 64, tmp_path / 'two')) == len(PAIRS)
+    assert sorted(verified) == ['source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',
+                                'target.tokens']
+
+
+@pytest.mark.parametrize('change, reason', [
+    ({'stats.json': lambda stats: json.dumps({'pairs': -1}).encode()}, 'stats.json'),
+    ({'stats.json': lambda stats: stats.replace(b'"pairs": 50', b'"pairs": 49')}, 'does not fit'),
+    ({'source.offsets.npy': lambda offsets: offsets[:-16] + offsets[-8:] + offsets[-16:-8]}, 'does not fit'),
+    ({'target.tokens': lambda tokens: tokens[:-4] + b'\xff\xff\0\0'}, 'target.tokens contains the token 65535')])
+def test_files_of_a_store_that_contradict_each_other_are_refused(change, reason, tokenizers, tmp_path):
+    """Whoever changes the checksums, too, is not believed."""
+    open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path)
+    for name, changed in change.items():
+        path = stores(tmp_path)[0] / name
+        path.write_bytes(changed(path.read_bytes()))
+    with pytest.raises(UserError, match=reason):
+        TokenStore(path.parent).check_tokens(tokenizers)

@@ -52,7 +52,7 @@ def test_an_imported_translator_translates_explains_and_trains_further(folders, 
 
 @pytest.mark.parametrize('name, fields, said', [
     ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx=True'),
-    ('gpt2', {'model_type': 'bert'}, "model_type='bert'"), ('gpt2', {'n_embd': 'wide'}, "n_embd='wide'"),
+    ('gpt2', {'model_type': 'bert'}, "model_type='bert'"), ('gpt2', {'n_embd': 'wide'}, 'n_embd: expected int'),
     ('gpt2', {'n_layer': 3}, 'lack'), ('gpt2', {'n_layer': 1}, 'does not have'),
     ('gpt2', {'activation_function': 'tanh'}, "activation_function='tanh'"),
     ('gpt2', {'vocab_size': 9}, 'vocab_size=9'), ('gpt2', {'eos_token_id': None}, 'eos_token_id'),

@@ -20,7 +20,7 @@ import pytest
 from runtime.preemption import STOPPED
 from runtime.processes import HEARTBEAT
 from tests.jobs import Job
-from tests.scripts import ROOT, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)  # noqa: F401 (fixtures)
+from tests.scripts import parameters, train_arguments
 
 STEPS, EVERY = 150, 25  # of the run, and between checkpoints
 SOON = 20  # seconds in which a broken connection is noticed
@@ -41,7 +41,7 @@ def outcome(workdir):
 
 
 @pytest.fixture(scope='module')
-def whole(data, cache, tmp_path_factory):  # noqa: F811
+def whole(data, cache, tmp_path_factory):
     """What a run without a fault comes to, by the number of its processes."""
     known = {}
 
@@ -71,7 +71,7 @@ def reason(said):
     return found[1]
 
 
-def goes_on(count, workdir, data, cache, folder, expected):  # noqa: F811
+def goes_on(count, workdir, data, cache, folder, expected):
     """Starts the same command again; returns what it said of its start. It ends as one without a fault, to the bit."""
     with Job(count, arguments(workdir, data, cache), folder) as again:
         again.wait(range(count), 900)
@@ -85,7 +85,7 @@ def goes_on(count, workdir, data, cache, folder, expected):  # noqa: F811
     (2, 1, signal.SIGKILL, SOON), (2, 0, signal.SIGKILL, SOON), (2, 1, signal.SIGSTOP, LATE),
     (2, 0, signal.SIGSTOP, LATE), (4, 2, signal.SIGKILL, SOON), (4, 0, signal.SIGKILL, SOON),
     (4, 3, signal.SIGSTOP, LATE)])
-def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data, cache, whole, tmp_path):  # noqa: F811
+def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data, cache, whole, tmp_path):
     workdir, others = tmp_path / 'run', [number for number in range(count) if number != victim]
     with Job(count, arguments(workdir, data, cache), tmp_path / 'logs') as job:
         until_saved(job, workdir)
@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
           f'{told} -> {seconds:.1f} s -> {resumed}', flush=True)
 
 
-def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):  # noqa: F811
+def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):
     workdir = tmp_path / 'run'
     with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
         until_saved(job, workdir)
@@ -113,7 +113,7 @@ def test_a_stopped_process_that_wakes_up_leaves_too(data, cache, tmp_path):  # n
           f'{reason(job.said(0))} -> {seconds:.1f} s', flush=True)
 
 
-def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):  # noqa: F811
+def test_a_slow_process_is_waited_for(data, cache, whole, tmp_path):
     workdir, done = tmp_path / 'run', threading.Event()
     with Job(2, arguments(workdir, data, cache), tmp_path / 'logs') as job:
         until_saved(job, workdir)
@@ -185,7 +185,7 @@ def namespaces():
 
 
 @pytest.mark.skipif(not namespaces(), reason='no network namespaces here')
-def test_a_network_that_is_cut(data, cache, whole, tmp_path):  # noqa: F811
+def test_a_network_that_is_cut(data, cache, whole, tmp_path):
     """No packet arrives any more, and nobody says so: no connection is closed."""
     workdir = tmp_path / 'run'
     with Network() as network, Job(2, arguments(workdir, data, cache), tmp_path / 'logs', network.inside,
@@ -216,7 +216,7 @@ runpy.run_path('train.py', run_name='__main__')
 '''
 
 
-def test_an_error_in_one_process_ends_both(data, cache, tmp_path, monkeypatch):  # noqa: F811
+def test_an_error_in_one_process_ends_both(data, cache, tmp_path, monkeypatch):
     monkeypatch.setenv('GLIBC_TUNABLES', os.environ.get('GLIBC_TUNABLES', ''))  # no start anew without the lines above
     began = time.monotonic()
     with Job(2, ['-c', ALONE, *arguments(tmp_path / 'run', data, cache)], tmp_path / 'logs') as job:

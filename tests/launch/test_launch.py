@@ -1,4 +1,4 @@
-"""The launch files, as far as they can be tried without a cluster: their commands, as two processes of this machine."""
+"""The launch files without a cluster: their commands run as two processes of this machine."""
 
 import json
 import math
@@ -17,7 +17,7 @@ import yaml
 from runtime.preemption import STOPPED
 from runtime.processes import detected
 from tests.jobs import free_port
-from tests.scripts import ROOT, STEPS, cache, data, parameters, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, STEPS, parameters, train_arguments
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'launch').glob('*.sh'))
 
@@ -27,7 +27,7 @@ def environment(devices, **more):
 
 
 def container():
-    """That of the Job in launch/kubernetes.yaml, and the Job's spec."""
+    """Returns the container of the Job in launch/kubernetes.yaml, and the spec of the Job."""
     service, job = yaml.safe_load_all((ROOT / 'launch' / 'kubernetes.yaml').read_text())
     assert service['metadata']['name'] == job['spec']['template']['spec']['subdomain']
     assert service['spec']['selector'] == {'job-name': job['metadata']['name']}
@@ -63,7 +63,7 @@ def test_shellcheck_finds_nothing_in_the_scripts(name):
 
 
 def test_the_directives_of_slurm_are_known():
-    """Those of `man sbatch`, and their form."""
+    """The directives and their values have the form that `man sbatch` describes."""
     forms = {'job-name': r'\w+', 'cpus-per-task': r'\d+', 'output': r'.*%j.*', 'signal': r'(B:)?\w+@\d+',
              'requeue': None}
     for directive in re.findall('^#SBATCH --(.*)$', (ROOT / 'launch' / 'slurm.sh').read_text(), re.MULTILINE):
@@ -73,7 +73,7 @@ def test_the_directives_of_slurm_are_known():
 
 
 def unknown_fields(document, model, path=''):
-    """The fields of a document that its model, which keeps those that it knows, has dropped."""
+    """Yields the fields of a document that its model does not have."""
     if isinstance(document, dict):
         for key, value in document.items():
             if key in model:
@@ -96,7 +96,7 @@ def test_the_launch_files_match_the_schemas_of_kubernetes_and_jobset(name):
         model = schemas[document['kind']].model_validate(document)
         assert not list(unknown_fields(document, model.to_dict()))
 
-    def without_quantities(fields):  # the models take no quantity, whatever its form; all of ours are counts of devices
+    def without_quantities(fields):  # the models accept no quantities; ours are all counts of devices
         return {key: value for key, value in fields.items()
                 if key != 'limits' or not all(isinstance(count, int) for count in value.values())}
 
@@ -141,7 +141,7 @@ def test_the_slice_has_the_machines_that_its_topology_says():
 
 
 def test_the_pods_of_a_slice_are_told_apart():
-    """By what GKE tells them, without a flag."""
+    """By the variables that GKE sets, without a flag."""
     assert detected({'TPU_WORKER_HOSTNAMES': 'a,b,c,d', 'TPU_WORKER_ID': '3'}) == {}
 
 
@@ -151,7 +151,7 @@ def test_the_command_of_the_jobset_is_one_that_train_py_takes(tmp_path):
     assert done.returncode == 0 and '--config.cache_dir=/runs/cache' in done.stdout, done.stderr
 
 
-# In the place of Python: ends with the statuses in a file, one after the other.
+# Replaces Python. Each call ends with the next status in a file.
 FAKE = '''#!/bin/bash
 echo "$@" >> "$0.calls"
 status=$(sed -n "$(wc -l < "$0.calls")p" "$0.statuses")
@@ -162,7 +162,7 @@ exit $status
 
 @pytest.fixture
 def fake(tmp_path):
-    """Makes a program that ends with `statuses`, and returns its path."""
+    """A function that writes a program that ends with `statuses`, and returns its path."""
     def make(*statuses, name='python', text=FAKE):
         path = tmp_path / name
         path.write_text(text)
@@ -181,7 +181,7 @@ def calls(path):
 def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
     python = fake(*statuses)
     run = python.with_name('a b')
-    run.with_name('.a b.ended').write_text('2\n')  # of an earlier start
+    run.with_name('.a b.ended').write_text('2\n')  # the file of an earlier start
     done = subprocess.run(['launch/tpu_vm.sh', '--config=x', f'--workdir={run}'], cwd=ROOT, capture_output=True,
                           env=os.environ | {'PYTHON': str(python), 'PAUSE': '0', 'RESTARTS': '3'}, timeout=60)
     assert done.returncode == status
@@ -191,7 +191,7 @@ def test_a_tpu_vm_starts_again_what_can_go_on(statuses, status, fake):
 @pytest.mark.parametrize('leader, others, status', [
     ([2], [75], 2), ([0], [137], 0), ([0], [0], 0), ([1], [75], 1)])
 def test_the_vms_of_a_slice_end_together(leader, others, status, fake, tmp_path):
-    """Each VM has a script of its own; one whose train.py has only lost the leader does not start it for ever."""
+    """Each VM runs the script. A script whose train.py has lost the leader does not start it again forever."""
     pythons = [fake(*leader, name='leader'), fake(*others, 0, name='other')]
     scripts = [subprocess.Popen(
         ['launch/tpu_vm.sh', f'--workdir={tmp_path}/run'], cwd=ROOT,
@@ -213,7 +213,7 @@ def test_a_tpu_vm_that_is_told_to_stop_does(fake):
 
 
 @pytest.mark.slow
-def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(data, cache, tmp_path):  # noqa: F811
+def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(data, cache, tmp_path):
     def arguments(name):  # parameters are spread over all devices, hence over the processes
         return train_arguments(tmp_path / name, data, cache, model__dropout=0.0, parallel__data=1, parallel__fsdp=-1)
 
@@ -230,11 +230,11 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
                         TASKS='2', SLURM_JOB_ID='7', JAX_COORDINATOR_PORT=str(free_port())))
     said = slurm.stderr.decode()
     assert slurm.returncode == 0, said
-    assert said.count('compilations of the train step') == 1  # one of them tells
+    assert said.count('compilations of the train step') == 1  # only the leader logs
     assert '4 x cpu in 2 process(es) as data=1, fsdp=4, tensor=1' in said
     assert_same_run(tmp_path / 'alone', tmp_path / 'slurm')
 
-    # The same run from its checkpoint in the middle on, by the command of the Kubernetes pods, on a device each.
+    # The same run resumes from its middle checkpoint with the command of the Kubernetes pods, one device per pod.
     moved = tmp_path / 'kubernetes'
     shutil.copytree(tmp_path / 'slurm', moved)
     for checkpoint in (moved / 'checkpoints').iterdir():
@@ -256,7 +256,7 @@ def test_two_processes_of_two_devices_train_as_one_of_four_and_go_on_elsewhere(d
 
 
 def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
-    """A fake python lists what it is told, makes the folder that tools.distil would, and stops where it should."""
+    """A fake python writes its arguments to a file, makes the folder of tools.distil, and stops at $STOP."""
     python, told = tmp_path / 'python', tmp_path / 'told'
     python.write_text(f"""#!/bin/bash
         echo "$*" >> {told}
@@ -268,7 +268,7 @@ def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
     runs = tmp_path / 'my runs'
 
     def steps(stop):
-        """What the script's commands were, without their common flags, and its status."""
+        """Returns the commands of the script, with short paths, and its exit status."""
         told.unlink(missing_ok=True)
         done = subprocess.run(['launch/multi30k_best.sh', 'my pairs', runs, '--config.seed=3'], cwd=ROOT, timeout=60,
                               env=os.environ | {'PYTHON': str(python), 'STOP': stop})
@@ -281,7 +281,7 @@ def test_the_steps_of_the_best_recipe_go_on_after_a_stop(tmp_path):
     assert student == ('train.py --config=configs/multi30k_best.py --workdir=best --config.seed=3 '
                        '--config.data.dir=distilled --config.data.splits.train=train,distilled')
     assert scores == 'decode.py --workdir=best --checkpoint=average:10 --split=test'
-    assert steps('nowhere') == ([first, second, student, scores], 0)  # the translations are there
+    assert steps('nowhere') == ([first, second, student, scores], 0)  # the translations exist already
     shutil.rmtree(runs / 'distilled')
     assert steps('dropout=0.2') == ([first, second], 75)
     assert steps('-m tools.distil') == ([first, second, translations], 75)

@@ -20,7 +20,7 @@ from runtime.preemption import STOPPED
 from tests.jobs import Job
 from tests.scripts import ROOT
 from tests.test_faults import script_arguments
-from tests.tiny_run import cache, outcome, steps, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, steps, tiny_config
 
 TWO = {'parallel__data': 1, 'parallel__fsdp': 2}
 # Starts train.py after `%s`, which one of the processes runs.
@@ -37,11 +37,11 @@ def without_a_restart(monkeypatch):
     monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=0')  # train.py would start again, without the sabotage
 
 
-def arguments(workdir, cache, **changes):  # noqa: F811
+def arguments(workdir, cache, **changes):
     return script_arguments(workdir, tiny_config(cache, **changes))[1:]
 
 
-def sabotaged(code, workdir, cache, **changes):  # noqa: F811
+def sabotaged(code, workdir, cache, **changes):
     """The command lines of two processes; process 1 runs `code` before train.py."""
     plain = arguments(workdir, cache, **changes)
     return [plain, ['-c', SABOTAGE % code, *plain]]
@@ -64,14 +64,14 @@ def until_saved(job, workdir, step):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def programs_in_a_cache_of_their_own(cache):  # noqa: F811
+def programs_in_a_cache_of_their_own(cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('JAX_COMPILATION_CACHE_DIR', str(cache / 'xla'))
         yield
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory, cache):  # noqa: F811
+def whole(tmp_path_factory, cache):
     """A run of two processes with fsdp, which was left alone; the programs are in the cache from here on."""
     folder = tmp_path_factory.mktemp('whole')
     with Job(2, arguments(folder / 'run', cache, **TWO), folder / 'logs') as job:
@@ -87,7 +87,7 @@ def whole(tmp_path_factory, cache):  # noqa: F811
     (2, [0], 2, STOPPED, 'process 1 of 2 did not arrive at localhost:.*; process 0 did'),
     (2, [1], 2, STOPPED, 'process 0 does not answer there')])
 def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, numbers, patience, status, message,
-                                                                       cache, tmp_path):  # noqa: F811
+                                                                       cache, tmp_path):
     with Job(len(numbers), [[*arguments(tmp_path / 'run', cache), f'--patience={patience}']] * len(numbers),
              tmp_path / 'logs', numbers=numbers, total=count) as job:
         assert job.end(60) == [status] * len(numbers)
@@ -97,7 +97,7 @@ def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, num
 
 
 @pytest.mark.slow
-def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_path):  # noqa: F811
+def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_path):
     both = sabotaged("os.environ['JAX_NUM_CPU_DEVICES'] = '2'", tmp_path / 'run', cache)
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end(60) == [2, 2]
@@ -112,7 +112,7 @@ def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_
 
 
 @pytest.mark.slow
-def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):  # noqa: F811
+def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):
     both = [arguments(tmp_path / f'run{number}', cache) for number in (0, 1)]
     with Job(2, both, tmp_path / 'logs') as job:
         assert job.end(120) == [2, 2]
@@ -122,7 +122,7 @@ def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):  # n
 
 
 @pytest.mark.slow
-def test_a_process_may_start_late_and_compile_longer_than_gloo_waits(whole, cache, tmp_path):  # noqa: F811
+def test_a_process_may_start_late_and_compile_longer_than_gloo_waits(whole, cache, tmp_path):
     late = '''
 time.sleep(40)
 from runtime import agreement
@@ -144,7 +144,7 @@ agreement.exchange = slow
     assert programs(cache) == before  # each process found all its programs in the cache
 
 
-def programs(cache):  # noqa: F811
+def programs(cache):
     return {path.name for path in (cache / 'xla').iterdir() if path.name.endswith('-cache')}
 
 
@@ -158,7 +158,7 @@ def without_steps(source, copy, *removed):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cache, tmp_path):  # noqa: F811
+def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cache, tmp_path):
     run = without_steps(whole, tmp_path / 'run', 12)
     for path in (run / 'checkpoints' / '9' / 'state' / 'ocdbt.process_1' / 'd').iterdir():
         path.unlink()  # a flipped byte may be in a part that the merged checkpoint does not use
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cac
 
 
 @pytest.mark.slow
-def test_what_one_process_sees_of_the_run_directory_decides_nothing(whole, cache, tmp_path):  # noqa: F811
+def test_what_one_process_sees_of_the_run_directory_decides_nothing(whole, cache, tmp_path):
     """Process 1 sees neither the newest checkpoint nor the metrics, as where a file system lags."""
     run = without_steps(whole, tmp_path / 'run', 12)
     lags = '''
@@ -194,7 +194,7 @@ runtime.processes.connect = connected
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_leader_does_not_see_is_renamed_before_the_first_save(whole, cache, tmp_path):  # noqa: F811
+def test_a_checkpoint_that_the_leader_does_not_see_is_renamed_before_the_first_save(whole, cache, tmp_path):
     run = without_steps(whole, tmp_path / 'run')
     lags = '''
 from run_directory import checkpoints
@@ -209,7 +209,7 @@ checkpoints.Checkpoints.steps = lambda self: [step for step in steps(self) if st
 
 
 @pytest.mark.slow
-def test_processes_whose_parameters_differ_save_nothing(cache, tmp_path):  # noqa: F811
+def test_processes_whose_parameters_differ_save_nothing(cache, tmp_path):
     diverges = '''
 import jax, numpy as np
 from training import compiled
@@ -236,7 +236,7 @@ compiled.Compiled.train = other
 # How they end
 
 @pytest.mark.slow
-def test_a_process_that_is_lost_during_the_restore_leaves_no_checkpoint_damaged(whole, cache, tmp_path):  # noqa: F811
+def test_a_process_that_is_lost_during_the_restore_leaves_no_checkpoint_damaged(whole, cache, tmp_path):
     run = without_steps(whole, tmp_path / 'run', 12)
     dies = '''
 from run_directory import checkpoints
@@ -249,7 +249,7 @@ checkpoints.checksums = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_one_step_or_one_batch_later(whole, cache, tmp_path):  # noqa: F811
+def test_a_signal_to_one_process_stops_all_one_step_or_one_batch_later(whole, cache, tmp_path):
     at_step_7 = '''
 from training import compiled
 train = compiled.Compiled.train
@@ -280,7 +280,7 @@ compiled.Compiled.eval = signalled
 
 
 @pytest.mark.slow
-def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, tmp_path):  # noqa: F811
+def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, tmp_path):
     run = tmp_path / 'run'
     with Job(2, arguments(run, cache, train__steps=5000, checkpoint__every=100), tmp_path / 'logs') as job:
         until_saved(job, run, 4)
@@ -293,7 +293,7 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
 
 
 @pytest.mark.slow
-def test_pmap_saves_stops_at_once_and_goes_on_by_pmap_and_by_jit(cache, tmp_path):  # noqa: F811
+def test_pmap_saves_stops_at_once_and_goes_on_by_pmap_and_by_jit(cache, tmp_path):
     run, changes = tmp_path / 'run', {'eval__every': 1000, 'checkpoint__every': 40, 'checkpoint__keep_last': 9}
     by_pmap = arguments(run, cache, parallel__mode='pmap', train__steps=400, **changes)
     with Job(2, by_pmap, tmp_path / 'logs') as job:
@@ -317,7 +317,7 @@ def test_pmap_saves_stops_at_once_and_goes_on_by_pmap_and_by_jit(cache, tmp_path
 
 
 @pytest.mark.slow
-def test_tensor_parallel_over_processes_that_share_no_rows(whole, cache, tmp_path):  # noqa: F811
+def test_tensor_parallel_over_processes_that_share_no_rows(whole, cache, tmp_path):
     with Job(2, arguments(tmp_path / 'run', cache, parallel__data=1, parallel__tensor=2), tmp_path / 'logs') as job:
         assert job.end() == [0, 0], job.said(1)
     assert_same(tmp_path / 'run', whole)

@@ -1,4 +1,4 @@
-"""launch/slurm.sh, with stand-ins for srun, scontrol and train.py: the tasks decide whether the job is requeued."""
+"""launch/slurm.sh with substitutes for srun, scontrol and train.py: the tasks decide whether the job is requeued."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripts import ROOT
 
-# In the place of Python. The task's entry of $DO is STATUS@SECONDS, counted from when all tasks run; STATUS@TERM: ends
+# Replaces Python. The task's entry of $DO is STATUS@SECONDS, counted from when all tasks run; STATUS@TERM: ends
 # 0.2 s after SIGTERM, as a process that saves; 143@TERM: SIGTERM ends it at once; @KILL: only SIGKILL ends it. A status
 # above 128 is a signal.
 TASK = '''
@@ -64,6 +64,7 @@ def job(folder, do, restarts=0):
     return done.returncode, lines['requeued'], lines['ended']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('do, status, restarts, again', [
     ('0@0', 0, 0, False), ('2@0', 2, 0, False), ('1@0', 1, 0, False),
     ('75@0', 75, 0, True), ('75@0', 75, 19, True), ('75@0', 75, 20, False), ('137@0', 137, 1, True),

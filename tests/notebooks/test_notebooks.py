@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import inference
+from configs import demo, rnnsearch_demo
 from input_pipeline.builtin import make_corpus
 from tests.scripts import script
 
@@ -89,6 +90,33 @@ def test_what_is_committed_is_the_source_with_outputs(name):
     assert sum('image/png' in output.get('data', {}) for output in found) >= PICTURES[name]
     assert path.stat().st_size < 300_000
     assert not re.search(r'/(home|root|tmp|work|Users|mnt)/', path.read_text())  # of whoever built it
+
+
+def printed(name):
+    """The text outputs of a committed notebook."""
+    cells = json.loads((build.FOLDER / f'{name}.ipynb').read_text())['cells']
+    return ''.join(line for cell in cells for output in cell.get('outputs', [])
+                   for line in output.get('text') or output['data'].get('text/plain', []))
+
+
+def test_the_outputs_are_those_of_the_present_recipes():
+    config, text = demo.get_config(), printed('open_a_run')
+    [(step, size)] = re.findall(r'parameters of step \[(\d+)\], vocabulary of (\d+)\n', text)
+    assert int(step) in range(config.eval.every, config.train.steps + 1, config.eval.every)
+    assert int(size) == config.data.tokenizer.vocab_size
+    options = dict(option.split(' ') for option in re.search('^kind .*$', text, re.MULTILINE)[0].split(', '))
+    assert options == {name: str(config.model[name]) for name in options} and len(options) == 8
+
+    steps = dict(re.findall(r'(\w+) +[\d,]+ parameters, step \[(\d+)\]', printed('additive_vs_dot_product')))
+    assert steps == {'RNNsearch': str(rnnsearch_demo.get_config().train.steps), 'Transformer': str(config.train.steps)}
+
+    asked = re.search(r'--config.train.steps=(\d+)', build.read('compare_runs').cells[0].source)[1]
+    assert f', {asked}: ' in printed('compare_runs')
+
+
+@pytest.mark.parametrize('name', build.NAMES)
+def test_no_output_is_the_description_of_a_python_object(name):
+    assert not re.findall(r'<matplotlib\.\S+|\[?Text\(|<\S+ at 0x\w+>', printed(name))
 
 
 def test_a_source_is_in_percent_format_and_begins_with_its_title():

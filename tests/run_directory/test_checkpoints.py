@@ -10,7 +10,7 @@ import pytest
 
 import run_directory.checkpoints
 from run_directory.checkpoints import open_checkpoints
-from run_directory.checksums import SEEDS, checksum
+from run_directory.checksums import PART, SEEDS, checksum, numpy_checksum
 from run_directory.records import evaluations
 from runtime.errors import UserError
 from training.metrics import MetricsWriter
@@ -195,8 +195,14 @@ def test_a_checksum_follows_every_bit_and_place_but_not_the_layout(dtype):
         values, values.at[3, 4].set(jnp.zeros((), dtype)), values.T.reshape(6, 8), values[::-1],
         jnp.zeros_like(values), values[:5])}
     assert len(words) == 6
-    host = checksum(np.asarray(values))
-    assert host.tolist() == checksum(values).tolist() != checksum(values.reshape(-1)[:47]).tolist()
+    host, on_device = np.asarray(values), checksum(values).tolist()
+    assert numpy_checksum(host).tolist() == checksum(host).tolist() == on_device
+    assert on_device != checksum(values.reshape(-1)[:47]).tolist()
+
+
+def test_numpy_sums_many_values_as_the_compiled_checksum_does():
+    values = np.random.default_rng(0).normal(size=(3, PART)).astype(np.float32)[:, 1:]
+    assert numpy_checksum(values).tolist() == checksum(values).tolist()
 
 
 def test_a_checksum_is_what_the_definition_says():
@@ -207,7 +213,7 @@ def test_a_checksum_is_what_the_definition_says():
 
     values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     words = values.view(np.uint32).ravel().tolist()
-    assert checksum(values).tolist() == [
+    assert numpy_checksum(values).tolist() == checksum(values).tolist() == [
         sum(mixed(word ^ mixed((place + seed) % 2 ** 32)) for place, word in enumerate(words)) % 2 ** 32
         for seed in SEEDS]
 

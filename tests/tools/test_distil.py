@@ -15,8 +15,10 @@ import inference
 from configs import demo
 from input_pipeline.sources import open_corpus
 from runtime.errors import UserError
-from tests.scripts import ROOT, WORDS, cache, data, run  # noqa: F401 (fixtures)
-from tools.distil import write_corpus
+from tests.scripts import ROOT, WORDS
+from tools.student_corpus import write_corpus
+
+pytestmark = pytest.mark.slow
 
 
 def distil(*arguments):
@@ -148,7 +150,7 @@ def test_it_can_be_tried_on_a_few_sentences(run, data, tmp_path):
 
 
 def test_mistakes_are_told(corpus, run, tmp_path):
-    for arguments, message in (([f'--workdir={run[0]}'], '--output=DIR are needed'),
+    for arguments, message in (([f'--workdir={run[0]}'], '--output is missing'),
                                ([f'--workdir={run[0]}', f'--output={corpus}'], 'is not empty'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--beam=0'], 'beam=0 must be'),
                                ([f'--workdir={run[0]}', f'--output={tmp_path}/x', '--sentences=-1'], '--sentences=-1'),

@@ -19,7 +19,7 @@ from tests.scripts import ROOT
 from tools.ahead import Ahead, Recipe, keep, load
 from tools.chips import parse_topology
 from tools.formula import REMAT, bounds, candidates, estimate, meshes
-from tools.plan import Plan, TooLarge, by_formula, ranked, sizes_of_mesh, too_large
+from tools.planning import Plan, by_formula, described, ranked, sizes_of_mesh, too_large
 
 ONE = {'data': 1, 'fsdp': 1, 'tensor': 1}
 
@@ -27,13 +27,6 @@ ONE = {'data': 1, 'fsdp': 1, 'tensor': 1}
 def plan(*arguments):
     return subprocess.run([sys.executable, '-m', 'tools.plan', *arguments], cwd=ROOT, capture_output=True, text=True,
                           timeout=300)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def flags():
-    from absl import flags
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(['test'], known_only=True)
 
 
 def small(**options):
@@ -60,9 +53,16 @@ def test_a_plan_by_formula_is_printed():
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (['--config=configs/demo.py'], '--topology is missing: give the devices, for example --topology=v5e:4x4'),
+    (['--config=configs/demo.py'], '--topology is missing. Use for example --topology=v5e:4x4'),
     (['--config=configs/digits_vit.py', '--topology=h100:8'],
-     'config.task=classification: plans are made for text, that is translation and language_model'),
+     'config.task=classification: plans support translation and language_model only'),
+    (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000000000'],
+     '--slices=1000000000000: must be from 1 to 1,000,000'),
+    (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
+     '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
+    (['--config=configs/demo.py', '--topology=a100:4096', '--search'],
+     'a100:4096: a batch has 16 rows, which no mesh of the search divides into equal shares. Use a batch of 4096 rows, '
+     'for example, or fewer devices'),
 ])
 def test_mistakes_are_told_in_a_line(arguments, message):
     done = plan(*arguments)
@@ -74,18 +74,25 @@ def test_mistakes_are_told_in_a_line(arguments, message):
 def test_where_libtpu_is_missing_it_says_how_to_have_it():
     done = plan('--config=configs/demo.py', '--topology=v5e:4x4')
     assert (done.returncode, done.stdout) == (2, '')
-    assert 'needs libtpu: pip install -e ".[plan]", or plan with --formula' in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith('Run pip install -e ".[plan]", or use --formula')
 
 
 @pytest.mark.parametrize('options, length, message', [
-    ({'parallel__data': 3}, None, 'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices of h100:8: -1 fills'),
-    ({}, 1_000_000, 'holds no 8 sentences of 1000000 tokens: raise it to at least 8000000, or lower --length'),
-    ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: a plan knows no teacher; leave it out'),
+    ({'parallel__data': 3}, None, 'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices of h100:8. Set one'),
+    ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
+    ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
 ])
 def test_what_cannot_be_planned(options, length, message):
     with pytest.raises(UserError, match=message):
-        config = small(**options)
-        by_formula(config, parse_topology('h100:8'), Recipe(config, length))
+        by_formula(small(**options), parse_topology('h100:8'), length)
+
+
+@pytest.mark.parametrize('options', [{'train__accumulate': 7}, {'batch__tokens': 512}])
+def test_rows_of_padding_are_planned_as_they_are_trained(options):
+    """7 parts, or 8 devices, do not divide the rows of a batch."""
+    plan = by_formula(small(**options), parse_topology('h100:64'))
+    assert plan.tokens == options.get('batch__tokens', 1024)
+    assert plan.train.flops > by_formula(small(), parse_topology('h100:8')).train.flops / 8
 
 
 def test_arithmetic_and_memory_are_those_of_the_model():
@@ -140,20 +147,21 @@ def test_the_search_prefers_what_fits_and_is_fastest():
 def test_what_is_too_large_is_told_with_what_would_fit():
     config, topology = lm_1b.get_config(), parse_topology('v5e:4x4')
     config.model.update(num_layers=1, d_model=8192, d_ff=32_768)
-    whole = by_formula(config, topology, Recipe(config))
-    assert not whole.fits  # parameters and moments of 1.3 billion on every chip, of 16 GB
+    whole = by_formula(config, topology)
+    assert not whole.fits  # parameters and moments of 1.3 billion on every chip of 16 GiB
+    assert 'available 16.00 GiB' in described(whole)
     with pytest.raises(UserError, match='By formula this would fit: .*fsdp=') as error:
-        raise too_large(whole, TooLarge('as compiled', 2.0 ** 35, 2.0 ** 34))
-    assert '16.00 GB, but the step needs about 32.00 GB' in str(error.value)
+        raise too_large(whole, 2.0 ** 35, 2.0 ** 34)
+    assert '16.00 GiB, but the step needs about 32.00 GiB' in str(error.value)
     flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)
     config.parallel.update(data=int(flags['parallel.data']), fsdp=int(flags['parallel.fsdp']),
                            tensor=int(flags['parallel.tensor']))
     config.model.update(remat=flags['model.remat'] == 'True', remat_keep=flags.get('model.remat_keep', 'nothing'))
     config.train.accumulate = int(flags['train.accumulate'])
-    assert by_formula(config, topology, Recipe(config)).fits
+    assert by_formula(config, topology).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
-    huge = Plan(config, topology, sizes_of_mesh(config, topology), 1, {}, whole.train)
-    assert 'no mesh, remat or parts of a batch would fit' in str(too_large(huge, TooLarge('x')))
+    huge = Plan(config, topology, sizes_of_mesh(config, topology), whole.shape, {}, whole.train)
+    assert 'no mesh, remat or parts of a batch would fit' in str(too_large(huge, whole.train.peak))
 
 
 @pytest.mark.slow

@@ -75,6 +75,7 @@ def test_an_update_that_is_left_out_leaves_it_too(accumulate):
     jax.tree.map(np.testing.assert_array_equal, average_of(after), average_of(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [Mode(data=4, mode='pmap'), Mode(fsdp=4), Mode(data=2, fsdp=2, tensor=2),
                                   Mode(accumulate=4)], ids=str)
 def test_it_is_the_same_on_every_mesh_and_lies_as_the_parameters_do(mode):

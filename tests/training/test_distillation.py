@@ -20,7 +20,7 @@ from model.ensemble import Ensemble
 from model.evaluation import forward, supervised
 from model.losses import cross_entropy
 from model.transformer import Transformer
-from tests.scripts import ROOT, cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import ROOT, parameters, script, train_arguments
 from tests.training.test_objective import Noisy, batch_of, log_softmax
 from training.objective import distilled, r_drop, simcut
 
@@ -102,6 +102,7 @@ def test_each_pass_of_a_variant_has_the_teacher(variant):
         assert float(loss(0.5).others[name]) == pytest.approx(float(plain.others[name]), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', [pytest.param(Mode(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
                                   Mode(accumulate=2),
                                   pytest.param(Mode(data=4, mode='pmap'), marks=pytest.mark.slow)], ids=str)
@@ -192,6 +193,7 @@ def test_two_processes_learn_what_one_does(run, data, cache, tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_student_cannot_learn_from_is_told(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__teacher': tmp_path / 'none'}, 'none is not a run directory'),

@@ -13,7 +13,7 @@ import inference
 from run_directory.records import read_config
 from runtime.errors import UserError
 from tests.scripts import script
-from tests.tiny_run import cache, start, steps, tiny_config  # noqa: F401 (fixture)
+from tests.tiny_run import start, steps, tiny_config
 
 
 def write_series(folder, kind=np.uint8, classes=3, values=False, count=24):
@@ -48,6 +48,7 @@ def three(tmp_path_factory, cache):
     return folder / 'run'
 
 
+@pytest.mark.slow
 def test_a_run_on_series_of_bytes_has_the_preprocessing_of_one_on_series_of_other_numbers(three, cache, tmp_path):
     start(tmp_path / 'run', series_config(cache, write_series(tmp_path / 'data', np.int16)))
     assert preprocessing(tmp_path / 'run') == preprocessing(three)
@@ -56,6 +57,7 @@ def test_a_run_on_series_of_bytes_has_the_preprocessing_of_one_on_series_of_othe
         np.testing.assert_array_equal(leaf, params(tmp_path / 'run')[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     """As a run of an earlier version, which scaled series of bytes as images."""
     config = series_config(cache, write_series(tmp_path / 'data'))
@@ -96,6 +98,7 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, tmp_path):
     folder = write_series(tmp_path / 'data', values=True)
     config = series_config(cache, folder)
@@ -118,6 +121,7 @@ def tune(parent, workdir, *flags):
                   '--config.train.steps=2', '--config.optimizer.warmup=1', *flags)
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_is_fine_tuned(three, cache, tmp_path):
     adapted = read_config(three)
     adapted.train.update(init_from=str(three), lora_rank=2, lora_alpha=32.0, lora_parts='*attention/key')
@@ -129,6 +133,7 @@ def test_a_run_with_adapters_is_fine_tuned(three, cache, tmp_path):
     assert all(not np.array_equal(found[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_ends_in_value_freezes_what_it_names(three, tmp_path):
     done = tune(three, tmp_path / 'tuned', '--config.train.frozen=*/value')
     assert done.returncode == 0, done.stderr.decode()

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 from tests.tiny_run import start, tiny_config
 from training import loop
@@ -15,6 +16,7 @@ def test_all_keys_of_many_seeds_differ():
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_a_training_s_dropout_key_is_not_the_one_that_the_next_seed_s_parameters_are_made_from(tmp_path, monkeypatch):
     keys, examples, states = {}, {}, {}
 

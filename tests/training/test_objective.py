@@ -147,6 +147,7 @@ def test_what_modules_sow_is_part_of_the_loss():
     assert float(found.loss) == pytest.approx(float(bare.loss) + balance * float(bare.tokens), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode, exact', [
     (Mode(data=2, dropout=0.5), True),
     pytest.param(Mode(data=8, dropout=0.5), True, marks=pytest.mark.slow),

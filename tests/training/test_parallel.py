@@ -51,6 +51,7 @@ WIDE = [Mode(data=2, tensor=4)]
 ALL = [mode for mode in modes(8) if not mode.dropout]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('found', [WIDE, pytest.param(ALL, marks=pytest.mark.slow)], ids=['one mode', 'all modes'])
 def test_every_mode_trains_grouped_queries_as_one_device_does(found):
     # Adam would make gradients that are only rounding large, as those of the bias of keys that are not turned.
@@ -115,6 +116,7 @@ ALL_ODD = [Mode(tensor=8), Mode(tensor=3), Mode(fsdp=4, tensor=2), Mode(data=5),
            Mode(fsdp=2, tensor=4, accumulate=3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('found', [ODD[:2], pytest.param(ODD + ALL_ODD, marks=pytest.mark.slow)], ids=['two', 'all'])
 @pytest.mark.parametrize('size', [37, pytest.param(41, marks=pytest.mark.slow)])
 def test_a_vocabulary_that_no_mesh_divides(found, size, monkeypatch):
@@ -157,6 +159,7 @@ def test_the_padding_of_a_vocabulary_is_in_the_program_only():
     assert computing['keys'].spec == PartitionSpec(None, None, None)
 
 
+@pytest.mark.slow
 def test_a_fresh_state_is_the_same_on_every_mesh_and_no_device_has_it_all():
     one, spread = compiled(Mode()).init(seed=0), compiled(Mode(fsdp=4, tensor=2)).init(seed=0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, spread)
@@ -169,6 +172,7 @@ PAIRS = list(itertools.permutations(LAYOUTS, 2))
 RING = [(LAYOUTS[1], LAYOUTS[2]), (LAYOUTS[2], LAYOUTS[1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pairs', [RING, pytest.param(PAIRS, marks=pytest.mark.slow)], ids=['two pairs', 'all pairs'])
 def test_a_checkpoint_of_any_layout_restores_on_any_other(pairs, tmp_path):
     states = {layout: compiled(layout).init(seed=0) for layout in {*itertools.chain(*pairs)}}

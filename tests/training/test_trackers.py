@@ -11,7 +11,7 @@ import pytest
 from run_directory.progress import Due
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import cache, said, start, tiny_config  # noqa: F401 (fixtures)
+from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.trackers import open_trackers
 
@@ -72,6 +72,7 @@ def test_a_package_that_is_not_installed_is_named(package, tmp_path, cache, monk
         open_trackers(tiny_config(cache, **{f'track__{package}': 'digits'}), tmp_path)
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeypatch):
     mlflow = pytest.importorskip('mlflow', reason=MISSING)
     pytest.importorskip('sqlalchemy', reason=MISSING)
@@ -90,6 +91,7 @@ def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeyp
     assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
 
 
+@pytest.mark.slow
 def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
     mlflow = pytest.importorskip('mlflow', reason=MISSING)
     pytest.importorskip('sqlalchemy', reason=MISSING)
@@ -108,6 +110,7 @@ def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
     assert client.get_run(run).info.status == 'FINISHED'
 
 
+@pytest.mark.slow
 def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
     mlflow = pytest.importorskip('mlflow', reason=MISSING)
     pytest.importorskip('sqlalchemy', reason=MISSING)
@@ -124,6 +127,7 @@ def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
         'samples/4.txt', 'attention/4.png']
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, cache, monkeypatch):
     pytest.importorskip('wandb', reason=MISSING)
     monkeypatch.setenv('WANDB_MODE', 'offline')

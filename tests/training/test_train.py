@@ -14,7 +14,7 @@ import training
 from input_pipeline.arrays import ArrayPlan
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import cache, outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)
 from training import loop
 from training.curve import LiveCurve
 
@@ -51,6 +51,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(whole, tmp_path, cache, mo
     assert outcome(tmp_path / 'run') == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_leaves_the_kernel_alive(tmp_path, cache, monkeypatch):
     def twice(*_):
         os.kill(os.getpid(), signal.SIGINT)

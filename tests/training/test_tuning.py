@@ -19,7 +19,7 @@ from model.transformer import Transformer
 from run_directory import initial
 from run_directory.initial import other_run
 from runtime.errors import UserError
-from tests.scripts import cache, data, parameters, run, script, train_arguments  # noqa: F401 (fixtures)
+from tests.scripts import parameters, script, train_arguments
 from training.compiled import Compiled
 from training.optimizer import make_optimizer
 from training.tuning import Tuning, make_tuning, matches
@@ -137,6 +137,7 @@ def test_the_gradient_of_adapters_is_that_of_the_matrix_through_its_factors():
     np.testing.assert_allclose(before[b] - after[b], scale * np.einsum('hkr,hke->re', before[a], gradient), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tuning', [LORA, FROZEN], ids=['LoRA', 'frozen'])
 @pytest.mark.parametrize('mode', [Mode(data=2, fsdp=2, tensor=2), pytest.param(Mode(data=4, mode='pmap'),
                                                                               marks=pytest.mark.slow)], ids=str)

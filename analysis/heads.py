@@ -1,0 +1,159 @@
+"""Attention heads: what each one is worth (Michel et al. 2019, arXiv:1905.10650).
+
+Every head of every kind of attention has a gate, a number that its output is multiplied by: 1 keeps the head, and 0
+removes it. Gates are edits (inference/edits.py) whose numbers change without another compilation.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from inference.edits import ATTENTION, Edit
+from inference.options import SearchOptions
+from inference.run import Run
+from inference.scores import corpus_scores
+from inference.translate import Translator
+from input_pipeline.tokenizer import BOS, EOS, PAD
+from model.places import EDITS
+from runtime.errors import UserError
+
+Gates = Mapping[str, Float[np.ndarray, ' head']]  # of the place 'heads' of each attention
+
+
+class GatedHeads:
+    """A run whose attention heads have gates.
+
+    Attributes:
+      run: the run with gates of 1, which is equal to the run without gates.
+      counts: {place: number of heads}.
+
+    Raises:
+      UserError: if the model has no attention.
+    """
+
+    def __init__(self, run: Run):
+        self.counts = {name: sizes['head'] or 0 for name, sizes in run.places().items() if name.endswith('/heads')}
+        if not self.counts:
+            raise UserError(f'{run.workdir}: the model has no attention heads')
+        self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
+
+    def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
+        """Returns gates that keep all heads."""
+        return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
+
+    def kinds(self) -> dict[str, list[str]]:
+        """Returns {kind: its places, one for each layer}; kinds are 'encoder', 'decoder' and 'cross'."""
+        found = {kind: [name for name in self.counts if name.startswith(path.partition('{')[0])
+                        and path.rpartition('/')[2] in name] for kind, path in ATTENTION.items()}
+        return {kind: names for kind, names in found.items() if names}
+
+    def model(self, gates: Gates) -> Any:
+        """Returns the answerer with these gates; a place without gates keeps all heads."""
+        model = copy.copy(self.run.model)
+        model.params = self._with_gates(gates)
+        return model
+
+    def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
+        """Returns the importance of each head: the mean over sentences of |dL/dg|, for the gates g (section 4.1).
+
+        L is the cross-entropy of all tokens of a reference, given its source.
+
+        Args:
+          pairs: sources and references.
+        """
+        model = self.run.model
+        if not isinstance(model, Translator):
+            raise UserError(f'{self.run.workdir}: importance needs translations, but the task is '
+                            f'{self.run.config.task}. Use a run of task=translation')
+
+        def loss(gates, source, target):
+            targets = jnp.concatenate([target[1:], jnp.zeros(1, target.dtype)])
+            log_probs = model._teacher_forced(self._with_gates(gates), {'source': source[None], 'target': target[None]},
+                                              targets[None])
+            return -jnp.where(targets != PAD, log_probs[0], 0.0).sum()
+
+        total = jax.tree.map(np.zeros_like, self.ones())
+        gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
+        for begin in range(0, len(pairs), 64):
+            part = pairs[begin:begin + 64]
+            source = model._padded([[*model.tokenizers['source'].encode(text), EOS] for text, _ in part], 64)
+            target = model._padded([[BOS, *model.tokenizers['target'].encode(text), EOS] for _, text in part], 64)
+            of_part = gradients(self.ones(), source, target)
+            total = {name: total[name] + np.abs(of_part[name][:len(part)]).sum(axis=0) for name in total}
+        return {name: each / len(pairs) for name, each in total.items()}
+
+    def _with_gates(self, gates: Mapping[str, Any]) -> dict[str, Any]:
+        numbers = [{name: gates[name][:, None] if name in gates else number for name, number in each.items()}
+                   for each in self.run.model.params[EDITS]]
+        return {**self.run.model.params, EDITS: numbers}
+
+
+def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
+    """Returns gates without one more head, numbered from 0."""
+    fewer = np.array(gates[place])
+    fewer[head] = 0
+    return {**gates, place: fewer}
+
+
+def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
+    """Returns a score of `corpus_scores` for the translations of `pairs` (source, reference)."""
+    sources, references = zip(*pairs, strict=True)
+    return corpus_scores([output.text for output in model.translate(sources, options)], references)[metric]
+
+
+def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], kind: str, options: SearchOptions,
+                         metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
+    """Returns the score of the whole model, and the score without each head of a kind (leave one out).
+
+    `metric` is a key of `corpus_scores`: 'exact_match' (a share of 1) or 'bleu'.
+
+    Raises:
+      UserError: if the model has no attention of this kind.
+    """
+    kinds, every = heads.kinds(), heads.ones()
+    if kind not in kinds:
+        raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
+
+    def score(gates):
+        return exact_or_bleu(heads.model(gates), pairs, options, metric)
+
+    return score(every), np.array([[score(without_head(every, place, head)) for head in range(heads.counts[place])]
+                                   for place in kinds[kind]], dtype=float)
+
+
+def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Sequence[tuple[str, int]],
+                  options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
+    """Returns (heads removed, score) as heads are removed in an order, in `steps` steps from none to all.
+
+    Args:
+      heads: the run with gates.
+      pairs: sources and references.
+      order: (place, head) of each head, the first to be removed first; see `ranked` and `shuffled`.
+      options: of the search.
+      metric: a key of `corpus_scores`.
+      steps: so many scores, besides that of the whole model.
+    """
+    gates, curve, removed = heads.ones(), [], 0
+    for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():
+        for place, head in order[removed:count]:
+            gates = without_head(gates, place, head)
+        removed = count
+        curve.append((count, exact_or_bleu(heads.model(gates), pairs, options, metric)))
+    return curve
+
+
+def ranked(importance: Mapping[str, Float[np.ndarray, ' head'] | Float[Array, ' head']]) -> list[tuple[str, int]]:
+    """Returns (place, head) of all heads, the least important first."""
+    heads = [(float(value), name, head) for name, values in importance.items() for head, value in enumerate(values)]
+    return [(name, head) for _, name, head in sorted(heads)]
+
+
+def shuffled(heads: GatedHeads, seed: int = 0) -> list[tuple[str, int]]:
+    """Returns (place, head) of all heads in a random order, the control of `ranked`."""
+    order = ranked(heads.ones())
+    return [order[index] for index in np.random.default_rng(seed).permutation(len(order))]

@@ -1,0 +1,195 @@
+"""The runs of a sweep: read from its file, recorded in its directory, and watched while they train."""
+
+import contextlib
+import dataclasses
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from analysis.compare import LOGS, SWEEP, RunRecord, read_curves, read_results, recorded_sweep
+from configs.checks import check_config, written
+from configs.options import flatten
+from configs.sweeps import Overrides, run_names
+from configs.tasks import METRICS, goodness
+from configs.versions import VERSION
+from run_directory.records import METRICS_FILE
+from runtime.errors import UserError, did_you_mean, faults_in, option_like
+from runtime.files import check_folder, write_text
+
+log = logging.getLogger('allyouneed.sweep')
+
+
+def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
+    """Returns the runs that a sweep file makes from the resolved recipe, each as its overrides.
+
+    Raises:
+      UserError: if the file does not exist or does not define a sweep.
+    """
+    path = Path(file)
+    if not path.is_file():
+        shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
+        raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
+    # importlib would choose a loader by the ending of the file, which may be any.
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
+    assert spec is not None, 'the loader is given'
+    module = importlib.util.module_from_spec(spec)
+    with faults_in(str(path)):
+        loader.exec_module(module)
+    if not callable(getattr(module, 'get_sweep', None)):
+        raise UserError(f'--sweep={path} has no function get_sweep(config). configs/sweeps/__init__.py has an example')
+    with faults_in(str(path)):
+        sweep = module.get_sweep(config)
+    if not (isinstance(sweep, list | tuple) and sweep and all(map(_is_overrides, sweep))):
+        raise UserError(f'--sweep={path}: get_sweep must return a list of at least one run, each a dict of overrides')
+    return list(sweep)
+
+
+def _is_overrides(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(option, str) for option in value)
+
+
+def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> dict[str, Overrides]:
+    """Returns the overrides of each run by the run's name. Of runs with equal configs, only the first one is kept.
+
+    Args:
+      file: the sweep file, for messages.
+      config: the resolved recipe.
+      sweep: the runs of the file.
+
+    Raises:
+      UserError: if a run's config is not possible. The message names the run.
+    """
+    options, unique = flatten(config), {}
+    for overrides in sweep:
+        for option in overrides.keys() - options.keys():
+            raise UserError(f'--sweep={file}: the config has no option {option}{option_like(option, options)}')
+        changed = config.copy_and_resolve_references()
+        try:
+            changed.update_from_flattened_dict(overrides)
+            check_config(changed)
+        except (TypeError, ValueError, UserError) as error:
+            raise UserError(f'--sweep={file}, run {written(overrides)}: {error}') from None
+        unique.setdefault(repr(flatten(changed)), overrides)
+    if len(unique) < len(sweep):
+        log.info('%d duplicate runs of the sweep are left out', len(sweep) - len(unique))
+    runs = list(unique.values())
+    return dict(zip(run_names(runs, options), runs, strict=True))
+
+
+def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, Any],
+                    runs: dict[str, Overrides]) -> None:
+    """Writes sweep.json. A sweep that the directory already has may lack some of these runs, but not differ otherwise.
+
+    Raises:
+      UserError: if the directory has another sweep or other files. The message lists the differences.
+    """
+    path = directory / SWEEP
+    if path.exists():
+        recorded = recorded_sweep(directory)
+        changed = _differences(recorded['config'], config)
+        for name, overrides in recorded['runs'].items():
+            lines = _differences(overrides, runs[name]) if name in runs else ['not in this sweep']
+            changed += [f'run {name}: {line}' for line in lines]
+        if changed:
+            raise UserError('\n  '.join([f'--workdir={directory} has another sweep. The differences:', *changed])
+                            + '\nUse another --workdir, or the same sweep to continue it')
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f'--workdir={directory} is not empty and has no {SWEEP}. Use a new or an empty directory')
+    check_folder(directory / LOGS)
+    (directory / LOGS).mkdir(parents=True, exist_ok=True)
+    content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
+    write_text(path, json.dumps(content, indent=2) + '\n')
+
+
+def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> list[str]:
+    """Returns a line for each option whose values differ."""
+    return [f'{option}: {recorded.get(option)!r} in the directory, {requested.get(option)!r} in this sweep'
+            for option in sorted(recorded.keys() | requested.keys()) if recorded.get(option) != requested.get(option)]
+
+
+class Progress:
+    """The progress of a sweep, from the files of its runs, so that it covers runs on other machines as well."""
+
+    def __init__(self, runs: Sequence[RunRecord], ended: set[str], split: str, metric: str | None = None):
+        """Starts to watch.
+
+        Args:
+          runs: all runs of the sweep.
+          ended: the names of the runs that need not run; `end` adds to them.
+          split: the split on which runs are scored.
+          metric: the metric of the best run; None: config.eval.metric of the recipe.
+        """
+        self._runs, self._ended, self._split = {run.name: run for run in runs}, ended, split
+        self._metric = metric or runs[0].config['eval.metric']
+        self._began = time.time() - 1  # file systems round times
+        self._first: dict[str, tuple[int, float]] = {}  # of each run: a step, and the time at which it was logged
+
+    def end(self, name: str) -> None:
+        """Notes that a run has ended."""
+        self._ended.add(name)
+
+    def scores(self, name: str) -> str:
+        """Returns a run's score and the best score so far: 'bleu 38.8, best so far: 39.1 (num_heads=8)'."""
+        results = {run: read_results(self._runs[run].workdir, skip_damaged=True) for run in self._ended}
+        measured = {run: splits[self._split][self._metric] for run, splits in results.items()
+                    if self._metric in splits.get(self._split, {})}
+        if name not in measured or self._metric not in METRICS:
+            return ''
+        best = max(measured, key=lambda run: goodness(self._metric, measured[run]))
+        comparison = 'the best so far' if best == name else f'best so far: {measured[best]:.4g} ({best})'
+        return f'{self._metric} {measured[name]:.4g}, {comparison}'
+
+    def __str__(self) -> str:
+        """Describes the active runs: '1 of 4 runs ended; num_heads=8: step 300 of 1,200, 02:05 left'."""
+        active = [self._described(run) for run in self._runs.values() if run.name not in self._ended
+                  and _modified(run.workdir.parent / LOGS / f'{run.name}.log') >= self._began]
+        return '; '.join([f'{len(self._ended)} of {len(self._runs)} runs ended', *(active or ['no run is active'])])
+
+    def _described(self, run: RunRecord) -> str:
+        run = dataclasses.replace(run, curves=read_curves(run.workdir))
+        if run.trained:
+            return f'{run.name}: scoring on {self._split}'
+        logged = _modified(run.workdir / METRICS_FILE)
+        if not run.step or logged < self._began:
+            return f'{run.name}: starting'
+        first, began = self._first.setdefault(run.name, (run.step, logged))
+        steps = run.config['train.steps']
+        text = f'{run.name}: step {run.step:,} of {steps:,}'
+        if run.step == first:
+            return text
+        left = (logged - began) / (run.step - first) * (steps - run.step) - (time.time() - logged)
+        return f'{text}, {tqdm.format_interval(max(0, left))} left'
+
+
+@contextlib.contextmanager
+def logged_regularly(progress: Progress, pause: float = 30) -> Iterator[None]:
+    """Logs the progress every `pause` seconds, and less often in a long sweep, in a thread."""
+    stop, began = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        while not stop.wait(min(max(pause, (time.monotonic() - began) / 20), 600)):
+            log.info('%s', progress)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _modified(path: Path) -> float:
+    """Returns when a file was last written, in seconds since the epoch, or 0 if it does not exist."""
+    return path.stat().st_mtime if path.exists() else 0.0

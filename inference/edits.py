@@ -1,0 +1,302 @@
+"""Edits of the values at places of a model (model/places.py), as data.
+
+    Edit('zero', 'decoder/layers_0/cross_attention/heads', heads=[2])
+    {"edit": "zero", "place": "decoder/layers_0/cross_attention/heads", "heads": [2]}
+
+The two lines are the same edit, in Python and in a JSON file, which holds a list of edits. The order of the edits has
+no effect: at each place 'replace', 'mean', 'freeze' or a function comes first, then 'scale', 'zero' and 'add'; only
+one of the first group may apply to a head at a position.
+"""
+
+import dataclasses
+import difflib
+import fnmatch
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from model.places import PAIRS, At
+from runtime.errors import UserError
+
+FIRST = 'replace', 'mean', 'freeze'  # and functions: they do not depend on the value that they replace
+KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
+PATTERNS = 'uniform', 'first'  # of weights
+ATTENTION = {'encoder': 'encoder/layers_{}/self_attention', 'decoder': 'decoder/layers_{}/self_attention',
+             'cross': 'decoder/layers_{}/cross_attention'}
+FREE = 'batch', 'position', 'query', 'key'  # axes whose length depends on the text
+
+Sizes = Mapping[str, int | None]  # of the axes of a place; None: it depends on the text
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A change of the values at places.
+
+    Attributes:
+      edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
+      place: the name of a place, or a pattern as of the shell: '*/self_attention/heads'.
+      by: what the edit needs.
+        'zero': nothing.
+        'scale': a number, or numbers that broadcast to the last axes of the place ([heads, 1] of 'heads').
+        'add': a vector (steering), or numbers that broadcast to the last axes.
+        'mean': the texts of a corpus, or the name of a split: the value becomes its mean over their tokens. Or numbers.
+        'replace': another text, or (source, target): the value becomes that text's value at the same position
+          (activation patching). Or numbers, [position, ...]. Positions that the other text lacks are unchanged.
+        'freeze': of 'weights', 'uniform' over the keys that a query may look at, 'first' (all on the first token), or
+          numbers [query, key] or [head, query, key].
+      heads: numbers of heads, from 0; None: all.
+      positions: numbers of tokens, from 0; None: all. Of 'scores' and 'weights', the tokens that look.
+    """
+    edit: str | Callable[[Array, At], Array]
+    place: str
+    by: Any = None
+    heads: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
+
+    def __post_init__(self):
+        if callable(self.edit):
+            return
+        if self.edit not in KINDS:
+            raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
+        if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
+            raise UserError(f'edit {self.edit!r} at {self.place}: "by" '
+                            + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove it'))
+        if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
+            raise UserError(f'edit \'freeze\' at {self.place}: by={self.by!r} must be {", ".join(PATTERNS)} or numbers')
+
+    @classmethod
+    def of(cls, fields: Any, where: str = 'edits') -> 'Edit':
+        """Returns the edit that a JSON object describes.
+
+        Raises:
+          UserError: if a field is unknown or missing.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(fields, dict):
+            raise UserError(f'{where}: {str(fields)[:80]!r} is not an edit. Write {{"edit": "zero", "place": "..."}}')
+        for name in fields:
+            if name not in names:
+                raise UserError(f'{where}: an edit has no field {name!r}. {nearest(name, names)}')
+        if missing := [name for name in ('edit', 'place') if not isinstance(fields.get(name), str)]:
+            raise UserError(f'{where}: the edit {json.dumps(fields)[:80]} has no {missing[0]!r}. Add it, as a text')
+        return cls(**fields)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the edit as a JSON object; a function as its name, which cannot be read again."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if callable(self.edit):
+            fields['edit'] = f'function {getattr(self.edit, "__name__", "")}'.strip()
+        if hasattr(self.by, 'source_tokens'):  # an output
+            fields['by'] = [self.by.source, self.by.text]
+        return {name: value.tolist() if hasattr(value, 'tolist') else value
+                for name, value in fields.items() if value is not None}
+
+
+def read_edits(path: str) -> list[Edit]:
+    """Reads a JSON file with a list of edits.
+
+    Raises:
+      UserError: if it cannot be read or has something else.
+    """
+    try:
+        listed = json.loads(Path(path).read_text('utf-8'))
+    except (OSError, ValueError) as error:
+        raise UserError(f'--edit={path} cannot be read: {error}. Give a JSON file with a list of edits') from None
+    if not isinstance(listed, list):
+        raise UserError(f'--edit={path}: the file must hold a list of edits, [{{"edit": ..., "place": ...}}, ...]')
+    return [Edit.of(fields, f'--edit={path}') for fields in listed]
+
+
+def without(heads: str) -> Edit:
+    """Returns the edit that sets heads to zero.
+
+    `heads` is KIND:LAYER:HEADS, such as 'cross:1:2,3'; layers and heads count from 1, as in --look of decode.py.
+
+    Raises:
+      UserError: if `heads` is something else.
+    """
+    kind, layer, numbers, *rest = [*heads.split(':'), '', '', ''][:max(3, 1 + heads.count(':'))]
+    listed = numbers.split(',')
+    if rest or kind not in ATTENTION or not all(each.isdecimal() and int(each) for each in (layer, *listed)):
+        raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS, with KIND {", ".join(ATTENTION)} and numbers '
+                        'from 1. Use for example --without=cross:1:2,3')
+    place = ATTENTION[kind].format(int(layer) - 1) + '/heads'
+    return Edit('zero', place, heads=[int(each) - 1 for each in listed])
+
+
+def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:
+    """Returns the names of places that match a pattern.
+
+    Raises:
+      UserError: if there are none; the message has the nearest names.
+    """
+    names = fnmatch.filter(places, pattern)
+    if not names:
+        raise UserError(f'place {pattern!r}: the model has no such place. {nearest(pattern, list(places))}')
+    return names
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Returns the end of a message: the names that are most like `name`."""
+    close = difflib.get_close_matches(name, names, 3, 0.4)
+    return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
+
+
+class Editor:
+    """Edits whose texts have become numbers, checked against the places of a model.
+
+    Attributes:
+      edits: in the order in which they are applied.
+      numbers: of each edit, or None.
+    """
+
+    def __init__(self, edits: Sequence[Edit], numbers: Sequence[Mapping[str, Any]], places: Mapping[str, Sizes]):
+        order = sorted(range(len(edits)), key=lambda index: _rank(edits[index]))
+        self.edits = [edits[index] for index in order]
+        self._matched: dict[str, list[int]] = {}
+        self.numbers: list[dict[str, Any]] = [{} for _ in order]
+        for rank, index in enumerate(order):
+            for name in matching(edits[index].place, places):
+                edit, given = edits[index], numbers[index].get(name)
+                _check(edit, given, name, places[name])
+                if given is not None:
+                    self.numbers[rank][name] = np.asarray(given, np.float32)
+                for other in self._matched.get(name, []):
+                    _check_apart(self.edits[other], edit, name)
+                self._matched.setdefault(name, []).append(rank)
+
+    def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
+        """Returns the edit of each place, with these numbers instead of its own."""
+        numbers = self.numbers if numbers is None else numbers
+
+        def edit_of(name):
+            ranks = self._matched.get(name)
+
+            def edited(value, at):
+                for rank in ranks or ():
+                    value = _applied(self.edits[rank], numbers[rank].get(name), value, at)
+                return value
+            return edited if ranks else None
+        return edit_of
+
+
+def _rank(edit: Edit) -> tuple[int, str]:
+    return (0 if callable(edit.edit) else KINDS.index(edit.edit)), json.dumps(edit.as_json(), default=str)
+
+
+def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
+    """Raises UserError if an edit cannot be applied to a place."""
+    where = f'edit {edit.edit!r} at {name}' if isinstance(edit.edit, str) else f'the function at {name}'
+    if edit.heads is not None:
+        count = sizes.get('head')
+        if count is None:
+            raise UserError(f'{where}: this place has no heads. Remove "heads", or use {name}/heads')
+        for head in edit.heads:
+            if not 0 <= head < count:
+                raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
+    if any(position < 0 for position in edit.positions or ()):
+        raise UserError(f'{where}: positions={list(edit.positions or ())} must be at least 0')
+    pairs = tuple(sizes) == PAIRS
+    if edit.edit == 'freeze' and not name.endswith('/weights'):
+        raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
+    if edit.edit == 'mean' and pairs:
+        raise UserError(f'{where}: weights of different sentences have no mean. Use "freeze"')
+    if given is None:
+        return
+    shape = np.shape(given)
+    rest = [size for axis, size in sizes.items() if axis not in FREE]
+    if edit.edit in ('scale', 'add'):
+        expected, fits = rest, _broadcasts(shape, rest)
+    elif edit.edit == 'mean':
+        expected, fits = rest, shape == tuple(rest)
+    elif pairs:
+        expected = [sizes['head'], 'query', 'key']
+        fits = len(shape) == 3 and shape[0] in (1, sizes['head']) or len(shape) == 2
+    else:
+        positioned = 'position' in sizes
+        expected, fits = ['position'] * positioned + rest, shape[positioned:] == tuple(rest) and len(shape) > 0
+    if not fits:
+        raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
+                        f'[{", ".join(map(str, expected))}]. Give numbers of this shape')
+
+
+def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
+    return len(shape) <= len(sizes) and all(
+        one in (1, size) for one, size in zip(reversed(shape), reversed(sizes), strict=False))
+
+
+def _check_apart(first: Edit, second: Edit, name: str) -> None:
+    """Raises UserError if both edits replace the same values."""
+    def shared(one, other):
+        return one is None or other is None or bool(set(one) & set(other))
+
+    if all(callable(each.edit) or each.edit in FIRST for each in (first, second)) and (
+            shared(first.heads, second.heads) and shared(first.positions, second.positions)):
+        raise UserError(f'two edits replace the same values of {name}. Remove one, or give them different heads or '
+                        'positions')
+
+
+def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
+    """Returns the edited value where the edit's heads and positions are, and the value elsewhere."""
+    if callable(edit.edit):
+        new = edit.edit(value, at)
+        if edit.heads is None and edit.positions is None:
+            return new  # of whatever shape: `place` checks it
+    else:
+        new = _new(edit, numbers, value, at)
+    new, selected = new.astype(value.dtype), jnp.array(True)
+    axes = at.axes
+    if edit.heads is not None:
+        chosen = jnp.isin(jnp.arange(value.shape[axes.index('head')]), jnp.asarray(edit.heads))
+        selected = selected & _along(chosen[None], 'head', axes)
+    if edit.positions is not None:
+        chosen = jnp.isin(at.positions, jnp.asarray(edit.positions))
+        selected = selected & _along(chosen, 'query' if axes == PAIRS else 'position', axes)
+    return jnp.where(selected, new, value)
+
+
+def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) -> Bool[Array, '...']:
+    shape = [1] * len(axes)
+    shape[0], shape[axes.index(axis)] = chosen.shape
+    return chosen.reshape(shape)
+
+
+def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
+    """Returns what the value becomes everywhere."""
+    numbers = None if numbers is None else jnp.asarray(numbers)
+    if edit.edit == 'zero':
+        return jnp.zeros_like(value)
+    if edit.edit == 'scale':
+        return value * numbers
+    if edit.edit == 'add':
+        return value + numbers
+    if edit.edit == 'freeze' and numbers is None:
+        visible = jnp.ones(value.shape, bool) if at.mask is None else jnp.broadcast_to(at.mask, value.shape)
+        if edit.by == 'first':
+            assert at.keys is not None, 'weights have keys'
+            visible = visible & (at.keys == 0)[:, None, None]
+        return visible / jnp.maximum(visible.sum(axis=-1, keepdims=True), 1)
+    assert numbers is not None, 'checked before'
+    if at.axes == PAIRS:
+        return _pairs(numbers, value, at)
+    if edit.edit == 'mean' or 'position' not in at.axes:
+        return jnp.broadcast_to(numbers, value.shape)
+    within = _along(at.positions < len(numbers), 'position', at.axes)
+    return jnp.where(within, numbers[jnp.minimum(at.positions, len(numbers) - 1)], value)
+
+
+def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
+    """Returns given weights or scores; those of queries that are not given are unchanged."""
+    numbers = numbers if numbers.ndim == 3 else numbers[None]
+    _, queries, keys = numbers.shape
+    assert at.keys is not None, 'weights have keys'
+    # [#batch, head, query, key]; a search has one query position and the keys of all its hypotheses.
+    looked_up = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
+                        jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
+    known = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)
+    return jnp.where((at.positions < queries)[:, None, :, None], jnp.where(known, looked_up, 0.0), value)

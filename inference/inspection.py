@@ -1,0 +1,230 @@
+"""Reading the values inside a model at places (model/places.py), for texts or images.
+
+Values are NumPy arrays with the names of their axes and the pieces of text along them. xarray would be the usual type;
+it takes as long to import as a translation and needs pandas, so `Values.to_xarray` imports it when it is called.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from inference.edits import FREE, Edit, Sizes, matching
+from inference.generate import Generator
+from inference.options import SearchOptions
+from inference.predict import Predictor
+from inference.text import Output
+from inference.translate import Translator
+from model.places import axes_of, observing
+from runtime.errors import UserError
+
+MOST_GB = 4.0  # of captured values, unless more are allowed
+ROWS = 64  # texts at a time
+
+Answerer = Translator | Generator | Predictor
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """The values at a place for one text.
+
+    Attributes:
+      name: of the place.
+      axes: the names of the axes.
+      values: the array.
+      labels: {axis: the piece of text of each entry}, of axes of tokens.
+    """
+    name: str
+    axes: tuple[str, ...]
+    values: Shaped[np.ndarray, '...']
+    labels: Mapping[str, list[str]]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.values, dtype)
+
+    def to_xarray(self) -> Any:
+        """Returns an xarray.DataArray; xarray must be installed."""
+        import xarray  # pyright: ignore[reportMissingImports] (optional)
+        return xarray.DataArray(self.values, dims=self.axes, coords=dict(self.labels), name=self.name)
+
+
+class Inspected(dict[str, Values]):
+    """The values of one text, by the names of the places."""
+
+    def stacked(self, pattern: str) -> Values:
+        """Returns the values of the places that match a pattern, one for each layer, as one array.
+
+        The first axis is 'layer'.
+        """
+        parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
+        return Values(pattern, ('layer', *parts[0].axes), np.stack([part.values for part in parts]), parts[0].labels)
+
+
+def list_places(model: Answerer) -> dict[str, Sizes]:
+    """Returns {name: {axis: size}} of all places; the size is None if it depends on the text."""
+    if isinstance(model, Predictor):
+        inputs: Any = {'inputs': np.zeros((1, *model.shape), np.float32)}
+    elif isinstance(model, Translator):
+        inputs = {name: np.ones((1, 4), np.int32) for name in ('source', 'target')}
+    else:
+        inputs = {'tokens': np.ones((1, 4), np.int32)}
+    apply = observing(model.module.apply, read=lambda name: True)
+    _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), model.params, inputs)
+    return {name: {axis: None if axis in FREE else size
+                   for axis, size in zip(axes_of(name), shapes[name].shape, strict=True)}
+            for name in sorted(shapes, key=_in_order)}
+
+
+def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Sequence[str], options: SearchOptions,
+            most_gb: float = MOST_GB) -> list[Inspected]:
+    """Returns the values at places for each text or example.
+
+    The model reads a whole text in one pass (teacher forcing). For an output of a search these are the values of its
+    steps: both compute the same.
+
+    Args:
+      model: that reads.
+      given: outputs of the model; for a translator sources, which it translates, or (source, target); for a language
+        model texts; for a model of images or series raw inputs.
+      places: names or patterns.
+      options: how sources are translated.
+      most_gb: the greatest size of all values.
+
+    Raises:
+      UserError: if there is no such place, or the values are larger than `most_gb`.
+    """
+    listed = list_places(model)
+    patterns = [places] if isinstance(places, str) else list(places)
+    names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
+    rows = _rows(model, given, options)
+    _check_size(rows, names, listed, most_gb)
+    captured = jax.jit(lambda params, inputs: observing(
+        model.module.apply, read=set(names).__contains__)({'params': params}, **inputs)[1])
+    results: list[Inspected] = [Inspected() for _ in rows]
+    order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
+    for begin in range(0, len(order), ROWS):
+        part = order[begin:begin + ROWS]
+        values = captured(model.params, _batch(model, [rows[row] for row in part]))
+        for name in names:
+            arrays = np.asarray(values[name])
+            for index, row in enumerate(part):
+                results[row][name] = rows[row].cut(name, arrays[index])
+    return [Inspected({name: each[name] for name in names}) for each in results]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """What the model reads of one text: its arguments by name, and the pieces of each; of an example, no pieces."""
+    inputs: Mapping[str, Any]
+    pieces: Mapping[str, list[str]]
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.inputs.values()))
+
+    def side(self, name: str, axis: str) -> str:
+        """Returns the argument along whose tokens an axis of a place lies."""
+        if len(self.inputs) == 1:
+            return next(iter(self.inputs))
+        name = name.partition('/')[2] if name.startswith('members_') else name
+        cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
+        return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
+
+    def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
+        """Returns the values without the padding."""
+        axes, labels = axes_of(name)[1:], {}
+        for index, axis in enumerate(axes):
+            if axis in FREE and self.pieces:
+                labels[axis] = self.pieces[self.side(name, axis)]
+                array = np.take(array, range(len(labels[axis])), axis=index)
+        return Values(name, axes, array, labels)
+
+
+def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
+    """Returns what the model reads of each text or example."""
+    if isinstance(model, Predictor):
+        return [_Row({'inputs': each}, {}) for each in model.preprocessing.inputs(np.asarray(given))]
+    if isinstance(given, (str, Output)):
+        raise UserError('give a list of texts or outputs, not one of them')
+    texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]
+    outputs = {row: each for row, each in enumerate(given) if isinstance(each, Output)}
+    plain = [pair for pair in texts if isinstance(pair[1], str)]
+    pairs = [(row, tuple(each)) for row, each in texts if not isinstance(each, str)]
+    if isinstance(model, Generator):
+        outputs |= zip([row for row, _ in texts], model.forced_all([each for _, each in texts], options), strict=True)
+    else:
+        outputs |= zip([row for row, _ in plain], model.translate([each for _, each in plain], options), strict=True)
+        outputs |= zip([row for row, _ in pairs], model.forced_all([each for _, each in pairs], options), strict=True)
+    rows = []
+    for row in range(len(given)):
+        inputs, _ = model._read_and_written(outputs[row])
+        sides = {'source': 'source'} if isinstance(model, Translator) else {}
+        rows.append(_Row(inputs, {name: model.tokenizers[sides.get(name, 'target')].pieces(tokens)
+                                  for name, tokens in inputs.items()}))
+    return rows
+
+
+def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
+    names = rows[0].inputs
+    if isinstance(model, Predictor):
+        return {name: np.stack([row.inputs[name] for row in rows]) for name in names}
+    count = 1 << (len(rows) - 1).bit_length()
+    return {name: model._padded([row.inputs[name] for row in rows], count) for name in names}
+
+
+def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str, Sizes], most_gb: float) -> None:
+    """Raises UserError if the values are too large."""
+    def size(row, name):
+        lengths = {axis: len(row.inputs[row.side(name, axis)]) for axis in FREE if axis != 'batch'}
+        return 4 * math.prod(size or lengths[axis] for axis, size in listed[name].items() if axis != 'batch')
+
+    gigabytes = sum(size(row, name) for row in rows for name in names) / 1e9
+    if gigabytes > most_gb:
+        raise UserError(f'the values at {len(names)} places for {len(rows)} texts have {gigabytes:.2g} GB, more than '
+                        f'most_gb={most_gb:g}. Read fewer places or texts at a time, or raise most_gb')
+
+
+def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: SearchOptions,
+             split: Any = None) -> dict[str, Any]:
+    """Returns the numbers of an edit at each of its places: given ones, or those of its texts.
+
+    `split` returns the texts of a split by its name.
+
+    Raises:
+      UserError: if the edit is unknown or lacks what it needs.
+    """
+    names, by = matching(edit.place, places), edit.by
+    if edit.edit == 'freeze' and isinstance(by, str):
+        return {}
+    if edit.edit in ('mean', 'replace') and _has_text(by):
+        if edit.edit == 'replace':
+            values, = inspect(model, [by], names, options)
+            return {name: values[name].values for name in names}
+        texts = split(by) if isinstance(by, str) else by
+        return _means(inspect(model, texts, names, options), names)
+    return {} if by is None else dict.fromkeys(names, by)
+
+
+def _has_text(by: Any) -> bool:
+    return isinstance(by, (str, Output)) or isinstance(by, Sequence) and bool(by) and _has_text(by[0])
+
+
+def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
+    """Returns the mean of each place over all tokens of all texts."""
+    means = {}
+    for name in names:
+        arrays = [each[name].values for each in inspected]
+        tokens = 'position' in axes_of(name)
+        means[name] = np.mean(np.concatenate(arrays) if tokens else np.stack(arrays), axis=0, dtype=np.float64)
+    return means
+
+
+def _in_order(name: str) -> list[tuple[str, int]]:
+    """Returns a key that sorts layers by their numbers."""
+    parts = [(part, part.rpartition('_')) for part in name.split('/')]
+    return [(head, int(number)) if number.isdecimal() else (part, -1) for part, (head, _, number) in parts]
+

@@ -1,0 +1,44 @@
+"""The config.json of Hugging Face's library: the fields that decide what a model computes, and their types."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from runtime.errors import UserError
+from runtime.schema import Size
+
+ACTIVATIONS = {'relu': 'relu', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu', 'gelu': 'gelu_exact', 'silu': 'silu',
+               'swish': 'silu'}
+THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # the first name of each
+
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
+Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means none, as in the first Llama models
+
+
+class ForeignConfig(msgspec.Struct, kw_only=True):
+    """The fields of all families. Missing fields have the defaults of the library."""
+    model_type: str
+    vocab_size: Size
+    pad_token_id: Token | None = None
+    bos_token_id: Token | None = None
+    eos_token_id: Token | list[Token] | None = None
+    tie_word_embeddings: bool = True
+    quantization_config: dict[str, Any] | None = None
+
+
+def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
+    """Checks fields of which this project supports only some values.
+
+    Raises:
+      UserError: naming the field, if it has another value.
+    """
+    for name, values in allowed.items():
+        if (value := getattr(config, name)) not in values:
+            raise unsupported(name, value, values)
+
+
+def unsupported(name: str, value: Any, allowed: Sequence[Any]) -> UserError:
+    """Returns the error of a field whose value this project does not support."""
+    return UserError(f'{name}={value!r:.200} is not supported, only {" or ".join(map(repr, allowed))}')

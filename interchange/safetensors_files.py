@@ -1,0 +1,111 @@
+"""Arrays in files of the safetensors format. What a file contains is checked before it is used.
+
+The format has no checksums. The files of this project have one for each array in their metadata, which is compared
+when an array is read.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from runtime.errors import UserError
+from runtime.schema import Count, decoded
+
+DTYPES = ('F64', 'F32', 'F16', 'BF16')
+CHECKSUMS = 'crc32'  # in the metadata: {name: checksum of the bytes of the array}, as JSON
+ADVICE = 'Copy the file again from its source'
+
+
+class ArrayFile:
+    """An open safetensors file.
+
+    Attributes:
+      path: the file.
+      metadata: texts by name.
+      shapes: of the arrays, by name.
+    """
+
+    def __init__(self, path: Path, file: Any):
+        """Reads the header.
+
+        Raises:
+          UserError: if the metadata is damaged.
+        """
+        self.path, self._file = path, file
+        self.metadata: dict[str, str] = file.metadata() or {}
+        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        self._checksums = self.entry(CHECKSUMS, dict[str, Count], {})
+        if self._checksums and self._checksums.keys() != self.shapes.keys():
+            raise UserError(f'{path}: metadata {CHECKSUMS}: its names are not those of the arrays. {ADVICE}')
+
+    def entry(self, name: str, schema: Any, default: Any) -> Any:
+        """Returns an entry of the metadata that is JSON, or the default if it is missing.
+
+        Raises:
+          UserError: if it does not match the schema.
+        """
+        try:
+            return decoded(self.metadata[name], schema) if name in self.metadata else default
+        except ValueError as error:
+            raise UserError(f'{self.path}: metadata {name}: {error}. {ADVICE}') from None
+
+    def array(self, name: str, allow_nonfinite: bool = False) -> Float32[np.ndarray, '...']:
+        """Reads an array, in float32.
+
+        Raises:
+          UserError: if it is damaged, its dtype is not one of DTYPES, or it contains NaN or infinity and
+            `allow_nonfinite` is False.
+        """
+        if (dtype := self._file.get_slice(name).get_dtype()) not in DTYPES:
+            raise UserError(f'{self.path}: the array {name} has dtype {dtype}. Save the weights with one of '
+                            f'{", ".join(DTYPES)}')
+        array = self._file.get_tensor(name)
+        if name in self._checksums and _checksum(array) != self._checksums[name]:
+            raise UserError(f'{self.path}: the array {name} is damaged: its checksum differs. {ADVICE}')
+        with np.errstate(over='ignore'):  # float64 may overflow
+            array = array.astype(np.float32, copy=False)
+        if not allow_nonfinite and not np.isfinite(array).all():
+            raise UserError(f'{self.path}: the array {name} contains NaN or infinity: the training of this model has '
+                            'diverged. Use other weights, or import them with tools.import_weights --allow_nonfinite')
+        return array
+
+
+@contextlib.contextmanager
+def open_arrays(path: Path) -> Iterator[ArrayFile]:
+    """Opens a safetensors file.
+
+    Raises:
+      UserError: naming the file, if it cannot be read.
+    """
+    library = _library()
+    try:
+        with library.safe_open(path, 'np') as file:
+            yield ArrayFile(path, file)
+    except (OSError, library.SafetensorError, TypeError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}. {ADVICE}') from None
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file, with checksums of the arrays in its metadata."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    checksums = {name: _checksum(array) for name, array in arrays.items()}
+    _library().numpy.save_file(arrays, path, metadata={**metadata, CHECKSUMS: json.dumps(checksums)})
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def _library() -> Any:
+    if importlib.util.find_spec('safetensors') is None:
+        raise UserError("safetensors is not installed. Run pip install -e '.[interchange]'")
+    importlib.import_module('safetensors.numpy')
+    return importlib.import_module('safetensors')

@@ -1,0 +1,93 @@
+"""Folders that are complete or absent: they are written under a temporary name and then renamed."""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.errors import UserError, full_disk
+from runtime.locks import locked
+
+UNFINISHED = '.building-'  # in the names of temporary folders
+
+log = logging.getLogger('allyouneed.files')
+
+
+@contextlib.contextmanager
+def written_folder(folder: Path, advice: str = 'Free some space, then run the same command again') -> Iterator[Path]:
+    """Yields a temporary folder beside `folder`, and renames it to `folder` at the end. A failure leaves nothing.
+
+    `folder` must not exist, or must be empty. Temporary folders of killed processes are removed first.
+
+    Raises:
+      UserError: naming the folder and the file, if the disk is full. The message ends with `advice`.
+      OSError: if the folder cannot be written for another reason.
+    """
+    folder = Path(os.path.realpath(folder))
+    if os.path.ismount(folder):
+        raise UserError(f'{folder} is a mount point, which cannot be renamed. Give a folder inside it')
+    created = [parent for parent in folder.parents if not parent.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
+    with contextlib.ExitStack() as afterwards:
+        temporary = _create(folder, afterwards)
+        try:
+            yield temporary
+            for path in temporary.rglob('*'):  # a power cut after the rename must not leave empty files
+                if path.is_file():
+                    with open(path, 'rb') as file:
+                        os.fsync(file.fileno())
+            os.rename(temporary, folder)
+        except BaseException as error:
+            afterwards.callback(_remove_empty, created)
+            if isinstance(error, Exception) and (reason := full_disk(error)):
+                name = _newest_file(temporary)
+                raise UserError(f'{folder} cannot be written: {reason}{f" ({name})" if name else ""}. Nothing was '
+                                f'left. {advice}') from error
+            raise
+        finally:
+            afterwards.close()
+
+
+def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
+    """Makes a temporary folder next to `folder`, which is locked while it is in use, and removed afterwards."""
+    while True:
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
+        try:
+            afterwards.enter_context(locked(place / 'lock'))
+        except (FileNotFoundError, BlockingIOError):
+            continue  # another process removed it as abandoned before it was locked: try again
+        except OSError:
+            pass  # a file system without locks: no process removes folders there
+        break
+    afterwards.callback(shutil.rmtree, place, ignore_errors=True)
+    (place / 'content').mkdir()
+    return place / 'content'
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes the folders of killed processes. They are unlocked: the system releases a lock when its process ends."""
+    for place in parent.glob(f'*{UNFINISHED}*'):
+        try:
+            # A new file would keep the owner of the folder from removing it.
+            lock = locked(place / 'lock', create=False)
+        except OSError:  # it is in use, already gone, or we may not remove it
+            continue
+        with lock:
+            log.info('%s was left by a killed process: removed', place)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another process has put something there
+            folder.rmdir()
+
+
+def _newest_file(folder: Path) -> str:
+    """Returns the name of the file that was written last, or ''."""
+    files = [path for path in folder.rglob('*') if path.is_file()]
+    return str(max(files, key=lambda path: path.stat().st_mtime_ns).relative_to(folder)) if files else ''

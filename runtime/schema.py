@@ -1,0 +1,46 @@
+"""JSON that this process did not write: it is validated against a type, its schema, before it is used.
+
+A schema is a `msgspec.Struct`, or a type such as `dict[str, Size]`. Unknown fields of a Struct are ignored.
+"""
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from runtime.errors import UserError
+from runtime.files import read_bytes
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2 ** 53)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2 ** 31)]
+
+Content = TypeVar('Content')
+
+
+def read_as(path: Path, schema: type[Content], advice: str) -> Content:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: naming the file and the field, if the file cannot be read or does not match the schema. The message
+        ends with `advice`.
+    """
+    try:
+        return decoded(read_bytes(path), schema)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path}: {getattr(error, "strerror", None) or error}. {advice}') from None
+
+
+def decoded(content: bytes | str, schema: type[Content]) -> Content:
+    """Returns the value that JSON describes.
+
+    Raises:
+      ValueError: naming the field, if the text is not JSON or does not match the schema.
+    """
+    try:
+        return msgspec.json.decode(content, type=schema)
+    except RecursionError:
+        raise ValueError('it is nested too deeply') from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # 'Expected `int`, got `str` - at `$.n_head`'
+        reason, _, field = str(error).replace('`', '').partition(' - at ')
+        reason = reason[:1].lower() + reason[1:]
+        raise ValueError(f'{field.removeprefix("$.")}: {reason}' if field else reason) from None

@@ -1,0 +1,74 @@
+"""Gates of attention heads: 0 removes a head, importance is the gradient, and no score compiles a program."""
+
+import numpy as np
+import pytest
+
+from analysis import heads as module
+from analysis.heads import GatedHeads, pruning_curve, ranked, scores_without_heads, shuffled, without_head
+from inference.options import SearchOptions
+from runtime.errors import UserError
+from tests.random_run import random_run
+
+PAIRS = [('a source', 'its target'), ('b', 'c d'), ('one more', '')]
+PLACE = 'decoder/layers_1/cross_attention/heads'
+OPTIONS = SearchOptions(method='greedy', extra_length=1, batch_size=4)
+
+
+@pytest.fixture(scope='module')
+def heads():
+    return GatedHeads(random_run('transformer', num_heads=4, activation='gelu'))  # has no kinks
+
+
+def losses(model):
+    return [-output.hypotheses[0].log_prob for output in model.forced_all(PAIRS, OPTIONS)]
+
+
+def test_gates_remove_heads_and_compile_nothing(heads):
+    every = heads.ones()
+    assert {kind: len(names) for kind, names in heads.kinds().items()} == {'encoder': 2, 'decoder': 2, 'cross': 2}
+    whole, fewer = losses(heads.model(every)), losses(heads.model(without_head(every, PLACE, 2)))
+    compiled = heads.run.model._log_probs._cache_size()
+    none = losses(heads.model(without_head(without_head(every, PLACE, 1), PLACE, 2)))
+    assert len({sum(each) for each in (whole, fewer, none)}) == 3
+    assert heads.run.model._log_probs._cache_size() == compiled
+    np.testing.assert_allclose(losses(heads.run.edited([{'edit': 'zero', 'place': PLACE, 'heads': [2]}]).model), fewer,
+                               rtol=1e-5)
+
+
+def test_importance_is_the_gradient_of_the_loss_by_each_gate(heads):
+    every = heads.ones()
+
+    def shifted(change):
+        gates = np.array(every[PLACE])
+        gates[1] += change
+        return np.array(losses(heads.model({**every, PLACE: gates})))
+
+    expected = np.abs(shifted(0.01) - shifted(-0.01)).mean() / 0.02
+    importance = heads.importance(PAIRS)
+    assert {name: len(values) for name, values in importance.items()} == heads.counts
+    np.testing.assert_allclose(importance[PLACE][1], expected, rtol=0.02)
+
+
+def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
+    def score(model, pairs, options, metric):
+        """1 as long as head 1 of the second layer is there, and less for each other head that is missing."""
+        gates = heads.ones() | {name: np.ravel(number) for numbers in model.params['edits']
+                                for name, number in numbers.items()}
+        return gates[PLACE][1] - 0.01 * sum((each == 0).sum() for each in gates.values())
+
+    monkeypatch.setattr(module, 'exact_or_bleu', score)
+    whole, without = scores_without_heads(heads, PAIRS, 'cross', OPTIONS)
+    assert whole == 1
+    np.testing.assert_allclose(without, [[0.99] * 4, [0.99, -0.01, 0.99, 0.99]], atol=1e-6)
+    order = ranked({name: np.arange(4) + index for index, name in enumerate(heads.counts)})
+    assert sorted(order) == sorted(shuffled(heads)) and order != shuffled(heads)
+    curve = pruning_curve(heads, PAIRS, order, OPTIONS, steps=3)
+    assert [count for count, _ in curve] == [0, 8, 16, 24] and curve[0][1] == 1
+
+
+def test_a_kind_of_attention_that_the_model_lacks_is_named(heads):
+    with pytest.raises(UserError, match="kind='sideways': the model has no attention of this kind. Use encoder"):
+        scores_without_heads(heads, PAIRS, 'sideways', OPTIONS)
+    with pytest.raises(UserError, match='the model has no attention heads'):
+        fixed = {'d_hidden': 6, 'd_align': 4, 'readout': 'linear', 'attention': False}
+        GatedHeads(random_run('rnnsearch', recurrent=fixed))

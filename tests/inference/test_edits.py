@@ -1,0 +1,198 @@
+"""Edits at places: searches and teacher forcing agree under them, and each does what it says."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from inference.edits import Edit, read_edits, without
+from inference.options import SearchOptions
+from model.places import EDITS
+from runtime.errors import UserError
+from tests.random_run import random_run
+
+SENTENCES = ['one two', 'a', 'three words here', 'and a longer sentence of words']
+OPTIONS = SearchOptions(extra_length=4, batch_size=16, n_best=2, beam=3)
+CROSS = 'decoder/layers_1/cross_attention'
+VECTOR = np.linspace(-1, 1, 8).tolist()
+
+
+def turned(value, at):
+    """An edit that depends on the position of each token."""
+    return value * (1 + at.positions[:, :, None] % 3)
+
+
+BATTERY = {
+    'transformer': [
+        Edit('zero', f'{CROSS}/heads', heads=[1]), Edit('add', 'decoder/layers_0', VECTOR, positions=[1, 2]),
+        Edit('freeze', 'decoder/layers_0/self_attention/weights', 'first', heads=[0]),
+        Edit('freeze', 'decoder/layers_1/self_attention/weights', 'uniform'),
+        Edit('freeze', 'decoder/layers_0/cross_attention/weights', [[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]),
+        Edit('replace', 'decoder/layers_1/self_attention/keys', 'another sentence', heads=[0], positions=[0, 2]),
+        Edit('mean', 'encoder/layers_1/feed_forward', ['a corpus', 'of three', 'texts']),
+        Edit(turned, 'decoder/layers_1/feed_forward/hidden'), Edit('scale', 'decoder', 1.5)],
+    'rnnsearch': [
+        Edit('scale', 'encoder/backward', 0.5), Edit('add', 'decoder/layers_0/cell', [0.5] * 6, positions=[1]),
+        Edit('freeze', 'decoder/layers_0/cross_attention/weights', 'uniform', positions=[0, 3]),
+        Edit('replace', 'decoder/layers_0/cross_attention/heads', 'another sentence', positions=[2]),
+        Edit(turned, 'readout'), Edit('zero', 'decoder/initial')],
+    'language_model': [
+        Edit('zero', 'encoder/layers_0/self_attention/heads', heads=[0]), Edit('add', 'encoder/input', VECTOR),
+        Edit('freeze', 'encoder/layers_1/self_attention/weights', 'uniform', heads=[1]),
+        Edit('replace', 'encoder/layers_0', 'another text', positions=[1, 5, 9]),
+        Edit(turned, 'encoder/layers_1/feed_forward'), Edit('scale', 'encoder/layers_1/self_attention/values', 2.0)],
+}
+
+
+@pytest.fixture(scope='module')
+def runs():
+    return {kind: random_run(kind) for kind in ('transformer', 'rnnsearch', 'language_model', 'patches')}
+
+
+@pytest.mark.parametrize('kind, method', [('transformer', 'beam'), ('rnnsearch', 'beam'), ('language_model', 'beam'),
+                                          ('language_model', 'sample')])
+def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, method, runs):
+    options = dataclasses.replace(OPTIONS, method=method)
+    plain, edited = runs[kind], runs[kind].edited(BATTERY[kind])
+    if kind == 'language_model':
+        outputs = edited.generate(SENTENCES, options)
+        pairs = [([*output.source_tokens], each) for output in outputs for each in output.hypotheses]
+        log_probs = [scored(edited, before, each) for before, each in pairs]
+        before = [scored(plain, before, each) for before, each in pairs]
+    else:
+        outputs = edited.translate(SENTENCES, options)
+        pairs = [(output.source_tokens, each) for output in outputs for each in output.hypotheses]
+        log_probs, before = (list(map(sum, run.model.token_log_probs(
+            [(source, each.tokens) for source, each in pairs]))) for run in (edited, plain))
+    found = [each.log_prob for _, each in pairs]
+    np.testing.assert_allclose(found, log_probs, atol=1e-4, rtol=1e-4)
+    assert np.abs(np.subtract(log_probs, before)).min() > 1e-3, 'the edits change every sentence'
+
+
+def scored(run, before, hypothesis):
+    """The log-probability of a continuation by teacher forcing."""
+    tokens = [*before, *hypothesis.tokens, *([2] if hypothesis.ended else [])]
+    logits = jax.jit(run.model.module.apply)({'params': run.model.params}, np.array([tokens[:-1]]))
+    log_probs = jax.nn.log_softmax(logits)[0, np.arange(len(tokens) - 1), np.array(tokens[1:])]
+    return float(log_probs[len(before) - 1:].sum())
+
+
+def test_the_order_of_edits_changes_no_bit(runs):
+    edits = [*BATTERY['transformer'], Edit('add', 'decoder', [0.1] * 8), Edit('add', 'decoder', VECTOR),
+             Edit('scale', 'decoder', 0.3), Edit('zero', 'decoder', positions=[1])]
+    one, other, twice = (run.forced([('a source', 'a target')])[0].hypotheses[0].log_prob for run in (
+        runs['transformer'].edited(edits), runs['transformer'].edited(edits[::-1]),
+        runs['transformer'].edited(edits[5:]).edited(edits[:5])))
+    assert one == other == twice
+
+
+@pytest.mark.parametrize('kind', ['encoder', 'decoder', 'cross'])
+def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(kind, runs):
+    edit, run = without(f'{kind}:2:1'), runs['transformer']
+    path = *edit.place.split('/')[:-1], 'output', 'kernel'
+    params = flatten_dict(run.model.params)
+    params[path] = params[path].at[0].set(0)
+    edited = run.edited([edit])
+    inputs = np.array([[5, 6, 2]]), np.array([[1, 9, 8, 7]])
+    logits = jax.jit(edited.model.module.apply)({'params': edited.model.params}, *inputs)
+    expected = jax.jit(run.model.module.apply)({'params': unflatten_dict(params)}, *inputs)
+    np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_sentence_patched_with_itself_is_unchanged(runs):
+    pair, run = ('one two', 'three'), runs['transformer']
+    patches = [Edit('replace', place, pair) for place in ('encoder', 'decoder/layers_0', '*/weights', '*/heads')]
+    one, other = (each.inspect([pair], 'decoder')[0]['decoder'] for each in (run, run.edited(patches)))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_with_the_encoder_patched_the_translation_is_that_of_the_other_sentence(runs):
+    one, other = 'ab cd', 'xy zw'  # of one length
+    run = runs['transformer']
+    edited = run.edited([Edit('replace', 'encoder', other)])
+    assert edited.translate([one], OPTIONS)[0].hypotheses == run.translate([other], OPTIONS)[0].hypotheses
+
+
+def test_a_mean_is_that_of_all_tokens_of_the_corpus(runs):
+    corpus = [('a', 'bc'), ('defg', 'h')]
+    values = runs['transformer'].inspect(corpus, 'decoder/layers_0')
+    mean = np.concatenate([each['decoder/layers_0'].values for each in values]).mean(axis=0)
+    edited = runs['transformer'].edited([Edit('mean', 'decoder/layers_0', corpus)])
+    patched, = edited.inspect([('x', 'y')], 'decoder/layers_0')
+    np.testing.assert_allclose(patched['decoder/layers_0'].values, np.tile(mean, (2, 1)), atol=1e-5)
+
+
+def test_images_are_edited_too(runs):
+    images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    run = runs['patches']
+    values = run.inspect(images, ['pooled', 'encoder/layers_1'])
+    edited = run.edited([Edit('replace', 'pooled', values[1]['pooled'].values)])
+    np.testing.assert_allclose(edited.model.predict(images), np.tile(run.model.predict(images[1:2]), (3, 1)), atol=1e-5)
+
+
+def test_other_numbers_compile_nothing(runs):
+    edited = runs['transformer'].edited([Edit('scale', 'decoder', 2.0)])
+    pair = [('a', 'b')]
+    one = edited.forced(pair)[0].hypotheses[0].log_prob
+    with jax.log_compiles(False):
+        edited.model.params = {**edited.model.params, EDITS: [{'decoder': np.float32(1)}]}
+        sizes = edited.model._log_probs._cache_size()
+        assert edited.forced(pair)[0].hypotheses[0].log_prob == pytest.approx(
+            runs['transformer'].forced(pair)[0].hypotheses[0].log_prob, abs=1e-5) != one
+    assert edited.model._log_probs._cache_size() == sizes
+
+
+def test_edits_in_json_are_the_edits_of_python(tmp_path):
+    edits = [Edit('zero', f'{CROSS}/heads', heads=[1, 2]), Edit('add', 'decoder', VECTOR),
+             Edit('replace', 'encoder', 'a')]
+    (tmp_path / 'edits.json').write_text(json.dumps([each.as_json() for each in edits]))
+    assert read_edits(str(tmp_path / 'edits.json')) == edits
+    assert without('cross:2:2,3') == edits[0]
+
+
+@pytest.mark.parametrize('edit, message', [
+    (('zero', 'decoder/layer_1'), "place 'decoder/layer_1': the model has no such place. Did you mean decoder/"),
+    (('zero', 'decoder/layers_7/*'), "place 'decoder/layers_7/.': the model has no such place. Did you mean decoder/l"),
+    (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. The heads are 0 to 1'),
+    (('zero', 'decoder', None, [0]), 'this place has no heads'),
+    (('zero', 'decoder', None, None, [-1]), r'positions=\[-1\] must be at least 0'),
+    (('zer', 'decoder'), "there is no edit 'zer'. Did you mean zero"),
+    (('zero', 'decoder', 3), '"by" has no effect'),
+    (('scale', 'decoder'), '"by" is missing'),
+    (('add', 'decoder', [1.0, 2.0]),
+     r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Give numbers of this shape"),
+    (('replace', 'decoder', [[1.0, 2.0]]), r'the numbers have the shape \[1, 2\], but the place has \[position, 8\]'),
+    (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
+    (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
+    (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be uniform, first or numbers"),
+    (('mean', f'{CROSS}/weights', ['a']), 'weights of different sentences have no mean')])
+def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
+    with pytest.raises(UserError, match=message) as error:
+        runs['transformer'].edited([Edit(*edit)])
+    assert '\n' not in str(error.value)
+
+
+def test_a_function_of_another_shape_and_two_edits_of_one_value_are_refused(runs):
+    with pytest.raises(UserError, match=r'^decoder: an edit returns the shape \(1, 4\), but the value has \(1, 4, 8\)'):
+        runs['transformer'].edited([Edit(lambda value, at: value[..., 0], 'decoder')])
+    with pytest.raises(UserError, match='two edits replace the same values of decoder'):
+        runs['transformer'].edited([Edit('mean', 'decoder', [0.0] * 8), Edit(turned, 'decoder')])
+
+
+@pytest.mark.parametrize('content, message', [
+    ('[', 'cannot be read'), ('{}', 'must hold a list of edits'), ('[3]', "'3' is not an edit"),
+    ('[{"edit": "zero", "place": "decoder", "head": [1]}]', "an edit has no field 'head'. Did you mean heads"),
+    ('[{"edit": "zero"}]', "has no 'place'")])
+def test_a_file_that_holds_no_edits_is_refused(content, message, tmp_path):
+    (tmp_path / 'edits.json').write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_edits(str(tmp_path / 'edits.json'))
+
+
+@pytest.mark.parametrize('heads', ['cross', 'cross:1', 'cross:0:1', 'sideways:1:1', 'cross:1:a', 'cross:1:1:1', ''])
+def test_heads_of_another_form_are_refused(heads):
+    with pytest.raises(UserError, match='must be KIND:LAYER:HEADS'):
+        without(heads)

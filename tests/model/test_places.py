@@ -1,0 +1,143 @@
+"""Places: they add nothing to a program, and are the values that they name."""
+
+import functools
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model import attention, blocks, language_model, patches, recurrent, transformer
+from model.language_model import LanguageModel
+from model.patches import PatchTransformer
+from model.places import Observed, observing
+from model.recurrent import RNNSearch
+from tests.model import reference
+from tests.model.helpers import float64, random_params
+from tests.model.small_transformer import SOURCE, TARGET, tiny
+from tests.model.small_transformer import transformer as small
+
+IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 1)), jnp.float32)
+
+
+def recurrent_model():
+    module = RNNSearch(12, 12, 8, 6, share_embeddings='none')
+    return module, {'params': random_params(module, SOURCE, TARGET)}, (SOURCE, TARGET)
+
+
+def language():
+    module = LanguageModel(tiny(norm='pre', position='rotary', num_key_value_heads=1), 2, 12)
+    return module, {'params': random_params(module, TARGET)}, (TARGET,)
+
+
+def images():
+    module = PatchTransformer(tiny(), 1, 2, 3)
+    return module, {'params': random_params(module, IMAGES)}, (IMAGES,)
+
+
+MODELS = {
+    'remat': lambda: (*small(remat=True, norm='pre', dropout=0.1), (SOURCE, TARGET)),
+    'chunked': lambda: (*small(attention_kernel='chunked'), (SOURCE, TARGET)),
+    'recurrent': recurrent_model, 'language_model': language, 'patches': images}
+
+
+def programs(module, variables, inputs):
+    """Fingerprints of teacher forcing, of its gradient and of a step of a search."""
+    def loss(variables):
+        return module.apply(variables, *inputs, deterministic=False, rngs={'dropout': jax.random.key(0)}).sum()
+
+    def step(variables):
+        memory = module.apply(variables, inputs[0], method='encode')
+        cache = module.apply(variables, memory, 2, 5, method='init_cache')
+        return module.apply(variables, jnp.ones((2, 2), jnp.int32), cache, method='decode_step')
+
+    functions = [lambda variables: module.apply(variables, *inputs), loss]
+    functions += [jax.grad(loss)] if getattr(getattr(module, 'config', None), 'remat', False) else []
+    functions += [step] if hasattr(module, 'decode_step') else []
+    return [hashlib.md5(jax.jit(function).lower(variables).as_text().encode()).hexdigest() for function in functions]
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_a_program_without_a_lens_is_the_program_of_a_model_without_places(kind, monkeypatch):
+    with_places = programs(*MODELS[kind]())
+    for package in attention, blocks, language_model, patches, recurrent, transformer:
+        monkeypatch.setattr(package, 'place', lambda module, name, value, relation=None: value)
+    assert programs(*MODELS[kind]()) == with_places
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_reading_changes_nothing_and_editing_with_the_identity_changes_no_bit(kind):
+    module, variables, inputs = MODELS[kind]()
+    plain = jax.jit(module.apply)(variables, *inputs)
+    observed, values = jax.jit(observing(module.apply, read=lambda name: True))(variables, *inputs)
+    edited = jax.jit(Observed(module, lambda numbers: lambda name: lambda value, at: value).apply)(variables, *inputs)
+    assert len(values) > 10
+    np.testing.assert_allclose(observed, plain, atol=1e-5)  # XLA may fuse a program with more outputs differently
+    if kind != 'chunked':  # an edit of the weights is made with the plain kernel
+        np.testing.assert_array_equal(edited, plain)
+
+
+def test_an_edit_of_another_shape_names_the_place_and_both_shapes():
+    module, variables, inputs = MODELS['patches']()
+    def cut(value, at):
+        return value[:, :2]
+
+    observed = Observed(module, lambda numbers: {'encoder': cut}.get)
+    with pytest.raises(ValueError, match=r'^encoder: an edit returns the shape \(2, 2, 8\), but the value has '
+                                         r'\(2, 5, 8\) \(batch, position, width\)'):
+        jax.eval_shape(observed.apply, variables, *inputs)
+
+
+def test_the_weights_of_a_place_are_those_that_the_heads_are_made_of():
+    module, variables, inputs = MODELS['language_model']()
+    read = functools.partial(observing, read=lambda name: name.startswith('encoder/layers_1/self_attention/'))
+    values = jax.jit(read(module.apply))(variables, *inputs)[1]
+    weights, value, heads = (values[f'encoder/layers_1/self_attention/{name}'] for name in (
+        'weights', 'values', 'heads'))
+    np.testing.assert_allclose(heads, jnp.einsum('bhts,bsv->bthv', weights, value[:, :, 0]), atol=1e-5)
+
+
+def reference_block(params, name, x, mask, memory=None):
+    """The output of a post-norm block and the values at its places, in float64."""
+    values, layer = {}, params
+    for sublayer in ('self_attention', 'cross_attention'):
+        if sublayer not in params:
+            continue
+        path, of = f'{name}/{sublayer}', x if sublayer == 'self_attention' else memory
+        parts = list(zip(*reference.heads(params[sublayer], x, of), strict=True))
+        seen = mask if sublayer == 'self_attention' else None
+        weights = np.stack([reference.attention_weights(q, k, seen) for q, k in zip(*parts[:2], strict=True)])
+        values |= {f'{path}/{word}': np.stack(part, axis=1)
+                   for word, part in zip(('queries', 'keys', 'values'), parts, strict=True)}
+        values |= {f'{path}/weights': weights, f'{path}/scores': np.stack(
+            [q @ k.T / np.sqrt(q.shape[-1]) for q, k in zip(*parts[:2], strict=True)])}
+        heads = np.stack([weight @ value for weight, value in zip(weights, parts[2], strict=True)], axis=1)
+        output = np.einsum('thv,hvd->td', heads, params[sublayer]['output']['kernel'])
+        x = reference.layer_norm(layer[f'{sublayer}_residual']['norm'], x + output)
+        values |= {f'{path}/heads': heads, path: output, f'{path}_residual': x}
+    inner, outer = params['feed_forward']['inner'], params['feed_forward']['outer']
+    hidden = np.maximum(0, x @ inner['kernel'] + inner['bias'])
+    output = hidden @ outer['kernel'] + outer['bias']
+    x = reference.layer_norm(params['feed_forward_residual']['norm'], x + output)
+    return x, values | {f'{name}/feed_forward/hidden': hidden, f'{name}/feed_forward': output,
+                        f'{name}/feed_forward_residual': x, name: x}
+
+
+def test_the_values_of_all_places_are_those_of_an_independent_forward_pass():
+    module, variables = small()
+    _, captured = jax.jit(observing(module.apply, read=lambda name: True))(variables, SOURCE, TARGET)
+    params, expected, states = float64(variables['params']), {}, None
+    for side, tokens, stack in ('source', SOURCE[0], 'encoder'), ('target', TARGET[0], 'decoder'):
+        embedded, memory = params[f'{side}_embedding']['embedding'][np.asarray(tokens)], states
+        states = embedded * np.sqrt(8) + reference.sinusoids(len(tokens), 8)
+        expected |= {f'{side}_embedding': embedded, f'{stack}/input': states}
+        mask = np.tri(len(tokens), dtype=bool) if side == 'target' else None
+        for layer in range(2):
+            states, values = reference_block(
+                params[stack][f'layers_{layer}'], f'{stack}/layers_{layer}', states, mask, memory)
+            expected |= values
+        expected[stack] = states
+    assert set(captured) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(captured[name][0], value, atol=1e-5, rtol=1e-5, err_msg=name)

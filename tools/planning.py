@@ -1,0 +1,262 @@
+"""Plans of a training for given devices: by formula, from compiled programs, and by search."""
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs.options import AXES
+from runtime.errors import UserError
+from tools.ahead import Ahead, Figures, Recipe, TooLarge, devices_of, keep
+from tools.chips import Bounds, Topology
+from tools.formula import bounds, candidates, estimate
+from training.summary import duration
+
+log = logging.getLogger('allyouneed.plan')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A training planned for some devices.
+
+    Attributes:
+      config: its options.
+      topology: the devices.
+      mesh: the sizes of its axes.
+      shape: (rows, length) of a batch, without padding rows.
+      held: bytes of parameters and of the optimizer's state on each device.
+      train: the figures of the train step.
+      decode: the figures of a search step; None if it was not compiled.
+      by: 'compiled' or 'formula'.
+    """
+    config: ConfigDict
+    topology: Topology
+    mesh: dict[str, int]
+    shape: tuple[int, int]
+    held: dict[str, float]
+    train: Figures
+    decode: Figures | None = None
+    by: str = 'compiled'
+
+    @property
+    def tokens(self) -> int:
+        """Target positions of a step."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has enough memory."""
+        return self.train.peak <= self.topology.chip.memory
+
+    @property
+    def bounds(self) -> Bounds:
+        """The least time of a train step."""
+        return bounds(self.train, self.topology, self.mesh)
+
+    def to_dict(self) -> dict:
+        """Returns the plan as JSON."""
+        config, best = self.config, self.bounds
+        total = config.train.steps * best.seconds
+        result = {
+            'topology': str(self.topology), 'devices': self.topology.devices, 'mesh': self.mesh, 'by': self.by,
+            'remat': config.model.remat, 'remat_keep': config.model.remat_keep,
+            'accumulate': config.train.accumulate, 'tokens_per_step': self.tokens,
+            'memory': {**self.held, 'arguments': self.train.arguments, 'temporaries': self.train.temporaries,
+                       'peak': self.train.peak, 'available': self.topology.chip.memory},
+            'train': dataclasses.asdict(self.train),
+            'bytes_per_token': self.train.traffic * self.topology.devices / self.tokens,
+            'seconds': {**dataclasses.asdict(best), 'best': best.seconds}, 'limit': best.limit,
+            'share_of_peak': best.share, 'tokens_per_second': self.tokens / best.seconds,
+            'days': total / 86_400, 'chip_hours': total / 3600 * self.topology.devices}
+        if self.decode:
+            step = bounds(self.decode, self.topology, self.mesh)
+            result['decode'] = {**dataclasses.asdict(self.decode), 'seconds': step.seconds, 'limit': step.limit}
+        return result
+
+
+def by_formula(config: ConfigDict, topology: Topology, length: int | None = None) -> Plan:
+    """Returns the plan without compiling anything. `length` is that of an assumed sentence."""
+    mesh = sizes_of_mesh(config, topology)
+    return estimated(Recipe(config, length, mesh['data'] * mesh['fsdp']), topology, mesh)
+
+
+def estimated(recipe: Recipe, topology: Topology, mesh: dict[str, int]) -> Plan:
+    """Returns the plan of a recipe by formula."""
+    return Plan(recipe.config, topology, mesh, _shape(recipe), {}, estimate(recipe, mesh), by='formula')
+
+
+def _shape(recipe: Recipe) -> tuple[int, int]:
+    return recipe.rows, recipe.batch['targets'].shape[1]
+
+
+def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
+    """Returns the sizes of config.parallel, with -1 replaced by the remaining number of devices.
+
+    Raises:
+      UserError: if the sizes do not multiply to the number of devices.
+    """
+    sizes = {axis: config.parallel[axis] for axis in AXES}
+    product = 1
+    for size in sizes.values():
+        product *= size if size != -1 else 1
+    sizes = {axis: topology.devices // product if size == -1 else size for axis, size in sizes.items()}
+    if sizes['data'] * sizes['fsdp'] * sizes['tensor'] != topology.devices:
+        asked = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
+        raise UserError(f'config.parallel: {asked} do not multiply to the {topology.devices} devices of {topology}. '
+                        'Set one of them to -1, for the remaining devices')
+    return sizes
+
+
+def compiled(config: ConfigDict, topology: Topology, length: int | None = None, path: Path | None = None, *,
+             decode: bool = True) -> Plan:
+    """Returns the plan from the compiled programs.
+
+    Args:
+      config: the recipe.
+      topology: the devices.
+      length: tokens of an assumed sentence.
+      path: a file for the compiled train step.
+      decode: whether to compile a search step, too.
+
+    Raises:
+      UserError: if the mesh does not suit the devices, or a device has too little memory.
+    """
+    mesh = sizes_of_mesh(config, topology)
+    recipe = Recipe(config, length, mesh['data'] * mesh['fsdp'])
+    ahead = Ahead(recipe, config.parallel, devices_of(topology))
+    log.info('compiling the train step for %s as %s; this takes minutes', topology, axes_text(mesh))
+    began = time.perf_counter()
+    try:
+        figures = ahead.figures(ahead.train)
+    except TooLarge as error:
+        plan = estimated(recipe, topology, mesh)
+        raise too_large(plan, error.needed or plan.train.peak, error.available) from None
+    log.info('compiled in %s', duration(time.perf_counter() - began))
+    if path:
+        keep(ahead.train, path)
+        log.info('%s: the train step, %.1f MiB. tools.ahead.load loads it on such devices', path,
+                 path.stat().st_size / 2 ** 20)
+    return Plan(config, topology, mesh, _shape(recipe), ahead.held(), figures,
+                ahead.figures(ahead.decode) if decode else None)
+
+
+def too_large(plan: Plan, needed: float, available: float | None = None) -> UserError:
+    """Returns an error whose message gives a configuration of the same batch that would fit by formula.
+
+    Args:
+      plan: the plan that does not fit.
+      needed: bytes of memory that a step needs.
+      available: bytes of a device's memory, if the compiler reported them.
+    """
+    problem = (f'{plan.topology}: a device has {gibibytes(available or plan.topology.chip.memory)}, but the step needs '
+               f'about {gibibytes(needed)}')
+    for candidate in ranked(plan.config, plan.topology, plan.shape[1]):
+        if candidate.fits and candidate.config.batch == plan.config.batch:
+            return UserError(f'{problem}. By formula this would fit: {as_flags(candidate)}')
+    return UserError(f'{problem}, and by formula no mesh, remat or parts of a batch would fit. Use more or larger '
+                     'chips, or reduce config.model.d_model, config.model.num_layers or the batch')
+
+
+def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
+    """Returns all candidates by formula: first those that fit, then by tokens per second."""
+    recipes, plans = {}, []
+    for candidate in candidates(topology, config):
+        key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
+        if key not in recipes:
+            recipes[key] = Recipe(candidate, length)
+        recipe, parallel = recipes[key], candidate.parallel
+        if len(recipe.batch['targets']) % (parallel.data * parallel.fsdp * candidate.train.accumulate):
+            continue  # the step would compute padding rows
+        plans.append(estimated(recipe.for_parts(candidate), topology, sizes_of_mesh(candidate, topology)))
+    return sorted(plans, key=lambda plan: (not plan.fits, *seconds_a_token(plan)))
+
+
+def seconds_a_token(plan: Plan) -> tuple[float, float]:
+    """Returns the least seconds per target position, rounded to three digits, and the seconds if nothing overlaps."""
+    best = plan.bounds
+    return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens
+
+
+def search(config: ConfigDict, topology: Topology, length: int | None = None, count: int = 1, *,
+           decode: bool = True) -> Plan:
+    """Returns the best plan that fits. Compiles the best `count` candidates; 0: chooses by formula only.
+
+    Raises:
+      UserError: if nothing fits.
+    """
+    plans = ranked(config, topology, length)
+    if not plans:
+        rows = Recipe(config, length).rows
+        raise UserError(f'{topology}: a batch has {rows} rows, which no mesh of the search divides into equal shares. '
+                        f'Use a batch of {topology.devices} rows, for example, or fewer devices')
+    fitting = [plan for plan in plans if plan.fits]
+    if not fitting:
+        smallest = min(plans, key=lambda plan: plan.train.peak)
+        raise too_large(smallest, smallest.train.peak)
+    log.info('%d of %d candidates fit by formula. The best:', len(fitting), len(plans))
+    for plan in fitting[:10]:
+        best = plan.bounds
+        log.info('  %s tokens/s, %.0f %% of peak (%s): %s', f'{plan.tokens / best.seconds:,.0f}', 100 * best.share,
+                 best.limit, as_flags(plan))
+    if not count:
+        return fitting[0]
+    finished = []
+    for plan in fitting:
+        try:
+            finished.append(compiled(plan.config, topology, length, decode=decode))
+        except UserError as error:
+            log.info('the compiled program does not fit: %s', error)
+        if len(finished) == count:
+            break
+    if not finished:
+        raise too_large(fitting[0], fitting[0].train.peak)
+    return min(finished, key=seconds_a_token)
+
+
+def as_flags(plan: Plan) -> str:
+    """Returns the options that a search chose, as flags."""
+    config = plan.config
+    batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
+    options = {**{f'parallel.{axis}': size for axis, size in plan.mesh.items()}, 'model.remat': config.model.remat,
+               **({'model.remat_keep': config.model.remat_keep} if config.model.remat else {}),
+               'train.accumulate': config.train.accumulate, f'batch.{batch}': config.batch[batch]}
+    return ' '.join(f'--config.{name}={value}' for name, value in options.items())
+
+
+def described(plan: Plan) -> str:
+    """Returns the plan as text."""
+    config, train, topology, best, figures = plan.config, plan.train, plan.topology, plan.bounds, plan.to_dict()
+    rows, length = plan.shape
+    lines = [
+        f'{topology.devices} chips {topology}, mesh {axes_text(plan.mesh)}, '
+        + ('by formula, nothing compiled' if plan.by == 'formula' else 'compiled'),
+        f'assumed: every batch is {rows} x {length} tokens, full; a vocabulary of {config.data.tokenizer.vocab_size:,}',
+        'memory per device: ' + ', '.join(f'{name} {gibibytes(value)}' for name, value in figures['memory'].items()),
+        f'arithmetic per device and step: {train.flops:.3g} operations of matrix products',
+        f'traffic per device and step: {train.traffic:.3g} bytes, {figures["bytes_per_token"]:,.0f} per token'
+        + (f' (all operands, with those that stay in the cores: {train.operands:.3g})' if train.operands else ''),
+        *(f'link: {one.kind} along {one.axes}, {one.times} times, {one.bytes:.3g} bytes per step'
+          for one in train.collectives),
+        f'bounds of a step: arithmetic {1e3 * best.arithmetic:.2f} ms, memory {1e3 * best.memory:.2f} ms, links '
+        f'{1e3 * best.links:.2f} ms; overlapped {1e3 * best.seconds:.2f} ms, limited by {best.limit}',
+        f'at best: {100 * best.share:.0f} % of peak, {figures["tokens_per_second"]:,.0f} target positions per second; '
+        f'{config.train.steps:,} steps in {duration(config.train.steps * best.seconds)}, '
+        f'{figures["chip_hours"]:,.0f} chip-hours']
+    if plan.decode:
+        step = bounds(plan.decode, topology, plan.mesh)
+        lines.append(f'a step of beam search, {config.decode.batch_size} x {config.decode.beam}: '
+                     f'{plan.decode.traffic:.3g} bytes, {gibibytes(plan.decode.peak)}; at best '
+                     f'{1e3 * step.seconds:.3f} ms, limited by {step.limit}')
+    return '\n'.join(lines)
+
+
+def axes_text(mesh: dict[str, int]) -> str:
+    """Returns 'data=4, fsdp=2, tensor=2'."""
+    return ', '.join(f'{axis}={size}' for axis, size in mesh.items())
+
+
+def gibibytes(size: float) -> str:
+    """Returns '1.25 GiB'."""
+    return f'{size / 2 ** 30:.2f} GiB'

@@ -1,0 +1,98 @@
+"""The corpus of a student: a teacher's translations of its training sources, and the held-out splits."""
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from inference.run import Run
+from inference.text import SearchOptions
+from inference.translate import Translator
+from input_pipeline.data import PairData
+from input_pipeline.sources import Pair
+from input_pipeline.splits import sets_to_test, split_names
+from run_directory.workdir import changed_data
+from runtime.errors import UserError
+from runtime.files import naming, written_whole
+
+log = logging.getLogger('allyouneed.distil')
+
+
+def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions, sentences: int = 0,
+                 with_pairs: bool = False) -> None:
+    """Writes the corpus of a student into `folder`. The file of translations gets its name when it is complete.
+
+    Args:
+      run: the run of the teacher, which supplies the data; or an ensemble.
+      model: the translator of `run`.
+      folder: an empty or a new folder.
+      options: the options of the search.
+      sentences: the number of training sentences to translate, from the first on; 0: all.
+      with_pairs: whether to write the training pairs, too, as another split.
+    """
+    data = run.data()
+    assert isinstance(data, PairData)
+    for changed in changed_data(run.workdir, data, ['train']):
+        log.warning('the data differs from the data of the training: %s', changed)
+    pairs = list(data.pairs('train'))
+    sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    names, tests = split_names(run.config.data), sets_to_test(run.config.data)
+    held_out = {split: file_name(names[split]) for split in ('validation', *tests)}
+    for split in [*held_out]:
+        try:
+            write_pairs(run, folder, held_out[split], data.pairs(split))
+        except UserError as error:
+            if split == 'validation':
+                raise
+            log.info('%s is not written: %s', split, error)
+            del held_out[split]
+    if with_pairs:
+        write_pairs(run, folder, 'train', pairs)
+    write_pairs(run, folder, 'distilled' if with_pairs else 'train', translated(model, sources, options))
+    splits = {'train': 'train,distilled' if with_pairs else 'train', 'validation': held_out.pop('validation'),
+             'test': ','.join(held_out.values())}
+    log.info('to train a student: train.py --config.data.source=files --config.data.dir=%s %s', folder,
+             ' '.join(f'--config.data.splits.{split}={name}' for split, name in splits.items() if name))
+
+
+def file_name(split: str) -> str:
+    """Returns a split's file name: 'news/dev-*' becomes 'news-dev'."""
+    return re.sub(r'[^\w.+-]+', '-', split).strip('-')
+
+
+def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
+    """Returns the sources that the teacher does not truncate. A truncated source would not match its translation.
+
+    Raises:
+      UserError: if none of them has text.
+    """
+    kept = [source for source in sources if model.reads_whole(source)]
+    if not any(source.strip() for source in kept):
+        raise UserError(f'every training source has more than {model.max_length - 1} tokens (config.data.max_length='
+                        f'{model.max_length}), so the teacher would read only its beginning. Use a teacher that was '
+                        'trained with a larger config.data.max_length')
+    if omitted := len(sources) - len(kept):
+        log.warning('left out: %d of %d training sources, of more than %d tokens (config.data.max_length), because the '
+                    'teacher would translate only their beginnings', omitted, len(sources), model.max_length - 1)
+    return kept
+
+
+def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:
+    """Yields each source with its translation, and logs the progress."""
+    began, count = time.perf_counter(), 0
+    for outputs in model.respond_all(sources, options):
+        yield from ((output.source, output.text) for output in outputs)
+        count += len(outputs)
+        log.info('%d of %d sentences in %.0f s', count, len(sources), time.perf_counter() - began)
+
+
+def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
+    """Writes SPLIT.SOURCE and SPLIT.TARGET with one line per pair. Line breaks within a text become spaces."""
+    paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
+    with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
+        for pair in pairs:
+            for file, text in zip((sources, targets), pair, strict=True):
+                file.write(text.replace('\n', ' ').replace('\r', ' ') + '\n')

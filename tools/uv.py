@@ -1,0 +1,55 @@
+"""Runs uv, the package installer, with the settings of pip: package indexes, local wheels, constraints, certificates.
+
+    python -m tools.uv pip install --editable .
+
+`make` calls it in an environment that contains pip and uv. The environment variables of uv have precedence.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+# An option of pip: the variable of uv, and the separator of its values. pip separates values by white space.
+VARIABLES = {
+    'index-url': ('UV_DEFAULT_INDEX', ''), 'extra-index-url': ('UV_INDEX', ' '), 'find-links': ('UV_FIND_LINKS', ','),
+    'no-index': ('UV_NO_INDEX', ''), 'trusted-host': ('UV_INSECURE_HOST', ' '), 'cert': ('SSL_CERT_FILE', ''),
+    'timeout': ('UV_HTTP_TIMEOUT', ''), 'default-timeout': ('UV_HTTP_TIMEOUT', ''), 'proxy': ('ALL_PROXY', ''),
+}
+
+
+def read_settings(listing: str) -> dict[str, str]:
+    """Returns {option: value} from the output of `pip config list`, lines of section.option='value'.
+
+    Its variables (:env:) override the section of a command (install), which overrides the global section.
+    """
+    lines = [line.partition('=') for line in listing.splitlines() if '=' in line]
+    lines.sort(key=lambda line: [line[0].startswith(section) for section in ('install.', ':env:')])
+    return {name.rpartition('.')[2]: str(ast.literal_eval(value)) for name, _, value in lines}
+
+
+def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables of uv that have the meaning of pip's settings."""
+    variables = {variable: separator.join(settings[option].split()) for option, (variable, separator)
+                 in VARIABLES.items() if settings.get(option)}
+    if 'UV_INDEX' in variables:  # as pip, which compares the versions of all indexes
+        variables['UV_INDEX_STRATEGY'] = 'unsafe-best-match'
+    return variables
+
+
+def main() -> int:
+    """Runs uv with the arguments of the command line and returns its exit status."""
+    listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], capture_output=True, text=True)
+    if listing.returncode:  # a damaged pip.conf: pip names it
+        print(listing.stderr, end='', file=sys.stderr)
+        return 2
+    settings = read_settings(listing.stdout)
+    # Arguments, because --constraint on the command line would override UV_CONSTRAINT.
+    constraints = [f'--constraint={path}' for path in settings.get('constraint', '').split()]
+    environment = uv_environment(settings) | os.environ | {'VIRTUAL_ENV': sys.prefix}
+    return subprocess.run([sys.executable, '-m', 'uv', *sys.argv[1:], *constraints], env=environment).returncode
+
+
+if __name__ == '__main__':
+    sys.exit(main())
