@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -168,6 +169,19 @@ def plain_or_gz(base: Path, suffix: str) -> Path | None:
     """Returns the path BASE.SUFFIX or BASE.SUFFIX.gz, or None if neither file exists."""
     files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
     return next((file for file in files if os.path.isfile(file)), None)
+
+
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 digest of a file's content.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
+    try:
+        with open(path, 'rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error}') from None
 
 
 def read_bytes(path: Path) -> bytes:
