@@ -80,6 +80,7 @@ def scored(run, before, hypothesis):
     return float(log_probs[len(before) - 1:].sum())
 
 
+@pytest.mark.slow
 def test_the_order_of_edits_changes_no_bit(runs):
     edits = [*BATTERY['transformer'], Edit('add', 'decoder', [0.1] * 8), Edit('add', 'decoder', VECTOR),
              Edit('scale', 'decoder', 0.3), Edit('zero', 'decoder', positions=[1])]

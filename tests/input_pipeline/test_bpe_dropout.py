@@ -147,6 +147,7 @@ def test_long_words(tokenizer):
     assert tokenizer.decode(segment(tokenizer, [word], 0.2)[0]) == word
 
 
+@pytest.mark.slow
 def test_a_whole_corpus_without_dropout_is_sentencepiece_s():
     texts = [text for pair in builtin.make_corpus('en', 'fr', seed=0)['train'][:1000] for text in pair]
     tokenizer = learn(texts, vocab_size=900)
