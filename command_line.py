@@ -1,7 +1,7 @@
 """The start and the end of every script: flags, help, errors of the command line, exit status.
 
-A script defines its flags after its light imports, calls `read_command_line`, and then imports what takes seconds:
-nobody waits for JAX to read --help or to learn that a flag is mistyped. Flags that libraries define are not accepted.
+A script defines its flags after its light imports, calls `read_command_line`, and then imports the slow libraries. So
+--help and a wrong flag do not wait for JAX. Flags that libraries define are not accepted.
 
 Scripts exit with 0 on success. If the request cannot be fulfilled, they print one message on stderr and exit with 2.
 Any other exception is a bug of ours and keeps its traceback.
@@ -34,15 +34,15 @@ os.environ.pop('MPLBACKEND', None)
 
 TOO_LATE = avoid_wrong_sums()  # scripts import this file before they use JAX
 
-_arguments: list[str] | None = None  # those that are not flags, after the script's name; None before they are read
+_arguments: list[str] | None = None  # the script's name and the arguments that are not flags; None before parsing
 
 
 def read_command_line(*, takes: str | None = None, module: str = '__main__') -> None:
     """Parses the flags of a script. Exits if --help is given or the command line is wrong.
 
-    A script calls this between its flags and its imports of libraries that take seconds. From here on the project's
-    log (the logger 'allyouneed') goes to stderr; stdout carries results only. Until `run_script` nothing is garbage
-    collected: what the libraries make stays, and to search it again and again is a quarter of the time to import them.
+    A script calls this after it defines its flags and before it imports slow libraries. From here on, the project's log
+    (the logger 'allyouneed') goes to stderr, and stdout has only results. Garbage collection is off until `run_script`:
+    the objects of the libraries stay, and repeated searches through them take a quarter of the time of the imports.
 
     Args:
       takes: the name of the one argument that is not a flag, if the script has one.
@@ -66,9 +66,9 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
             sys.exit(0)
         rest = _parse(sys.argv)
         if len(rest) > (2 if takes else 1):
-            raise UserError(f'unexpected argument {rest[-1]!r}: every option is a flag, --name=value')
+            raise UserError(f'unexpected argument {rest[-1]!r}: options are flags, --name=value')
         if takes and len(rest) < 2:
-            raise UserError(f'{takes} is missing; --help tells more')
+            raise UserError(f'{takes} is missing. See --help')
         _arguments = rest
     sys.excepthook = _explain_import
     gc.disable()
@@ -86,13 +86,13 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
         use_huge_pages()
     if _arguments is None:
         read_command_line(takes=takes, module=main.__module__)
-    gc.freeze()  # collections pass over what the imports have made
+    gc.freeze()  # later collections skip the objects of the imports
     gc.enable()
 
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
-            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax logs much
-            # asyncio logs a traceback for each of Orbax's tasks that failed besides the one that we report.
+            absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax logs a lot
+            # We report one failed task of Orbax; asyncio would log a traceback for each further one.
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)
@@ -122,7 +122,7 @@ def _explain_import(kind: type[BaseException], error: BaseException, trace: type
 
 @contextlib.contextmanager
 def _quietly_ended() -> Iterator[None]:
-    """Ends the script without a traceback on Ctrl-C, or when the reader of its output is gone."""
+    """Ends the script without a traceback on Ctrl-C, or when the reader of its output has exited."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,9 +135,9 @@ def _quietly_ended() -> Iterator[None]:
 
 @contextlib.contextmanager
 def flag_files_explained() -> Iterator[None]:
-    """Within this, a file that --flagfile names and that cannot be read ends the script with a message and status 2.
+    """Ends the script with a message and status 2 if a file of --flagfile cannot be read within this context.
 
-    ml_collections reads such files already where a script defines --config.
+    ml_collections reads such files as soon as a script defines --config.
     """
     with _explained():
         try:
@@ -160,13 +160,13 @@ def _explained() -> Iterator[None]:
 
 
 def _in_words(message: str) -> str:
-    """What is wrong with the value of a flag, where Python's own words say it to programmers."""
-    for reason, wanted in ((': invalid literal for int()', 'must be a whole number'),
+    """Returns the message for a wrong value of a flag, without Python's technical terms."""
+    for reason, rule in ((': invalid literal for int()', 'must be a whole number'),
                            (': could not convert string to float', 'must be a number'),
                            (": ('Non-boolean argument", 'must be true or false')):
-        flag, found, _ = message.partition(reason)
-        if found:
-            return f'{flag}: {wanted}'
+        flag, separator, _ = message.partition(reason)
+        if separator:
+            return f'{flag}: {rule}'
     return message
 
 
@@ -182,7 +182,7 @@ def _parse(argv: list[str]) -> list[str]:
       UserError: if a flag does not exist, a value is wrong, or the recipe of --config is.
     """
     recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
-    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # the rest is for the recipe's get_config
+    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # the rest is for get_config
         raise UserError(no_recipe(file))
     try:
         with faults_in(recipe, only=True):
@@ -235,7 +235,7 @@ class _Stdout(io.TextIOWrapper):
 
 def _unless_left_behind(hook: Callable) -> Callable:
     """Calls `hook` for an exception of a thread or a callback, except for Orbax's tasks that outlive their loop."""
-    return lambda told: None if str(told.exc_value) == 'Event loop is closed' else hook(told)
+    return lambda event: None if str(event.exc_value) == 'Event loop is closed' else hook(event)
 
 
 def _flush() -> None:
@@ -256,11 +256,11 @@ def _fail(message: str):
 
 def _recipe(argv: list[str]) -> str:
     """Returns the value of the last --config=RECIPE or --config RECIPE."""
-    found = ''
+    recipe = ''
     for argument, following in zip(argv, [*argv[1:], ''], strict=True):
         if named := re.fullmatch('--?config(?:=(.*))?', argument, re.DOTALL):
-            found = following if named[1] is None else named[1]
-    return found
+            recipe = following if named[1] is None else named[1]
+    return recipe
 
 
 def _no_config(recipe: str, error: BaseException) -> str:
@@ -275,19 +275,19 @@ def _no_config(recipe: str, error: BaseException) -> str:
 
 
 def _no_flag_file(error: BaseException) -> str:
-    """What to say where absl could not read a file that --flagfile names; '' of another error."""
+    """Returns the message for a file of --flagfile that absl could not read; '' for other errors."""
     if isinstance(error, UnicodeDecodeError):
-        return f'a file that --flagfile names is no text: {error}'
-    reason = error.__context__  # absl's words around it are no sentence
+        return f'a file of --flagfile is not UTF-8 text: {error}'
+    reason = error.__context__  # the system's error, without absl's text
     return f'--flagfile={reason.filename}: {reason.strerror}' if isinstance(reason, OSError) else ''
 
 
 def _without_recipe(error: flags.Error) -> str:
-    """What to say of an option of the config where there is no --config, which makes each a flag; '' of others."""
+    """Returns the message for an option of the config without --config, which defines its flag; '' for others."""
     name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
     if 'config' not in flags.FLAGS or not name.startswith('config.') or 'config.seed' in flags.FLAGS:
-        return ''  # the last: there is a recipe, in a file of flags perhaps
-    return f'--{name} needs a recipe: give one, for example --config=configs/demo.py'
+        return ''  # in the last case there is a recipe, perhaps in a file of flags
+    return f'--{name} needs a recipe. Give one, for example --config=configs/demo.py'
 
 
 def _unknown_option(argv: list[str]) -> str:
@@ -296,12 +296,12 @@ def _unknown_option(argv: list[str]) -> str:
         named = re.match(r'--?(?:no)?config\.([^=]+)', argument)
         if named and named[1] not in DEFAULTS:
             return (f'--config.{named[1]}: the config has no such option'
-                    + (option_like(named[1], DEFAULTS) or '; configs/options.py has them all'))
+                    + (option_like(named[1], DEFAULTS) or '. See configs/options.py'))
     return ''
 
 
 def _help(module: str, *, full: bool) -> None:
-    """Prints what the script does, and its flags; with `full` also the config's options and the libraries' flags."""
+    """Prints the script's docstring and flags; with `full`, also the config's options and the libraries' flags."""
     print(inspect.cleandoc(sys.modules[module].__doc__ or ''), flags.FLAGS.main_module_help(), sep='\n\n')
     if 'config' not in flags.FLAGS:
         return

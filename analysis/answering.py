@@ -1,5 +1,6 @@
 """Does what the flags of decode.py request: answers, scores, pictures and pages."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
+from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from analysis.request import Request, results_name
@@ -23,6 +26,7 @@ from inference.run import Run, load
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.tables import as_json
 from inference.text import Output, TextModel
+from inference.translate import Translator
 from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data
 from input_pipeline.splits import asked_splits
@@ -67,22 +71,39 @@ def decode(request: Request) -> None:
     elif isinstance(run.model, Predictor):
         predict_file(request, run.model, options, page)
     else:
-        answer_file(request, run.model, options, page)
+        answer_file(request, run.model, options, page, alignment_head(request, run))
     if page:
         page.write()
         log.info('%s explains %d', page.path, page.count)
 
 
-def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None) -> None:
-    """Writes an answer for each line of the input. Lines are read in chunks, while earlier ones are answered."""
+def alignment_head(request: Request, run: Run) -> Head | None:
+    """Returns the head from which --alignments are read: that of --look, or the best one on the validation split."""
+    if not request.alignments:
+        return None
+    assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
+    head = chosen_head(request.look, run.model) if request.look else best_head(run)
+    log.info('alignments: %s', head)
+    return head
+
+
+def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None,
+                head: Head | None = None) -> None:
+    """Writes an answer for each line of the input. Lines are read in chunks, while earlier ones are answered.
+
+    With `head`, the word alignment of each answer is written, too.
+    """
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
-    with open_output(request.output) as output:
+    with open_output(request.output) as output, (
+            open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
         for answers in answers_to(request, model, search):
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')
                 output.write(output_line(request, model, answer, number, options.n_best, page) + '\n')
+                if aligned and head and isinstance(model, Translator):
+                    aligned.write(as_pharaoh(align(model, answer, head)) + '\n')
             output.flush()
             count += len(answers)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
@@ -168,11 +189,18 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
-    if request.confidence or others:
-        _, references, outputs = zip(*table, strict=True)
+    if request.confidence or request.by or others:
+        sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
             results['confidence'] = confidence_intervals(outputs, references, language)
+        if request.by:
+            assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
+            pairs = list(zip(sources, references, strict=True))
+            log_probs = [each.hypotheses[0].log_prob for each in run.model.forced_all(pairs, options)]
+            keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
+            results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
+                keys, outputs, references, log_probs)]}
         if others:
             results['compared'] = {'with': request.compare,
                                    **compare_translations(outputs, others, references, language)}

@@ -17,6 +17,7 @@ from runtime.errors import UserError
 from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
+BY = 'length', 'target_length', 'frequency'  # what scores of a split are divided by
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -46,6 +47,9 @@ class Request:
     confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
     compare: str | None = flag(None, '--split: the difference to the translations of this other run directory, with '
                                'its p-value.')
+    by: str | None = flag(None, '--split: scores of translations also by the length of the source (length) or of the '
+                          'reference (target_length), or by the frequency of the rarest source word in the training '
+                          'data (frequency).', BY)
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
     without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
                                'cross, encoder or decoder, and layers and heads from 1.')
@@ -55,6 +59,8 @@ class Request:
     look: str = flag('', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default '
                      'the last), HEAD from 1, mean or all (the default). positions: the image of the positional '
                      'encoding instead.')
+    alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
+                                  'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'An HTML page to explore what the model did: attention, probabilities, '
                                'hypotheses. Needs no network.')
     explain_count: int = flag(200, 'The number of lines or examples on the page.')
@@ -80,25 +86,25 @@ class Request:
             raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
-        if not self.split and (flags := self._given('confidence', 'compare')):
+        if not self.split and (flags := self._given('confidence', 'by', 'compare')):
             raise UserError(f'{flags} applies only to --split. Give --split=test')
-        if self.split and (flags := self._given('score', 'prefixes')):
+        if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
             raise UserError(f'{flags} does not apply to --split. Give --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
             raise UserError(f'{flags} does not apply to --score, which searches for nothing. Remove one of them')
-        if self.look and not (self.pictures or self.attention):
-            raise UserError(f'--look={self.look} needs --pictures=DIR or --attention')
+        if self.look and not (self.pictures or self.attention or self.alignments):
+            raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
         several = (self.search.get('n_best') or 1) > 1
         if self.format == 'text' and (flags := self._given('attention', *['n_best'] * several)):
             raise UserError(f'{flags} needs --format=jsonl, because the text of an answer is one line')
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if values[name] < least:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
-        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without'):
+        for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
                 raise UserError(f'--{name}= is empty. Give a name, or remove the flag')
         paths: dict[str, str] = {}
-        for name in ('input', 'avoid', 'edit', 'output', 'explain', 'pictures'):
+        for name in ('input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'):
             path = values[name] and os.path.realpath(values[name])
             if path in paths:
                 raise UserError(f'--{paths[path]} and --{name} name the same file, {path}. Use different files')
@@ -118,12 +124,13 @@ class Request:
         from run_directory.workdir import OWN  # imports JAX
 
         own = [Path(os.path.realpath(workdir / name)) for workdir, name in itertools.product(workdirs, OWN)]
-        for name, value in ('output', self.output), ('explain', self.explain):
+        for name, value in ('output', self.output), ('explain', self.explain), ('alignments', self.alignments):
             path = Path(os.path.realpath(value or ''))
             if value and (path in own or any(folder in own for folder in path.parents)):
                 raise UserError(f'--{name}={value} is a file of the run itself. Use another name')
-        if self.output:
-            check_file(Path(self.output))
+        for value in (self.output, self.alignments):
+            if value:
+                check_file(Path(value))
         if self.pictures:
             check_folder(Path(self.pictures))
         if len(splits) > 1 and (flags := self._given('pictures', 'explain')):
@@ -137,12 +144,12 @@ class Request:
 
     def check_run(self, run: Any) -> None:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
-        flags = self._given('attention', 'pictures', 'explain')
+        flags = self._given('attention', 'alignments', 'pictures', 'explain')
         if flags and len(run.workdirs) > 1 and self.look != 'positions':
             raise UserError(f'{flags} does not apply to an ensemble, whose runs have an attention each. Give one of '
                             'the runs')
         task, answerer = run.config.task, TASKS[run.config.task].answerer
-        if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes')):
+        if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
             raise UserError(f'{flags} applies only to translation, but the run has task={task}. Remove the flag')
         if answerer == 'predictor' and (flags := self._given('score', 'avoid')):
             raise UserError(f'{flags} applies only to text, but the run has task={task}. Remove the flag')

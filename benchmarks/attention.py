@@ -21,10 +21,14 @@ def main() -> None:
     import jax.numpy as jnp
 
     from benchmarks.measure import report, times
-    from model.attention import attention, chunked_attention, fused_attention
+    from kernels.attention import fused_attention
+    from model.attention import attention, chunked_attention
     from model.relation import Relation
 
-    kernels = {'plain': lambda *args: attention(*args)[0], 'chunked': chunked_attention, 'fused': fused_attention}
+    kernels = {
+        'plain': lambda query, key, value, relation: attention(query, key, value, relation)[0],
+        'chunked': chunked_attention,
+        'fused': lambda query, key, value, relation: fused_attention(query, key, value, relation.whole_mask())}
     for length in map(int, LENGTHS.value):
         inputs = [jax.random.normal(jax.random.key(seed), (1, length, HEADS, WIDTH), DTYPE.value) for seed in range(3)]
         relation = Relation.within(jnp.arange(length)[None], causal=True)

@@ -6,31 +6,16 @@ of a block without one. The time of a block includes the wait until its checkpoi
 loop stops: the median time until `save` returns, which waits for the current step.
 """
 
-from command_line import run_script, use_huge_pages
-
-if __name__ == '__main__':
-    use_huge_pages()
-
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
-from benchmarks.measure import report
+from command_line import run_script
 from configs.checks import config_from
-from input_pipeline.batches import prefetch
-from input_pipeline.data import open_data
-from model import parameter_count
-from model.build import build_model
-from run_directory.checkpoints import open_checkpoints
-from runtime.cache import cache_folder, use_compilation_cache
-from training.compiled import Compiled
-from training.objective import make_objective
-from training.optimizer import make_optimizer, make_schedule
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 EVERY = flags.DEFINE_integer('every', 200, 'Steps per block.', lower_bound=1)
@@ -39,6 +24,19 @@ FOLDER = flags.DEFINE_string('folder', None, 'A folder for temporary checkpoints
 
 
 def main() -> None:
+    import jax  # seconds of imports, which --help does not wait for
+
+    from benchmarks.measure import report
+    from input_pipeline.batches import prefetch
+    from input_pipeline.data import open_data
+    from model import parameter_count
+    from model.build import build_model
+    from run_directory.checkpoints import open_checkpoints
+    from runtime.cache import cache_folder, use_compilation_cache
+    from training.compiled import Compiled
+    from training.objective import make_objective
+    from training.optimizer import make_optimizer, make_schedule
+
     config = config_from(CONFIG_FLAG)
     use_compilation_cache(cache_folder(config.cache_dir))
     data = open_data(config)
@@ -83,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, computes=True)

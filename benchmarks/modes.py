@@ -53,9 +53,9 @@ class Mode:
 
 def modes(devices: int) -> list[Mode]:
     """Returns the modes for a number of devices, a power of two."""
-    found = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
+    modes = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
              Mode(data=devices, mode='pmap'), Mode(data=devices // 2, accumulate=2), Mode(data=devices, dropout=0.2)]
-    return found + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
+    return modes + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
 
 
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:

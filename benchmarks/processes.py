@@ -2,7 +2,7 @@
 
 Trains a tiny vision Transformer with train.py on CPU devices, in 12 rows (modes of the mesh x processes x devices per
 process) and 8 columns, and prints a table of 96 cells in Markdown. A cell is `ok`, `refused` (train.py ended with 2
-before the first step; its message stands below the table) or `FAILED`, with the reason below the table.
+before the first step; its message is below the table) or `FAILED`, with the reason below the table.
 
 The columns:
 
@@ -18,11 +18,11 @@ The columns:
     cache    a second run whose compilation cache is warm; one process, if it finds nothing in it, compiles for 40 s,
              longer than a collective waits (30 s)
 
-The process that suffers is process 0 in the rows with two devices per process, and the last process in the others.
+The process with the fault is process 0 in the rows with two devices per process, and otherwise the last process.
 
 A cell is ok if
 
-    the statuses are those that a launcher needs: 0 at the end, 75 of each process that lost another one or was stopped;
+    the exit statuses are those that a launcher needs: 0 at the end, 75 after the loss of a process or a stop;
     no process is silent for 60 s (plus the lateness) while it runs: no log and no metrics grow;
     at each save, all processes that hold the same part of the state hold the same bits;
     all checkpoints and losses agree with those of one process with one device, without a fault: parameters to 1e-5,
@@ -134,14 +134,14 @@ class Cell:
         processes: dict[int, subprocess.Popen] = {}
 
         def begin(number: int) -> None:
-            mine = fault if victim in (None, number) else {}
-            if 'signal_at' in mine:
-                mine = {'signal_at': mine['signal_at'] + number}
+            own_fault = fault if victim in (None, number) else {}
+            if 'signal_at' in own_fault:
+                own_fault = {'signal_at': own_fault['signal_at'] + number}
             job = [f'--coordinator_address=localhost:{port}', f'--num_processes={row.processes}',
                    f'--process_id={number}'] if row.processes > 1 else []
             with logs[number].open('w') as log:
                 processes[number] = subprocess.Popen(
-                    [sys.executable, ROOT / 'benchmarks' / 'faulty_train.py', json.dumps(mine),
+                    [sys.executable, ROOT / 'benchmarks' / 'faulty_train.py', json.dumps(own_fault),
                      self.folder / f'{name}.{number}.shards', '--config=configs/digits_vit.py',
                      f'--workdir={self.folder / run}', f'--config.cache_dir={self._cache}',
                      *(f'--config.{option}' for option in options.split()), *job],
@@ -155,14 +155,14 @@ class Cell:
             if late:
                 time.sleep(late)
                 begin(row.victim)
-            heard, size = time.monotonic(), 0
+            last_log, size = time.monotonic(), 0
             while any(process.poll() is None for process in processes.values()):
                 time.sleep(0.05)
                 written = sum(path.stat().st_size for path in (*logs, self.folder / run / 'metrics.jsonl')
                               if path.exists())
                 if written != size:
-                    heard, size = time.monotonic(), written
-                if time.monotonic() - heard > allowed:
+                    last_log, size = time.monotonic(), written
+                if time.monotonic() - last_log > allowed:
                     raise Failed(f'start {self._starts}: silent for {allowed} s; the statuses are '
                                  f'{[processes[number].poll() for number in sorted(processes)]}')
         self._judge([processes[number].returncode for number in range(row.processes)],
@@ -191,9 +191,9 @@ class Cell:
 
     def compare(self, reference: Path, run: str = 'run', steps: Sequence[int] = range(EVERY, STEPS + 1, EVERY)) -> None:
         """Raises Failed if a checkpoint of `steps`, or a loss, differs from those of the reference."""
-        found = saved_steps(self.folder / run)
-        if missing := set(steps) - set(found):
-            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing; those of {found} exist')
+        saved = saved_steps(self.folder / run)
+        if missing := set(steps) - set(saved):
+            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing; those of {saved} exist')
         for step in steps:
             pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
             if (largest := max(np.abs(one - other).max() for one, other in pairs)) > 1e-5:

@@ -1,11 +1,11 @@
-"""Fine-tuning: a trained model goes on, on other data.
+"""Fine-tuning: continues the training of a model on other data.
 
     python train.py --config=configs/fine_tune.py:RUN --config.data.dir=DIR --workdir=runs/tuned
 
-begins with the parameters and the vocabulary of the run directory RUN, and has its config, with a learning rate that
-suits a trained model. --config.train.init_from=RUN:average:5 takes other parameters than those of its best checkpoint.
---config.train.frozen='encoder,*embedding' leaves these parts as they are, and --config.train.lora_rank=8 trains nothing
-but low-rank adapters. --config.train.init_vocabulary=False learns a vocabulary from the new data.
+starts with the parameters and the vocabulary of the run directory RUN. The config is that of RUN, with a learning rate
+for a trained model. The parameters are those of the best checkpoint, unless --config.train.init_from=RUN:average:5
+selects others. --config.train.frozen='encoder,*embedding' does not train these parts, and --config.train.lora_rank=8
+trains only low-rank adapters. --config.train.init_vocabulary=False learns a vocabulary from the new data.
 """
 
 from pathlib import Path
@@ -22,11 +22,11 @@ NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocab
 
 
 def get_config(run: str = '') -> ConfigDict:
-    """Returns the config of a run directory, to go on from it."""
+    """Returns the config that continues the training of a run directory."""
     path = Path(run).expanduser() / 'config.json'
     if not run or not path.is_file():
-        raise UserError('give the run directory to begin from, --config=configs/fine_tune.py:RUN'
-                        + (f': there is no {path}' if run else ''))
+        raise UserError('--config=configs/fine_tune.py:RUN needs a run directory'
+                        + (f', but {path} does not exist' if run else ''))
     config, _ = read_config_file(path)
     config.train.update({name: DEFAULTS[f'train.{name}'] for name in NOT_TAKEN_OVER})
     config.train.update(init_from=run, steps=2000)

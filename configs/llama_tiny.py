@@ -2,10 +2,10 @@
 
     python train.py --config=configs/llama_tiny.py --workdir=runs/llama_tiny
 
-Where the paper's block has post-norm, layer norm, relu, sinusoids and as many heads of keys as of queries, this one has
-pre-norm and RMSNorm, SwiGLU with two thirds of the width (as many parameters), rotary positions, grouped queries, and
-no biases. It takes a few minutes on 2 cores. The sweep configs/sweeps/llama_block.py trains the paper's block at the
-same size and budget, and each change alone:
+The paper's block has post-norm, layer norm, relu, sinusoids and one head of keys for each head of queries. This block
+has pre-norm and RMSNorm, SwiGLU with two thirds of the width (so the number of parameters is the same), rotary
+positions, grouped queries, and no biases. Training takes a few minutes on 2 cores. The sweep
+configs/sweeps/llama_block.py trains the paper's block, and each single change, with the same size and budget:
 
     python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
 

@@ -1,11 +1,11 @@
-"""A language model of 1.1 billion parameters with the block of the Llama family, to be planned before it is trained.
+"""A language model of 1.1 billion parameters with the block of the Llama family. Plan it before you train it.
 
     python -m tools.plan --config=configs/lm_1b.py --topology=v5e:8x8 --config.parallel.data=1 --config.parallel.fsdp=-1
     python train.py --config=configs/lm_1b.py --workdir=runs/lm_1b
 
-We have not trained this recipe. A step has 0.5 million tokens; 50,000 steps are 26 billion tokens, about 24 for each
-parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Shapes, weight decay, clipping and schedule are those of
-models of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has its plans for 4 to 256 chips.
+We have not trained this recipe. A step has 0.5 million tokens; 50,000 steps are 26 billion tokens, about 24 per
+parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Shapes, weight decay, clipping and schedule follow models
+of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has plans for 4 to 256 chips.
 """
 
 from ml_collections import ConfigDict

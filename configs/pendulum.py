@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.task = 'regression'
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
-                        position='sinusoidal', dropout=0.0)  # dropout's noise would pass on to the values
+                        position='sinusoidal', dropout=0.0)  # because the noise of dropout would reach the values
     config.model.update(patches={'patch': 8, 'pooling': 'mean'})  # 16 windows
     config.data.update(source='builtin', name='pendulum')
     config.batch.rows = 64

@@ -2,7 +2,8 @@
 
     python train.py --config=configs/rnnsearch_demo.py --workdir=runs/rnnsearch_demo
 
-The paper compares attention with one fixed context vector, which is too small for long sentences. The same run with it:
+The paper compares attention with one fixed context vector, which is too small for long sentences. The same run with the
+fixed vector:
 
     python train.py --config=configs/rnnsearch_demo.py --config.model.recurrent.attention=False --workdir=runs/fixed
 

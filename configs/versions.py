@@ -1,7 +1,7 @@
 """Upgrades configs of earlier versions, as found in run directories, to the current options.
 
 `config.json` records the version of the options that it was written with; a file without a version has version 1.
-Options come and go, but every run must still open, decode and resume. So,
+Every run must still open, decode and resume after options have changed. So,
 
 - to add an option whose default differs from the earlier behaviour, raise VERSION and give the earlier value in BEFORE;
 - to rename an option, raise VERSION and give the new name in RENAMED.
@@ -41,7 +41,7 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     options = renamed(options, version)
     for name, value in options.items():
         if name not in DEFAULTS:
-            like = option_like(name, DEFAULTS) or '; configs/options.py has them all'
+            like = option_like(name, DEFAULTS) or '. configs/options.py lists all options'
             raise UserError(f'there is no option {name}{like}')
         if problem := kind_problem(name, value):
             raise UserError(f'{name}={written(value)}: {problem}, such as {DEFAULTS[name]!r}')
@@ -59,10 +59,10 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
       FileNotFoundError, NotADirectoryError: if it does not exist.
     """
     try:
-        said = json.loads(read_bytes(path).decode())
-        if not isinstance(said, dict):
+        saved = json.loads(read_bytes(path).decode())
+        if not isinstance(saved, dict):
             raise ValueError('it contains no object')
-        return read_saved(said)
+        return read_saved(saved)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except UserError as error:
@@ -73,14 +73,14 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
         raise UserError(f'{path} is damaged: {error}. Take it from a copy of the run') from None
 
 
-def read_saved(said: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
-    """Returns the config that a run's config.json holds, with all current options, and those that it does not set.
+def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
+    """Returns the config in a run's config.json, with all current options, and the options that the file does not set.
 
     Raises:
       UserError: if its version is unknown, or options are unknown or impossible.
     """
-    options = flatten(ConfigDict({name: part for name, part in said.items() if name != 'version'}))
-    current, config = upgraded(options, said.get('version', 1)), base.get_config()
+    options = flatten(ConfigDict({name: part for name, part in saved.items() if name != 'version'}))
+    current, config = upgraded(options, saved.get('version', 1)), base.get_config()
     config.update_from_flattened_dict(current)
     check_config(config)
     return config, current.keys() - options.keys()
@@ -93,8 +93,8 @@ def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
       UserError: if the version is unknown.
     """
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise UserError(f'its version is {version!r}, but this program knows those from 1 to {VERSION}: use the '
-                        'program that wrote it, or a newer one')
+        raise UserError(f'its version is {version!r}, but this program supports versions 1 to {VERSION}. Use the '
+                        'program that wrote it, or a newer program')
     for later in range(version + 1, VERSION + 1):
         options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
     return dict(options)

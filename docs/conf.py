@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 import allyouneed  # noqa: E402, F401 (it sets an XLA flag before the modules are imported)
 
 PACKAGES = 'analysis|configs|inference|input_pipeline|interchange|kernels|model|run_directory|runtime|training'
-GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'deploying', 'distributed',
+GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'inside', 'deploying', 'distributed',
           'planning', 'notebooks', 'results', 'faults', 'extending', 'api')
 PAGES = [*(f'docs/{name}' for name in GUIDES), 'CONTRIBUTING', 'CHANGELOG']
 SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):')

@@ -1,4 +1,4 @@
-"""From a run directory to answers: load, search, translate, score."""
+"""Loads a run directory, and translates, continues, classifies and scores with it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ['load', 'to_pandas']
 
 
 def __getattr__(name: str) -> Any:
-    """Names the new place of `train`, which training runs import from here."""
+    """Raises an error that names the new place of `train`, for code that imports it from here."""
     if name == 'train':
         raise AttributeError('inference.train has moved: use training.train, or allyouneed.train in a notebook')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -1,4 +1,4 @@
-"""Lines that come when they come: from a slow pipe, or typed at a prompt. Each is answered as soon as it is there."""
+"""Reads lines from a slow pipe or a prompt, and yields each one as soon as it arrives."""
 
 import collections
 import contextlib
@@ -13,12 +13,12 @@ from input_pipeline.sources import decode_lines, read_lines
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 
-PAUSE = 0.05  # seconds that a line waits for others: a fast pipe fills a batch in that time
-HISTORY = 1000  # typed lines that are kept
+PAUSE = 0.05  # seconds that a line waits for more lines: a fast pipe fills a batch in this time
+HISTORY = 1000  # number of typed lines in the history
 
 
 class Arriving(Iterator[str]):
-    """Lines, and whether there is one to read: `ready(deadline)`, which waits until then on the monotonic clock."""
+    """Lines with a method `ready(deadline)`. It waits for a line, until a time of the monotonic clock."""
 
     def __init__(self, lines: Iterator[str], ready: Callable[[float], bool]):
         self._lines, self.ready = lines, ready
@@ -28,10 +28,10 @@ class Arriving(Iterator[str]):
 
 
 def input_lines(path: str) -> Iterator[str]:
-    """The lines of a file, of stdin (-), or those that are typed ('').
+    """Returns the lines of a file, of stdin (-), or of a prompt ('').
 
     Raises:
-      UserError: if it cannot be read, or with the line where it is not UTF-8.
+      UserError: if they cannot be read, or with the number of a line that is not UTF-8.
     """
     if not path:
         return typed_lines(cache_folder('') / 'typed_lines')
@@ -39,14 +39,14 @@ def input_lines(path: str) -> Iterator[str]:
 
 
 def piped_lines() -> Iterator[str]:
-    """The lines of stdin, as `read_lines` has them.
+    """Returns the lines of stdin, decoded as in `read_lines`.
 
     Raises:
-      UserError: if it cannot be read, or with the line where it is not UTF-8.
+      UserError: if stdin cannot be read, or with the number of a line that is not UTF-8.
     """
     try:
         pipe = _Pipe(sys.stdin.fileno())
-    except (AttributeError, OSError, ValueError):  # it is closed, or no file of the system's
+    except (AttributeError, OSError, ValueError):  # stdin is closed, or has no file descriptor
         return read_lines('-')
     return Arriving(decode_lines(pipe, 'stdin'), pipe.ready)
 
@@ -57,7 +57,7 @@ class _Pipe(Iterator[bytes]):
     def __init__(self, descriptor: int):
         self._descriptor, self._ended = descriptor, False
         self._lines: collections.deque[bytes] = collections.deque()
-        self._rest: list[bytes] = []  # of a line whose end has not come
+        self._rest: list[bytes] = []  # the parts of an incomplete line
 
     def __next__(self) -> bytes:
         while not self._lines and not self._ended:
@@ -67,7 +67,7 @@ class _Pipe(Iterator[bytes]):
         return self._lines.popleft()
 
     def ready(self, deadline: float) -> bool:
-        """Whether a line or the end is there, or comes before the deadline."""
+        """Returns whether a line or the end arrives before the deadline."""
         while not self._lines and not self._ended and select.select(
                 [self._descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
             self._read()
@@ -90,39 +90,39 @@ class _Pipe(Iterator[bytes]):
 
 
 def typed_lines(history: Path) -> Arriving:
-    """Lines that are typed at a prompt, with those of former times to go back to. Ctrl-D ends them.
+    """Reads lines from an interactive prompt with history. Ctrl-D ends them.
 
     Raises:
-      UserError: if what is typed is not UTF-8.
+      UserError: if the typed bytes are not UTF-8.
     """
     def lines():
-        with _remembered(history):
+        with _history(history):
             while True:
                 try:
-                    yield input('> ' if sys.stdout.isatty() else '')  # a prompt is no result
+                    yield input('> ' if sys.stdout.isatty() else '')  # stdout has only results if it is not a terminal
                 except EOFError:
-                    sys.stderr.write('\n')  # behind the prompt
+                    sys.stderr.write('\n')  # ends the line of the prompt
                     return
                 except UnicodeDecodeError as error:
-                    raise UserError(f'what was typed is not UTF-8: {error.reason}') from None
+                    raise UserError(f'the typed line is not UTF-8: {error.reason}') from None
 
     return Arriving(lines(), lambda deadline: False)
 
 
 @contextlib.contextmanager
-def _remembered(history: Path) -> Iterator[None]:
-    """Within this, `input` edits lines and has a history. Where there is no readline it has neither."""
+def _history(path: Path) -> Iterator[None]:
+    """Gives `input` line editing and a history within this context, if Python has readline."""
     try:
         import readline
     except ImportError:
         yield
         return
-    with contextlib.suppress(OSError):  # there is none yet, or not for us
-        readline.read_history_file(history)
+    with contextlib.suppress(OSError):  # no such file yet, or no permission
+        readline.read_history_file(path)
     readline.set_history_length(HISTORY)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            history.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)

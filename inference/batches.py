@@ -1,11 +1,10 @@
-"""A search over a batch that finished sentences leave, so that the many short ones do not wait for the few long ones.
+"""A search that removes finished sentences from its batch, so that short ones do not wait for long ones.
 
-The search stops when half of the rows would do for the sentences that are still open, and goes on with those. The past
-of the hypotheses is no longer than needed either: it begins with room for ROOM steps and doubles. Rows and room are
-powers of two, so that few shapes are compiled.
+The search stops when half of the rows suffice for the open sentences, and continues with these. The cache also grows on
+demand: it begins with ROOM steps and doubles. Rows and steps are powers of two, so that few shapes are compiled.
 
-Most operations of a step are too small for XLA to share them out among cores, and a step needs the one before it. So on
-a CPU each core has a batch of its own: `threads_for`, `find_in_threads`.
+Most operations of a step are too small for XLA to divide them among cores, and each step needs the previous one. So on
+a CPU, each core searches another batch: `threads_for`, `find_in_threads`.
 """
 
 import os
@@ -24,9 +23,9 @@ from jaxtyping import Array, Int
 from inference.search import Beam, DecodeStep, Follow, Hypotheses, Search, advance
 from model import Params
 
-FEWEST = 16  # rows of the smallest batch that is left of a larger one
-SHARE = 32  # rows of the smallest batch that a thread is given
-ROOM = 32  # steps that a past has room for at first
+FEWEST = 16  # a batch does not shrink to fewer rows
+SHARE = 32  # minimum number of rows for each thread
+ROOM = 32  # number of steps in the first cache
 
 
 class Batch(NamedTuple):
@@ -35,10 +34,10 @@ class Batch(NamedTuple):
     Attributes:
       source: int [batch, length], the tokens that the module encodes.
       start: int [batch], the token that decoding starts from.
-      limits: int [batch], the greatest number of new tokens, which is at most the search's `max_length`.
-      numbers: uint [batch], what the draws of a sentence depend on, besides the seed.
-      prefixes: int [batch, length], the tokens that outputs begin with; None: of no sentence (search.py).
-      places: int [batch], the states of an automaton that outputs begin in; None: there is none.
+      limits: int [batch], the maximum number of new tokens, at most the search's `max_length`.
+      numbers: uint [batch], the number of each sentence. Its draws depend on it and on the seed.
+      prefixes: int [batch, length], the tokens that outputs begin with, or None (search.py).
+      places: int [batch], the first states of an automaton, or None.
     """
     source: Any
     start: Any
@@ -49,18 +48,18 @@ class Batch(NamedTuple):
 
 
 def threads_for(batch_size: int) -> int:
-    """The threads that share `batch_size` rows, SHARE or more each: one for each core of a CPU.
+    """Returns the number of threads for `batch_size` rows: one per core of a CPU, with at least SHARE rows each.
 
-    Devices that compute by themselves, or together, get all rows at once.
+    Accelerators, and several devices together, use one thread.
     """
-    alone = jax.default_backend() == 'cpu' and jax.device_count() == 1
-    return max(1, min(_cores(), batch_size // SHARE)) if alone else 1
+    one_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
+    return max(1, min(_cores(), batch_size // SHARE)) if one_cpu else 1
 
 
 def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequence[Sequence[int]],
                     threads: int) -> Iterator[Hypotheses]:
-    """What `find` returns for each batch of rows, in their order; so many are searched at a time."""
-    if min(threads, len(batches)) < 2:  # JAX's context managers are those of a thread: the caller's where possible
+    """Yields the result of `find` for each batch of rows, in order. `threads` batches are searched at a time."""
+    if min(threads, len(batches)) < 2:  # JAX's context managers apply to the caller's thread
         yield from map(find, batches)
         return
     with ThreadPoolExecutor(threads) as pool:
@@ -68,16 +67,16 @@ def find_in_threads(find: Callable[[Sequence[int]], Hypotheses], batches: Sequen
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 class BatchSearch:
-    """Searches with one module; each shape is compiled once, whichever thread asks for it."""
+    """Searches with one module. Each shape is compiled once for all threads."""
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._compiling = threading.Lock()  # held while a program is started, which is when it may be compiled
+        self._compiling = threading.Lock()  # held while a program starts, and may be compiled
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
@@ -85,18 +84,18 @@ class BatchSearch:
 
     def find(self, params: Params, search: Search, batch: Batch, seed: int, draw: int = 0,
              follow: Follow | None = None) -> Hypotheses:
-        """What `search` finds, as NumPy arrays; draws depend on the seed, the sentence's number and `draw`.
+        """Returns the result of `search`, as NumPy arrays. Draws depend on the seed, the sentence's number and `draw`.
 
-        A batch that lies on several devices stays whole, from the first step to the last.
+        A batch on several devices does not shrink.
         """
         if isinstance(batch.source, jax.Array) and len(batch.source.sharding.device_set) > 1:
             return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), follow,
                                                  search=search), tiled=True)
         rows, room = len(batch.source), min(ROOM, search.max_length)
-        # The seed is an argument of the compiled program, so another seed compiles nothing.
+        # The seed is an argument of the compiled program, so another seed needs no compilation.
         with self._compiling:
             state = self._begin(params, batch, np.uint32(seed), np.uint32(draw), search=search, room=room)
-        sentences, found = np.arange(rows), None  # those that the rows are of; what is known of every sentence
+        sentences, found = np.arange(rows), None  # the sentence of each row; the results of all sentences so far
         while True:
             half = 2 ** (rows - 1).bit_length() // 2
             with self._compiling:
@@ -113,7 +112,7 @@ class BatchSearch:
                 state = self._keep(state, keep, more_keys=more * _sharing(search))
             sentences, rows, room = sentences[keep], len(keep), room + more
 
-    # What is traced. Draws are independent, so each is a sentence of its own to the module: it looks at no others.
+    # The following methods are traced. Samples are independent, so each one is a separate row for the module.
 
     def _read(self, params, batch, seed, draw, *, search, room):
         memory = self.module.apply({'params': params}, batch.source, method='encode')
@@ -147,12 +146,12 @@ class BatchSearch:
 
 
 def _sharing(search: Search) -> int:
-    """Hypotheses that share a past."""
+    """Returns the number of hypotheses that share the past of a sentence."""
     return search.beam if isinstance(search, Beam) else 1
 
 
 def _kept(state: Any, rows: Int[Array, ' rows'], *, more_keys: int) -> Any:
-    """The state of some of the sentences, with more room."""
+    """Returns the search state of the given rows, with a larger cache."""
     batch = len(state.limits)
 
     def take(leaf):

@@ -1,4 +1,4 @@
-"""Files of decode.py that are no plain sentences: pairs to score, sources with a prefix, words to avoid."""
+"""Reads the other input files of decode.py: pairs to score, sources with prefixes, words to avoid."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,10 +11,12 @@ from runtime.errors import UserError
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
-    """For each line of the file `name` an output whose one hypothesis is given: SOURCE<tab>TARGET, or a text.
+    """Yields an output for each line of the file `name`, whose only hypothesis is the target that the line gives.
+
+    A line is SOURCE<tab>TARGET, or a text for a language model.
 
     Raises:
-      UserError: if the model writes no text; with name:line if a line has not its columns.
+      UserError: with name:line if a line does not have two columns.
     """
     if isinstance(model, Generator):
         return model.respond_all(lines, options, model.forced_all)
@@ -28,10 +30,10 @@ def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, na
 
 def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOptions,
                   name: str) -> Iterator[list[Output]]:
-    """Translations of the file `name`, of lines SOURCE<tab>PREFIX; each begins with its prefix.
+    """Yields translations of the lines SOURCE<tab>PREFIX of the file `name`. Each begins with its prefix.
 
     Raises:
-      UserError: if the model does not translate; with name:line if a line has not its columns.
+      UserError: if the model is not a translator; with name:line if a line does not have two columns.
     """
     model = _translator(translator, '--prefixes')
 
@@ -44,28 +46,28 @@ def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOp
 
 
 def read_phrases(path: str) -> list[str]:
-    """The lines of a file that are not blank.
+    """Returns the lines of a file that are not blank.
 
     Raises:
-      UserError: if there are none, or the file cannot be read.
+      UserError: if all lines are blank, or the file cannot be read.
     """
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
-    raise UserError(f'--avoid={path} has no words: give one a line')
+    raise UserError(f'--avoid={path} has no words. Write one on each line')
 
 
 def _translator(model: TextModel, flag: str) -> Translator:
     if not isinstance(model, Translator):
-        raise UserError(f'{flag} is for translations: leave it out')
+        raise UserError(f'{flag} applies only to translation. Remove the flag')
     return model
 
 
-def _columns(lines: Sequence[str], what: str, name: str, first: int) -> list[tuple[str, str]]:
-    found = []
+def _columns(lines: Sequence[str], form: str, name: str, first: int) -> list[tuple[str, str]]:
+    pairs = []
     for number, line in enumerate(lines, first + 1):
         columns = line.split('\t')
         if len(columns) != 2:
             where = 'stdin' if name in ('', '-') else name
-            raise UserError(f'{where}:{number}: {len(columns) - 1} tabs, but a line must be {what}, with one')
-        found.append((columns[0], columns[1]))
-    return found
+            raise UserError(f'{where}:{number}: a line must be {form}, with one tab, but it has {len(columns) - 1}')
+        pairs.append((columns[0], columns[1]))
+    return pairs

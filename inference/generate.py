@@ -1,4 +1,4 @@
-"""A decoder-only language model: it continues prompts."""
+"""Continuation of prompts with a decoder-only language model."""
 
 import dataclasses
 import functools
@@ -39,17 +39,17 @@ from runtime.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 
-SAMPLES = 3
+SAMPLES = 3  # number of texts that a score shows
 
 
 class Generator(SearchModel):
     """A decoder-only language model.
 
     Attributes:
-      context: tokens of a training window. The model never reads more at a time; a text that grows beyond goes on
-        from the last half of its window.
-      whole_documents: the model was trained on whole documents, so a prompt is the beginning of one and follows the
-        start token. Otherwise a prompt is a piece from the middle of a text.
+      context: the number of tokens of a training window. The model never reads more at a time. A text that exceeds its
+        window continues in a new window, which begins with the last half of the previous one.
+      whole_documents: whether the model was trained on whole documents. Then a prompt is the beginning of a document
+        and follows the start token; otherwise it is a piece from the middle of a text.
     """
 
     cut, multiline = True, True
@@ -64,24 +64,23 @@ class Generator(SearchModel):
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until its document ends.
 
-        The text of an output is the text that follows its prompt: prompt + text is the text of the tokens of both
-        (`Tokenizer.continuation`). So it begins with a space if a new word begins there. An empty prompt is the start
-        token, and its continuation is the beginning of a text.
+        The text of an output is the text that follows its prompt (`Tokenizer.continuation`). It begins with a space if
+        a new word begins there. An empty prompt stands for the start token, and its continuation begins a text.
 
         No end token is forced: the log-probability of a continuation is that of its tokens, with the end token if the
-        document ends. A prompt is read in one pass; of one that is longer than a window only the end is read, with a
-        warning. `first` is the number of the first prompt in its file; draws depend on it and on the seed.
+        document ends. Only the end of a prompt that is longer than a window is read, with a warning. `first` is the
+        number of prompts before them in their file; draws depend on it and on the seed.
 
         Raises:
-          UserError: if a search that cannot go on in another window is to write more than one window holds.
+          UserError: if a search with several hypotheses, which cannot change its window, would exceed one window.
         """
         prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
         if not one_way and options.extra_length >= self.context:
-            raise UserError(f'a continuation of {options.extra_length} tokens is asked for, but the model was trained '
-                            f'on windows of {self.context}, its prompt included: beam search and n_best>1 stay in one '
-                            'window; lower extra_length')
-        if one_way:  # a window that is full goes on from its last half
+            raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, the window that '
+                            'the model was trained on, because beam search and n_best>1 use one window. Decrease '
+                            'extra_length')
+        if one_way:  # a full window continues from its last half
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:
             room = kept = self.context - options.extra_length
@@ -91,12 +90,12 @@ class Generator(SearchModel):
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         automaton = self.automaton(options)
         places = [automaton.behind(each) for each in tokens] if automaton else []
-        draw = 0  # windows that each row has filled so far; no row waits for another
+        draw = 0  # number of windows that each open row has filled
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
             rooms = [min(max(1, self.context - len(source)), options.extra_length - len(best[row].tokens))
                      for row, source in zip(open_rows, sources, strict=True)]
-            # A multiple of LENGTHS, as each length is compiled.
+            # A multiple of LENGTHS, because each length is compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
             states = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
                                     for row in open_rows]
@@ -115,27 +114,27 @@ class Generator(SearchModel):
             for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
-        """For each text, an output whose one hypothesis is the text, as a whole document: it is given and not found.
+        """Returns an output for each text, whose only hypothesis is the text as a whole document.
 
-        Its log-probability is that of its tokens and the end token after the start token. A text that is longer than a
-        window is read as `generate` writes it: what follows a full window is predicted from its last half on. `first`
-        is not used: no text is too long.
+        Its log-probability is that of its tokens and the end token, after the start token. A text that is longer than a
+        window is scored in several windows, each of which begins with the last half of the previous one. `first` is not
+        used, because no text is too long.
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
         size = max(self.context, kept + 1)
-        windows, behind = [], []  # and of which text each is, and how many of its targets have been predicted
+        windows, origins = [], []  # of each window: its text, and how many of its targets are known
         for row, each in enumerate(tokens):
             whole, done = [BOS, *each, EOS], 1
             while done < len(whole):
                 begin = max(0, done - kept) if done > 1 else 0
                 window = whole[begin:begin + size]
                 windows.append(Forced({'tokens': window[:-1]}, window[1:]))
-                behind.append((row, done - begin - 1))
+                origins.append((row, done - begin - 1))
                 done = begin + len(window)
         log_probs: list[list[float]] = [[] for _ in texts]
-        for (row, known), found in zip(behind, self._forced_log_probs(windows, options.batch_size), strict=True):
+        for (row, known), found in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
             log_probs[row] += found[known:]
         return [Output('', [BOS], [Hypothesis.forced(text, each, found, options.alpha)])
                 for text, each, found in zip(texts, tokens, log_probs, strict=True)]
@@ -145,14 +144,14 @@ class Generator(SearchModel):
         return self.generate(lines, options, first=first)
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Bits per character of the validation split, and a sample."""
+        """Returns bits per character of the validation split, and a sample."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Cross-entropy of a whole split, window by window, and samples."""
+        """Returns the cross-entropy of a whole split, window by window, and samples."""
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan = data.plan(split)
@@ -170,7 +169,7 @@ class Generator(SearchModel):
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """The first windows of a split as prompts with empty continuations, to look at the model as it reads."""
+        """Returns the first windows of a split as prompts with empty continuations."""
         plan = data.plan(split)
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
@@ -180,15 +179,15 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt that says least: the beginning of a document, or of a line."""
+        """The prompt without content: the beginning of a document, or of a line."""
         return '' if self.whole_documents else '\n'
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """{'encoder': [layer, head, t, s]} of prompt and best continuation, as far as one window reaches."""
+        """Returns {'encoder': [layer, head, t, s]} of prompt and best continuation, as far as one window reaches."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
-        return {kind: each[:, 0, :, :len(tokens), :len(tokens)] for kind, each in weights.items()}
+        return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}
 
     @override
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
@@ -208,7 +207,7 @@ class Generator(SearchModel):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
     def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
-        """Returns a prompt's tokens and the prompt; if it has more than `room`, its last `kept` tokens and ''."""
+        """Returns the tokens of a prompt, and the prompt; if it exceeds `room`, its last `kept` tokens and ''."""
         length, first, last = self._ends(prompt, room)
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:

@@ -3,8 +3,8 @@
 The authors of the data make its `lc.norm.tok` files by Moses' lowercase.perl, normalize-punctuation.perl and
 tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) score on such
 tokens with fairseq's generate.py, whose BLEU splits them at spaces. Here `sacremoses` takes the same steps, for outputs
-and references alike. Of the German references of test 2016 it makes 12,103 tokens, the number in Wu et al.'s log; with
-hyphens split it would be 12,243.
+and references alike. The German references of test 2016 then have 12,103 tokens, the number in Wu et al.'s log; with
+hyphen splitting, they would have 12,243.
 """
 
 import importlib.metadata
@@ -17,18 +17,18 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 log = logging.getLogger('allyouneed.decode')
-LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # whose rules sacremoses has
+LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # sacremoses has their rules
 
 
 class MosesTokens:
-    """A tokenizer of sacreBLEU's metrics: punctuation normalised, then tokenised by the rules of a language."""
+    """A tokenizer for sacreBLEU's metrics: normalises punctuation, then tokenises by the rules of a language."""
 
     def __init__(self, language: str):
-        """Takes the rules of `language`, such as 'de' or 'pt_BR'; those of English, with a warning, if it has none."""
+        """Loads the rules of `language`, such as 'de' or 'pt_BR', or, with a warning, of English if there are none."""
         self.language = re.split('[-_@.]', language.lower())[0]
         if self.language not in LANGUAGES:
-            log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses is of tokens by the rules '
-                        'of English', language)
+            log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',
+                        language)
             self.language = 'en'
         self._normalizer, self._tokenizer = MosesPunctNormalizer(self.language), MosesTokenizer(self.language)
 
@@ -37,12 +37,12 @@ class MosesTokens:
         return ' '.join(self._tokenizer.tokenize(self._normalizer.normalize(line)))
 
     def signature(self) -> str:
-        """Returns what stands in the signature of a score."""
+        """Returns the part of a score's signature that describes the tokens."""
         return f'moses.{self.language}|norm:moses|sacremoses:{importlib.metadata.version("sacremoses")}'
 
 
 def moses_bleu(language: str) -> BLEU:
-    """Returns the metric, for texts in `language`; they are lowercased first."""
+    """Returns the metric for texts in `language`. It lowercases them first."""
     bleu: Any = BLEU(lowercase=True, tokenize='none')
     bleu.tokenizer = MosesTokens(language)
     bleu.tokenizer_signature = bleu.tokenizer.signature()

@@ -1,4 +1,4 @@
-"""How to decode: the options of a search."""
+"""The options of a search."""
 
 import dataclasses
 import numbers
@@ -16,21 +16,12 @@ HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps ev
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
-    """How to decode.
+    """The options of a search; configs/options.py explains those of config.decode.
 
     Attributes:
-      method: 'beam', 'greedy' or 'sample'.
-      beam: hypotheses that live at a time.
-      alpha: of the length penalty ((5 + |Y|) / 6)^alpha.
-      n_best: hypotheses to return; for 'sample', independent draws.
-      extra_length: a translation has at most this many tokens more than its source, both without their end tokens; a
-        continuation has at most this many tokens.
-      batch_size: sentences at a time.
-      temperature: what logits are divided by before a draw.
-      top_k: a draw is from so many of the most probable tokens; 0: from all.
-      top_p: a draw is from the smallest set of tokens whose probability reaches this; 1: from all.
-      seed: of the draws.
-      avoid: words or phrases that must not come (inference/constraints.py).
+      n_best: the number of hypotheses to return; for 'sample', of independent draws.
+      seed: the seed of the draws.
+      avoid: words or phrases that outputs must not contain (inference/constraints.py).
 
     Raises:
       UserError: if a value is impossible.
@@ -52,7 +43,7 @@ class SearchOptions:
             if not holds:
                 raise UserError(message)
 
-        require(self.method in METHODS.choices, f'method={self.method!r} is not beam, greedy or sample')
+        require(self.method in METHODS.choices, f'method={self.method!r} must be beam, greedy or sample')
         for name, bounds in SEARCH_NUMBERS.items():
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
             require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
@@ -60,10 +51,10 @@ class SearchOptions:
             wanted = bounds.problem(getattr(self, name))
             require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
-                f'n_best={self.n_best} is more than beam={self.beam} can hold: raise beam')
+                f'n_best={self.n_best} must be at most beam={self.beam}. Increase beam')
         require(self.method != 'greedy' or self.n_best == 1,
-                'greedy search has one result: use n_best=1 or method=beam')
-        object.__setattr__(self, 'avoid', checked_phrases(self.avoid))  # whatever sequence it was
+                'greedy search has one result. Use n_best=1 or method=beam')
+        object.__setattr__(self, 'avoid', checked_phrases(self.avoid))  # a tuple, which can be hashed
 
 
 BEAM_SEARCH = SearchOptions()
@@ -71,6 +62,6 @@ SAMPLING = SearchOptions(method='sample')
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """`config.decode` as options; those of `changes` that are not None take the place of the config's."""
+    """Returns `config.decode` as options. Values of `changes` that are not None override it."""
     changed = {name: value for name, value in changes.items() if value is not None}
     return SearchOptions(**(dict(config.decode) | changed))

@@ -1,4 +1,4 @@
-"""A model of images or series: it predicts classes or values."""
+"""Prediction of classes or values for images or series."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ Table = list[tuple[str, ...]]
 
 
 class Prediction(NamedTuple):
-    """A raw input, and what `Predictor.predict` gave for it."""
+    """A raw input, and its output of `Predictor.predict`."""
     example: Num[np.ndarray, '*space channels']
     output: Float[np.ndarray, ' outputs']
 
@@ -34,10 +34,10 @@ class Predictor:
 
     Attributes:
       module: [batch, *space, channels] -> [batch, outputs].
-      params: its parameters.
-      classes: their names; None if values are predicted.
-      preprocessing: turns raw inputs into the module's, and its outputs into raw values.
-      shape: of one input: [*space, channels].
+      params: the parameters of the module.
+      classes: the names of the classes; None if values are predicted.
+      preprocessing: converts raw inputs to inputs of the module, and its outputs to raw values.
+      shape: the shape of one input, [*space, channels].
     """
 
     def __init__(self, module: nn.Module, params: Params, classes: Sequence[str] | None, preprocessing: Preprocessing,
@@ -50,16 +50,16 @@ class Predictor:
 
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                 where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
-        """Log-probabilities of the classes, or values in the units of the targets.
+        """Returns log-probabilities of the classes, or values in the units of the targets.
 
         Args:
-          inputs: raw, [n, *shape], finite numbers.
-          batch_size: examples at a time.
-          where: what messages call the inputs.
+          inputs: raw inputs [n, *shape], finite numbers.
+          batch_size: the number of examples at a time.
+          where: the name of the inputs in messages.
 
         Raises:
-          UserError: if the inputs are of another shape or type, or not finite, or too far from those of the training
-            for the model to compute with; or if there is no such `batch_size`.
+          UserError: if the inputs have another shape or type, are not finite, or are so far from the training inputs
+            that the model cannot compute with them; or if `batch_size` is impossible.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
@@ -67,7 +67,7 @@ class Predictor:
         inputs = as_inputs(inputs, self.shape, where)
         self.preprocessing.check_inputs(inputs, where)
         outputs = []
-        for begin in range(0, max(1, len(inputs)), batch_size):  # one batch of no inputs has outputs of the right width
+        for begin in range(0, max(1, len(inputs)), batch_size):  # an empty batch has outputs of the right width
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
@@ -77,24 +77,24 @@ class Predictor:
         return np.asarray(jax.nn.log_softmax(outputs))
 
     def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """{'encoder': weights between the patches of one raw input}; a class token comes before them."""
+        """Returns {'encoder': weights between the patches of one raw input}; a class token comes before the patches."""
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
-        return {kind: each[:, 0] for kind, each in weights.items()}
+        return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """The prediction for the first example, with its attention; the `sums` hold all metrics."""
+        """Returns the prediction for the first example, with its attention. The metrics are in `sums`."""
         example = data.arrays.inputs('validation')[0]
         answer = Prediction(example, self.predict(example[None], batch_size=1)[0])
         return Evaluation({}, answer=answer, weights=self.attention(example))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
-        """Scores of a split, and the prediction for each example."""
+        """Returns the scores of a split, and the prediction for each example."""
         inputs, targets = data.arrays.inputs(split), data.arrays.targets(split)
         outputs = self.predict(inputs, options.batch_size)
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
-            header = tuple(f'{what}_{index}' for what in ('target', 'value') for index in range(outputs.shape[1]))
+            header = tuple(f'{name}_{index}' for name in ('target', 'value') for index in range(outputs.shape[1]))
             rows = [tuple(f'{value:.6g}' for value in (*target, *output))
                     for target, output in zip(targets, outputs, strict=True)]
             return regression_scores(outputs, targets), [header, *rows]
@@ -103,13 +103,13 @@ class Predictor:
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
 
     def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
-        """The most probable class and its probability, or the values, as text."""
+        """Returns the most probable class and its probability, or the values, as text."""
         if self.classes is None:
             return tuple(f'{value:.6g}' for value in output)
         return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'
 
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
-        """A target of the data as text: its class, or its values."""
+        """Returns a target of the data as text: its class, or its values."""
         if self.classes is None:
             return ' '.join(f'{value:.6g}' for value in np.ravel(target))
         return self.classes[int(target)]

@@ -1,4 +1,4 @@
-"""A run directory, opened: its config, its parameters and what it keeps of its data are all that is needed."""
+"""Opens a run directory: its model, its config and its data."""
 
 import copy
 import dataclasses
@@ -37,11 +37,11 @@ WINDOWS = 100  # of a language model's split, of which a mean is taken
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """A module with what turns its numbers into answers: the answerer of the config's task."""
+    """Returns the answerer of the config's task for a module."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
-# The name of a task's answerer (configs/tasks.py) -> what makes it of a module and what is known of its data.
+# The name of a task's answerer (configs/tasks.py) -> its constructor.
 ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'translator': lambda module, params, tokenizers, sizes, data: Translator(
         module, params, tokenizers, data.max_length),
@@ -53,17 +53,15 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
 
 
 class Run:
-    """What `load` returns.
+    """An opened run, or an ensemble of several.
 
     Attributes:
-      workdirs: the directory, or those of an ensemble.
-      workdir: the first of them.
-      config: as it was resolved when the run began, but for the dtype that `load` was given; of an ensemble, the first
-        run's.
-      checkpoint: steps that the parameters come from, more than one if they are a mean; of an ensemble, a list for
-        each run.
-      model: the module, its parameters and what goes with them: a Translator, Generator or Predictor.
-      options: the search that the config asks for.
+      workdirs: the run directories.
+      workdir: the first run directory.
+      config: the resolved config of the first run, with the dtype of `load`.
+      checkpoint: the steps of the parameters, more than one if they are a mean. For an ensemble, a list per run.
+      model: a Translator, Generator or Predictor, with the module and its parameters.
+      options: the search options of the config.
       edits: the edits of the model; see `edited`.
     """
 
@@ -95,27 +93,27 @@ class Run:
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
                   prefixes: Sequence[str] | None = None, avoid: Sequence[str] | None = None) -> list[Output]:
-        """Translations in the order of `sentences`, by the config's search unless `options` says otherwise.
+        """Returns translations in the order of `sentences`.
 
-        Each begins with its one of `prefixes` (`Translator.translate`); no word or phrase of `avoid` comes, which
-        stands for that of `options`.
+        `options` default to those of the config. A translation begins with its prefix, if `prefixes` are given
+        (`Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of its words or phrases.
         """
-        translator = self._text_model(Translator, 'translates')
+        translator = self._text_model(Translator, 'translation')
         return translator.translate(sentences, self._options(options, avoid), prefixes=prefixes)
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
                  avoid: Sequence[str] | None = None) -> list[Output]:
-        """Continuations in the order of `prompts`, by the config's search unless `options` says otherwise."""
-        return self._text_model(Generator, 'generates').generate(prompts, self._options(options, avoid))
+        """Returns continuations in the order of `prompts`. The arguments are those of `translate`."""
+        return self._text_model(Generator, 'continuation of prompts').generate(prompts, self._options(options, avoid))
 
     def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """What the model says of translations or texts that are given: outputs with their log-probabilities.
+        """Returns given translations or texts as outputs with the log-probabilities of the model.
 
         Args:
           given: (source, target) of each translation; for a language model, texts.
-          options: whose length penalty and batch size are used; the config's by default.
+          options: the length penalty and the batch size; those of the config by default.
         """
-        return self._text_model(Translator | Generator, 'writes').forced_all(given, options or self.options)
+        return self._text_model(Translator | Generator, 'scores of texts').forced_all(given, options or self.options)
 
     def places(self) -> dict[str, Sizes]:
         """Returns {name: {axis: size}} of the values that can be read and edited; None: it depends on the text."""
@@ -163,42 +161,43 @@ class Run:
         return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
 
     def data(self) -> Data:
-        """The data that the run was trained on, opened again, with the run's own tokenizers."""
+        """Opens the training data again, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
 
     def _options(self, options: SearchOptions | None, avoid: Sequence[str] | None) -> SearchOptions:
         options = options or self.options
         return options if avoid is None else dataclasses.replace(options, avoid=avoid)
 
-    def _text_model(self, kind: Any, what: str) -> Any:
+    def _text_model(self, kind: Any, feature: str) -> Any:
         if not isinstance(self.model, kind):
-            raise UserError(f'{self.workdir} is a run of task={self.config.task}, which {what} nothing')
+            raise UserError(f'{self.workdir}: task={self.config.task} does not support {feature}')
         return self.model
 
 
 def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best', dtype: str | None = None) -> Run:
-    """Opens a run directory; works on any number of devices. Of several, makes an ensemble: one model whose
-    probabilities are the mean of theirs. They may be of any kinds that write text, if their vocabulary is the same.
+    """Opens a run directory, on any number of devices, or an ensemble of several run directories.
 
-    From here on, JAX keeps compiled programs in the user's cache, unless jax_compilation_cache_dir is set already.
+    The probabilities of an ensemble are the mean of those of its runs. The models may be of different kinds, but they
+    must write text and have the same vocabulary. From here on, JAX stores compiled programs in the user's cache, unless
+    jax_compilation_cache_dir is set.
 
     Args:
-      workdir: what train.py was given, or a list of such directories.
-      checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. A moving
-        average that a checkpoint holds replaces its parameters, unless 'raw:' stands before: 'raw:average:5'. Of an
-        ensemble, the choice is made for each run.
-      dtype: of the computation, 'float32' or 'bfloat16', if it is not to be the one that the run was trained in.
+      workdir: the --workdir of a training, or a list of such directories.
+      checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. If a
+        checkpoint has a moving average, it is used instead of the parameters, except after 'raw:', as in
+        'raw:average:5'. For an ensemble, the choice applies to each run.
+      dtype: the dtype of the computation, 'float32' or 'bfloat16'; that of the training by default.
 
     Raises:
-      UserError: if the directory is not a run's, or has no such checkpoint, or runs do not make an ensemble, or there
-        is no such dtype.
+      UserError: if a directory is not a run directory, a checkpoint does not exist, the runs cannot form an ensemble,
+        or the dtype is unknown.
     """
     if dtype not in (None, *choices('model.dtype')):
         raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
-        raise UserError('give at least one run directory')
-    # Not the cache that the run names: it holds machine code, and the run directory may come from elsewhere.
+        raise UserError('no run directory is given. Give at least one')
+    # Not config.cache_dir: the cache has machine code, and the run directory may be from an untrusted source.
     use_compilation_cache(cache_folder(''))
     check_devices()
     return Run(read_models([expanded(each) for each in workdirs], str(checkpoint), dtype))

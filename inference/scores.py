@@ -1,4 +1,4 @@
-"""Scores of translations, language models, classifications and regressions, and the table of single answers.
+"""Scores of translations, language models, classifications and regressions, and the table of answers.
 
 BLEU, chrF and TER are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
 """
@@ -15,13 +15,13 @@ from runtime.errors import UserError
 from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
-ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # in a table: what would end a cell or a line
+ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation during training finds beyond the loss: numbers, and something to look at.
+    """The results of an evaluation during training besides the loss.
 
-    `answer` is an Output or a Prediction, and `weights` its attention; a model without attention has none of it.
+    `answer` is an Output or a Prediction, and `weights` its attention, which is empty for a model without attention.
     """
     metrics: dict[str, float]
     samples: str = ''
@@ -30,11 +30,11 @@ class Evaluation(NamedTuple):
 
 
 def translation_metrics(language: str | None) -> dict[str, Any]:
-    """The metrics of sacreBLEU, by the names of their scores; without a language only those that take no time.
+    """Returns sacreBLEU's metrics by the names of their scores; without a language, only the fast ones.
 
     'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens, and
     'bleu_lowercased_moses' over lowercased Moses tokens of `language`, as papers on Multi30k report it (see
-    inference/moses.py). Never compare one with another. 'ter' is an error rate: lower is better.
+    inference/moses.py). These three cannot be compared. 'ter' is an error rate: lower is better.
     """
     from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
 
@@ -50,7 +50,7 @@ def translation_metrics(language: str | None) -> dict[str, Any]:
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
-    """The scores of `translation_metrics` with their signatures, and the share of outputs right to the byte."""
+    """Returns the scores of `translation_metrics` with signatures, and the share of outputs that match exactly."""
     scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
     for name, metric in translation_metrics(language).items():
         scores |= {name: metric.corpus_score(outputs, [references]).score,
@@ -65,22 +65,27 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
     itself reports the mean and half of the width, so its intervals may contain values that no score can have.
     'signature' has the number of resamples and the seed.
     """
+    intervals, signature = {}, None
+    for name, metric in translation_metrics(language).items():
+        intervals[name] = interval(metric, outputs, references)
+        signature = metric.get_signature()
+    return intervals | {'signature': _resampling(signature)}
+
+
+def interval(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Returns the 95 % interval of a metric of sacreBLEU by bootstrap resampling; the metric gets the seed."""
     from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
 
-    found, signature = {}, None
-    for name, metric in translation_metrics(language).items():
-        # As `corpus_score(n_bootstrap=SAMPLES)` of sacreBLEU, which does not return the scores of its resamples.
-        statistics = metric._extract_corpus_statistics(outputs, [references])
-        metric.n_bootstrap = SAMPLES
-        metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
-        signature, resampled = metric.get_signature(), [each.score for each in scores]
-        found[name] = np.percentile(resampled, [2.5, 97.5]).round(4).tolist()
-    return found | {'signature': _resampling(signature)}
+    # As `corpus_score(n_bootstrap=SAMPLES)` of sacreBLEU, which does not return the scores of its resamples.
+    statistics = metric._extract_corpus_statistics(outputs, [references])
+    metric.n_bootstrap = SAMPLES
+    metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
+    return np.percentile([score.score for score in scores], [2.5, 97.5]).round(4).tolist()
 
 
 def compare_translations(outputs: Sequence[str], others: Sequence[str], references: Sequence[str],
                          language: str) -> dict[str, Any]:
-    """{'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
+    """Returns {'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
 
     p is the probability of so large a difference, in either direction, between systems that are equally good, by
     sacreBLEU's paired bootstrap test (Koehn 2004, W04-3250): both systems are scored on the same resampled sentences.
@@ -100,15 +105,15 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The translations that another run has made of the same sentences, from its results.
+    """Returns the translations of the same sentences by another run, from its results.
 
     Args:
       workdir: the directory of the other run.
-      split: the name of the results here; there they may have another.
-      pairs: the sources and the references here.
+      split: the name of the results in this run; in the other run, the name may differ.
+      pairs: the sources and the references.
 
     Raises:
-      UserError: if it has none.
+      UserError: if the other run has no such results.
     """
     if not expanded(workdir).is_dir():
         raise UserError(f'--compare={workdir}: there is no such directory')
@@ -120,28 +125,28 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
             raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
-    asked = split if split in ('train', 'validation') else 'test'  # there, the set may have another name
+    asked = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
     others = f', but of {" and ".join(path.stem for path in tables)}' if tables else ''
     raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score it '
                     f'on them first: python decode.py --workdir={workdir} --split={asked}')
 
 
 def _resampling(signature: Any) -> str:
-    """The part of a signature of sacreBLEU's that tells the resamples and their seed."""
+    """Returns the number of resamples and their seed from a signature of sacreBLEU."""
     return '|'.join(part for part in str(signature).split('|') if part.startswith(('bs:', 'seed:')))
 
 
 def bits_per_character(nll: float, characters: int) -> float:
-    """The cross-entropy of a whole text, in nats, as bits for each of its characters.
+    """Returns the cross-entropy of a whole text, in nats, converted to bits per character.
 
-    End tokens count in `nll`; texts tokenised by different vocabularies can be compared.
+    `nll` includes end tokens. Models with different vocabularies can be compared by this value.
     """
     return nll / np.log(2) / characters
 
 
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, mean cross-entropy in nats, and the confusion matrix.
+    """Returns accuracy, mean cross-entropy in nats, and the confusion matrix.
 
     The matrix has a row for each true class and a column for each predicted one.
     """
@@ -155,11 +160,11 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
 
 def regression_scores(values: Float[np.ndarray, 'examples values'],
                       targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
-    """Errors in the targets' own units, means over examples and values, and R^2.
+    """Returns errors in the units of the targets, as means over examples and values, and R^2.
 
-    R^2 is 1 - (mean squared error) / (variance of the targets); where they do not vary it is left out.
+    R^2 is 1 - (mean squared error) / (variance of the targets). It is missing if the variance is 0.
     """
-    values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares beyond float32 are numbers
+    values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
     error = values - targets
     squared, variance = float(np.mean(error ** 2)), float(np.mean(np.var(targets, axis=0)))
     scores = {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
@@ -168,12 +173,12 @@ def regression_scores(values: Float[np.ndarray, 'examples values'],
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """A line of RUN/results/SPLIT.tsv: cells with tabs between them, and a line feed; ESCAPES are replaced."""
+    """Returns a line of RUN/results/SPLIT.tsv: cells separated by tabs, with ESCAPES applied, and a line feed."""
     return '\t'.join(cell.translate(str.maketrans(ESCAPES)) for cell in cells) + '\n'
 
 
 def read_table(path: str | Path) -> list[list[str]]:
-    """The rows of such a file, every cell as it was. Only a line feed ends a line: U+2028 is part of a cell."""
+    """Returns the rows of such a file, with unescaped cells. Only a line feed ends a line; U+2028 is part of a cell."""
     written = {escape: character for character, escape in ESCAPES.items()}
-    return [[re.sub(r'\\[\\tnr]', lambda found: written[found[0]], cell) for cell in line.split('\t')]
+    return [[re.sub(r'\\[\\tnr]', lambda match: written[match[0]], cell) for cell in line.split('\t')]
             for line in Path(path).read_text('utf-8').split('\n')[:-1]]

@@ -1,20 +1,20 @@
 """Decoding over an explicit cache: greedy, sampling, beam.
 
-A search takes `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache`, any model's, and
-an empty cache of as many hypotheses as it is to follow. `start` [batch] is the token that the model reads first:
-the start token of a translation, the last one of a prompt. `limits` [batch] is the greatest number of tokens of
-each sentence. What reaches it is complete in one of two ways: its last token is forced to be the end token
-(a translation), or, with `cut`, it stays as it is, without an end token (a continuation of so many tokens).
+A search takes the `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache` of any model, and
+an empty cache for its hypotheses. `start` [batch] is the token that the model reads first: the start token of a
+translation, or the last token of a prompt. `limits` [batch] is the maximum number of tokens of each sentence. An output
+that reaches its limit is completed in one of two ways: its last token is forced to be the end token (a translation), or
+it has no end token (`cut`, a continuation).
 
-An output may have to begin with a prefix, and an automaton may say which tokens can follow which (`Follow`; words to
-avoid, inference/constraints.py). Where there is neither, a step has no operation of theirs.
+An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
+inference/constraints.py). Without them, a step has no operations for them.
 
-A search may forbid tokens, but forbidding changes no probability: the log-probabilities are the model's own, over its
-whole vocabulary, those of a forced end token too. They are what teacher forcing gives for the same tokens.
+A search may forbid tokens, but this changes no probability: the log-probabilities are the model's own, over its whole
+vocabulary, also for a forced end token. Teacher forcing gives the same values for the same tokens.
 
-`Sample` and `Beam` are the two searches as what they are at the beginning, at a step and at the end; `advance` is the
-loop. `sample` and `beam_search` run one to its end, in one program. inference/batches.py stops between two steps
-instead, and goes on with the sentences that are not done.
+`Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
+`beam_search` run a search to its end, in one program. inference/batches.py stops between two steps instead, and
+continues with the open sentences.
 """
 
 import dataclasses
@@ -36,21 +36,21 @@ NEW_WORD = -1  # in a prefix: any token that begins a word
 
 
 class Hypotheses(flax.struct.PyTreeNode):
-    """What a search found, the hypothesis of the best score first.
+    """The result of a search: hypotheses, best score first.
 
     Attributes:
-      tokens: int [batch, hypotheses, length], the end token included if there is one, then padding.
+      tokens: int [batch, hypotheses, length], including the end token if there is one, then padding.
       log_probs: float [batch, hypotheses], log-probability of the tokens under the model.
       scores: float [batch, hypotheses], log_probs / length_penalty, which ranks them; IMPOSSIBLE where there is none.
     """
-    tokens: Any  # arrays; of a tree.map's result whatever that gives
+    tokens: Any  # any type, because tree.map may replace the arrays
     log_probs: Any
     scores: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The special tokens that a search must know. `pad`, `bos` and `others` are never produced."""
+    """The special tokens. A search never produces `pad`, `bos` and `others`."""
     pad: int
     bos: int
     eos: int
@@ -63,12 +63,12 @@ class Vocabulary:
 
 
 class Follow(NamedTuple):
-    """Which tokens may come where, beside what the vocabulary allows.
+    """Rules about which tokens may follow.
 
     Attributes:
-      table: int [states, vocab], the state behind each token, below 0 where it must not come; None: any may.
-      ends: int, the number of states in which an output may be cut off or ended by its limit; these come first.
-      new_word: bool [vocab], the tokens that begin a word; needed if a prefix has NEW_WORD.
+      table: int [states, vocab], the state after each token, below 0 if the token is excluded; None without automaton.
+      ends: int, the number of states in which an output may end; they have the lowest numbers.
+      new_word: bool [vocab], the tokens that begin a word; required if a prefix has NEW_WORD.
     """
     table: Any = None
     ends: Any = None
@@ -76,17 +76,17 @@ class Follow(NamedTuple):
 
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
-    """The penalty ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
+    """Returns ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 def _wanted(state, vocabulary):
-    """What the prefixes have at this step [batch]: a token, NEW_WORD or padding."""
+    """Returns the entry of each prefix at this step [batch]: a token, NEW_WORD or padding."""
     return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 
 def _excluded(state, vocabulary, cut, follow):
-    """The tokens that may not follow in each hypothesis [batch, hypotheses, vocab]; None: any may."""
+    """Returns the tokens that each hypothesis excludes [batch, hypotheses, vocab], or None if there are no rules."""
     excluded = None
     if state.places is not None:
         behind = follow.table[state.places]
@@ -99,20 +99,20 @@ def _excluded(state, vocabulary, cut, follow):
 
 
 def _next_places(places, token, follow):
-    """The states behind tokens; a hypothesis that is none may be anywhere."""
+    """Returns the automaton's state after each token. Entries of dead hypotheses are arbitrary."""
     return None if places is None else jnp.maximum(follow.table[places, token], 0)
 
 
 def _best(logits, count, state, vocabulary, cut, follow):
-    """The `count` greatest log-probabilities of tokens that may come, IMPOSSIBLE if there are no more, and the tokens.
+    """Returns the `count` most probable allowed tokens and their log-probabilities, IMPOSSIBLE if there are fewer.
 
-    Padding, the start token and the vocabulary's `others` never come. At the limit nothing but the end token does,
-    unless `cut`. Within a prefix nothing but its tokens does.
+    Padding, the start token and the vocabulary's `others` are never allowed. At the limit, only the end token is
+    allowed, unless `cut`. Within a prefix, only its tokens are allowed.
     """
     excluded = _excluded(state, vocabulary, cut, follow)
     if excluded is None:
         values, tokens = largest(logits, count, vocabulary.forbidden)
-        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities all the same
+        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities, too
         greatest = functools.reduce(jnp.maximum, forbidden, values[..., :1])
     else:
         values, tokens = largest(jnp.where(excluded, -jnp.inf, logits), count, vocabulary.forbidden)
@@ -121,9 +121,9 @@ def _best(logits, count, state, vocabulary, cut, follow):
     values = jnp.maximum(values - normaliser, IMPOSSIBLE)
     if state.prefixes is not None:
         wanted = _wanted(state, vocabulary)[:, None, None]
-        its_own = jnp.take_along_axis(logits, jnp.maximum(wanted, 0), axis=-1) - normaliser
+        log_prob = jnp.take_along_axis(logits, jnp.maximum(wanted, 0), axis=-1) - normaliser
         forced = (wanted != vocabulary.pad) & (wanted != NEW_WORD)
-        values = jnp.where(forced, jnp.where(jnp.arange(count) == 0, its_own, IMPOSSIBLE), values)
+        values = jnp.where(forced, jnp.where(jnp.arange(count) == 0, log_prob, IMPOSSIBLE), values)
         tokens = jnp.where(forced, wanted, tokens)
     if cut:
         return values, tokens
@@ -132,7 +132,7 @@ def _best(logits, count, state, vocabulary, cut, follow):
     return jnp.where(at_limit, only_end, values), jnp.where(at_limit, vocabulary.eos, tokens)
 
 
-def _may_come(logits, vocabulary):
+def _allowed(logits, vocabulary):
     return jnp.ones(logits.shape[-1], bool).at[jnp.array(vocabulary.forbidden)].set(False)
 
 
@@ -141,7 +141,7 @@ def _spread(places, shape):
 
 
 class SampleState(flax.struct.PyTreeNode):
-    """What `Sample` knows between two steps."""
+    """The state of `Sample` between two steps."""
     step: Any
     limits: Any     # [batch]
     keys: Any       # [batch], or None
@@ -159,17 +159,18 @@ class SampleState(flax.struct.PyTreeNode):
 class Sample:
     """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
 
-    A sentence's draws depend on its key alone, not on its neighbours in the batch.
+    The draws for a sentence depend only on its key, not on the other sentences in the batch.
 
     Attributes:
       vocabulary: the special tokens.
-      max_length: steps that there is room for; no sentence's limit is greater.
-      num_samples: outputs of each sentence.
-      alpha: exponent of the length penalty, by which outputs are ranked.
-      cut: an output that reaches its limit stays as it is; otherwise it is given an end token there.
-      temperature: what logits are divided by.
-      top_k: so many of the most probable tokens may be drawn (0: all), and of these
-      top_p: the smallest set whose probability reaches it (Holtzman et al. 2020, arXiv:1904.09751).
+      max_length: the maximum number of steps; no sentence has a greater limit.
+      num_samples: the number of outputs for each sentence.
+      alpha: the exponent of the length penalty, by which outputs are ranked.
+      cut: whether an output that reaches its limit stays without an end token; otherwise it gets one.
+      temperature: the divisor of the logits.
+      top_k: the number of most probable tokens from which a token is drawn (0: all).
+      top_p: of these tokens, the smallest set whose probability reaches this value is used (Holtzman et al. 2020,
+        arXiv:1904.09751).
     """
     vocabulary: Vocabulary
     max_length: int
@@ -183,7 +184,7 @@ class Sample:
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
               keys: Key[Array, ' batch'] | None = None, *, prefixes: Int[Array, 'batch length'] | None = None,
               places: Int[Array, ' batch'] | None = None) -> SampleState:
-        """Nothing is drawn yet. `prefixes` are padded, and `places` the first states of an automaton (`Follow`)."""
+        """Returns the first state. `prefixes` are padded, and `places` are first states of an automaton (`Follow`)."""
         shape = limits.shape[0], self.num_samples
         return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
                            last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
@@ -193,11 +194,11 @@ class Sample:
                            prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: SampleState) -> Bool[Array, ' batch']:
-        """Which sentences have an output that goes on."""
+        """Returns which sentences have an output that has not ended."""
         return ~state.ended.all(axis=1)
 
     def step(self, decode_step: DecodeStep, state: SampleState, follow: Follow | None = None) -> SampleState:
-        """One token of each output."""
+        """Draws one token for each output."""
         logits, cache = decode_step(state.last, state.cache)
         token, new = self._choose(logits, state, follow)
         token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
@@ -214,7 +215,7 @@ class Sample:
             return tokens[..., 0], values[..., 0]
         assert state.keys is not None, 'a temperature above 0 draws'
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
-        allowed = jnp.where(_may_come(logits, self.vocabulary), logits, IMPOSSIBLE)
+        allowed = jnp.where(_allowed(logits, self.vocabulary), logits, IMPOSSIBLE)
         if (excluded := _excluded(state, self.vocabulary, self.cut, follow)) is not None:
             allowed = jnp.where(excluded, IMPOSSIBLE, allowed)
         token = jax.vmap(jax.random.categorical)(
@@ -228,7 +229,7 @@ class Sample:
         return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
     def found(self, state: SampleState) -> Hypotheses:
-        """The outputs as they are now."""
+        """Returns the outputs so far."""
         scores = state.log_probs / length_penalty(state.lengths, self.alpha)
         best = jnp.argsort(-scores, axis=1)
         rows = jnp.arange(len(best))[:, None]
@@ -237,7 +238,7 @@ class Sample:
 
 def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_k: int,
                   top_p: float) -> Float[Array, '*batch vocab']:
-    """Logits of the distribution that `sample` draws from: tempered, and what is cut off made impossible."""
+    """Returns the logits of the distribution that `sample` draws from, with IMPOSSIBLE for excluded tokens."""
     logits = logits / temperature
     if top_k:
         smallest = largest(logits, min(top_k, logits.shape[-1]))[0][..., -1:]
@@ -252,7 +253,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
 
 
 class BeamState(flax.struct.PyTreeNode):
-    """What `Beam` knows between two steps."""
+    """The state of `Beam` between two steps."""
     step: Any
     limits: Any         # [batch]
     last: Any           # [batch, beam] the token that is read next
@@ -268,20 +269,20 @@ class BeamState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """At each step the `beam` best extensions of a sentence's hypotheses survive.
+    """Beam search: at each step, the `beam` best extensions of a sentence's hypotheses survive.
 
-    Those that end, or reach their limit, leave the beam for the list of the ended. So a beam of 1 is greedy search, and
-    a beam as wide as the space is exhaustive. A sentence is done when its n-th best ended hypothesis scores at least
-    what the best alive one can still reach: its log-probability now, which only falls, under the penalty of the
-    greatest length.
+    Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
+    greedy search, and a beam as wide as the space is exhaustive. The search of a sentence is complete when its n-th
+    best ended hypothesis scores at least as much as the best alive one can still reach: its log-probability, which can
+    only decrease, divided by the penalty of the maximum length.
 
     Attributes:
       vocabulary: the special tokens.
-      max_length: steps that there is room for; no sentence's limit is greater.
-      beam: hypotheses of a sentence that are alive at a time.
-      alpha: exponent of the length penalty: the score is log-probability / length_penalty.
-      n_best: hypotheses that are returned.
-      cut: a hypothesis that reaches its limit stays as it is; otherwise it is given an end token there.
+      max_length: the maximum number of steps; no sentence has a greater limit.
+      beam: the number of hypotheses of a sentence that are alive at a time.
+      alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
+      n_best: the number of hypotheses to return.
+      cut: whether a hypothesis that reaches its limit stays without an end token; otherwise it gets one.
     """
     vocabulary: Vocabulary
     max_length: int
@@ -293,7 +294,7 @@ class Beam:
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
               prefixes: Int[Array, 'batch length'] | None = None,
               places: Int[Array, ' batch'] | None = None) -> BeamState:
-        """One hypothesis of nothing; it has ended where the limit is 0. The others as in `Sample.begin`."""
+        """Returns the first state: one empty hypothesis, which has ended if the limit is 0. See `Sample.begin`."""
         shape = limits.shape[0], self.beam
         nothing = jnp.full(shape, IMPOSSIBLE)
         empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
@@ -306,16 +307,16 @@ class Beam:
                          prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
-        """Which sentences have a hypothesis that may still become one of the n best."""
+        """Returns which sentences have a hypothesis that may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
-        if self.alpha < 0:  # a penalty that falls with the length: the shortest continuation is the best case
+        if self.alpha < 0:  # the penalty decreases with the length, so the shortest continuation is the bound
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
         return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
-        """The `beam` best extensions of each hypothesis, then the best of those."""
+        """Selects the `beam` best extensions of each hypothesis, then the best ones of each sentence."""
         logits, cache = decode_step(state.last, state.cache)
         batch, beam, size = logits.shape
         rows, width = jnp.arange(batch)[:, None], min(beam, size)
@@ -354,8 +355,8 @@ class Beam:
         return given_up & others[:, None]
 
     def found(self, state: BeamState) -> Hypotheses:
-        """The ended hypotheses as they are now."""
-        return Hypotheses(*(each[:, :self.n_best] for each in (state.ended_tokens, state.ended_probs,
+        """Returns the ended hypotheses so far."""
+        return Hypotheses(*(array[:, :self.n_best] for array in (state.ended_tokens, state.ended_probs,
                                                                state.ended_scores)))
 
 
@@ -364,7 +365,7 @@ Search = Sample | Beam
 
 def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Array, ''] | int,
             at_least: Int[Array, ''] | int = 1, follow: Follow | None = None) -> Any:
-    """Steps as far as step `until`, and while at least so many sentences are open."""
+    """Runs steps until step `until`, while at least `at_least` sentences are open."""
     def running(state):
         return (state.step < until) & (search.open(state).sum() >= at_least)
 
@@ -373,7 +374,7 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """What the search `Sample(**settings)` finds; `keys` are needed where it draws."""
+    """Returns the result of `Sample(**settings)`. `keys` are required for a temperature above 0."""
     search = Sample(**settings)
     state = search.begin(cache, start, limits, keys)
     return search.found(advance(search, decode_step, state, search.max_length))
@@ -381,6 +382,6 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
 
 def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
                 **settings: Any) -> Hypotheses:
-    """What the search `Beam(**settings)` finds."""
+    """Returns the result of `Beam(**settings)`."""
     search = Beam(**settings)
     return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

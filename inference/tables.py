@@ -1,4 +1,4 @@
-"""Outputs as rows: of --format=jsonl, and of a pandas table."""
+"""Converts outputs to rows: of --format=jsonl, and of a pandas table."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from runtime.errors import UserError
 
 
 def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
-    """An answer as --format=jsonl writes it."""
+    """Returns an answer in the form that --format=jsonl writes."""
     source, target = model.tokenizers['source'], model.tokenizers['target']
 
     def described(hypothesis):
@@ -17,14 +17,14 @@ def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
                 'log_prob': hypothesis.log_prob, 'ended': hypothesis.ended}
 
     return {'source': answer.source, 'source_tokens': source.pieces(answer.source_tokens),
-            **described(answer.hypotheses[0]), 'n_best': [described(each) for each in answer.hypotheses]}
+            **described(answer.hypotheses[0]), 'n_best': [described(hypothesis) for hypothesis in answer.hypotheses]}
 
 
 def to_pandas(outputs: Sequence[Output]) -> Any:
-    """A DataFrame with a row for each hypothesis, in order.
+    """Returns a DataFrame with a row for each hypothesis, in order.
 
-    Its columns are line and rank (both from 1), source, text, tokens (how many, without the end token), log_prob, score
-    and ended.
+    Its columns are line and rank (both from 1), source, text, tokens (their number, without the end token), log_prob,
+    score and ended.
 
     Raises:
       UserError: if pandas is not installed.
@@ -32,7 +32,7 @@ def to_pandas(outputs: Sequence[Output]) -> Any:
     try:
         pandas = importlib.import_module('pandas')
     except ImportError:
-        raise UserError('tables need pandas, which is not installed: pip install pandas') from None
+        raise UserError('tables need pandas, which is not installed. Run pip install pandas') from None
     rows = [(line, rank, output.source, each.text, len(each.tokens), each.log_prob, each.score, each.ended)
             for line, output in enumerate(outputs, 1) for rank, each in enumerate(output.hypotheses, 1)]
     return pandas.DataFrame(rows, columns=['line', 'rank', 'source', 'text', 'tokens', 'log_prob', 'score', 'ended'])

@@ -1,4 +1,4 @@
-"""What models that write text have in common, whether they translate a sentence or continue a prompt."""
+"""The common base of models that write text: translators and language models."""
 
 import abc
 import collections
@@ -23,7 +23,7 @@ from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
 from inference.constraints import Automaton, begin_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # had from here by notebooks
+from inference.options import search_options as search_options  # notebooks import it from here
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -31,8 +31,8 @@ from runtime.errors import UserError
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
 LENGTHS = 16  # inputs are padded to multiples of this, so that few lengths are compiled
-CHUNK = 32  # batches of lines that are read, sorted by length and answered at a time, so that memory is bounded
-CHUNK_CHARACTERS = 2 ** 23  # a chunk ends at the line that exceeds this
+CHUNK = 32  # batches of lines that are read, sorted by length and answered together, so that memory is bounded
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends with the line that exceeds this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Hypothesis:
     """One output.
 
     Attributes:
-      text: what the tokens decode to.
-      tokens: without the end token.
-      log_prob: the model's log-probability of the tokens and, if it has `ended`, of the end token, as teacher forcing
-        gives it.
-      score: log_prob / ((5 + length) / 6)^alpha, with the length of the same tokens; hypotheses are ranked by it.
-      ended: whether an end token follows; a continuation that was cut off by its length has none.
+      text: the decoded tokens.
+      tokens: the tokens, without the end token.
+      log_prob: the model's log-probability of the tokens and, if `ended`, of the end token. It equals the result of
+        teacher forcing.
+      score: log_prob / ((5 + length) / 6)^alpha, where length counts the same tokens. Hypotheses are ranked by it.
+      ended: whether an end token follows. A continuation that reached its length limit has none.
     """
     text: str
     tokens: list[int]
@@ -55,14 +55,14 @@ class Hypothesis:
 
     @classmethod
     def forced(cls, text: str, tokens: list[int], log_probs: Sequence[float], alpha: float) -> 'Hypothesis':
-        """Returns a text that was given, not found, with the log-probabilities of its tokens and its end token."""
+        """Returns a given text as a hypothesis. `log_probs` are those of its tokens and its end token."""
         log_prob = math.fsum(log_probs)
         return cls(text, tokens, log_prob, float(log_prob / search.length_penalty(len(log_probs), alpha)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A line of text and the hypotheses for it, the best first; an empty line has one empty hypothesis."""
+    """A line of text and its hypotheses, best first. An empty line has one empty hypothesis."""
     source: str
     source_tokens: list[int]
     hypotheses: list[Hypothesis]
@@ -74,48 +74,50 @@ class Output:
 
     @property
     def line(self) -> str:
-        """The text as one line, whatever a reader takes for the end of one (U+2028, U+0085, a form feed)."""
+        """The text as one line. Every line end, also U+2028, U+0085 and a form feed, becomes a space."""
         return ' '.join(self.text.splitlines())
 
 
 class TokenProbability(NamedTuple):
-    """A token, the probability that the model gave it, and the most probable others at its place, the best first."""
+    """A token, its probability, and the most probable alternatives at its position, best first."""
     piece: str
     probability: float
     alternatives: list[tuple[str, float]]
 
 
 class Begin(NamedTuple):
-    """How an output begins.
+    """The beginning of an output.
 
     Attributes:
-      prefix: its first tokens; behind the last may be search.NEW_WORD.
-      place: the state of the search's automaton in which it goes on, where there are words to avoid.
+      prefix: the first tokens. The last one may be search.NEW_WORD.
+      place: the state in which the automaton of the words to avoid begins.
     """
     prefix: Sequence[int] = ()
     place: int = 0
 
 
 def encode_prefix(tokenizer: Tokenizer, prefix: str) -> Begin:
-    """Returns how an output begins with a text.
+    """Returns the beginning of an output that must begin with a text.
 
-    Of subwords, a space at the end is the beginning of the next word. The search chooses it: any token that begins with
-    a space. So it does if the tokenizer drops a space at the end of a text, as SentencePiece does by default.
+    A space at the end of the text belongs to the next word if the tokenizer has subwords that begin with a space, or if
+    it drops a space at the end of a text, as SentencePiece does by default. Then the search chooses any token that
+    begins with a space.
     """
     if not prefix.strip():
         return Begin()
-    tokens, without = tokenizer.encode(prefix), tokenizer.encode(prefix[:-1])
+    tokens, without_end = tokenizer.encode(prefix), tokenizer.encode(prefix[:-1])
     spaces = begin_words(tokenizer).sum() if prefix.endswith(' ') else 0
-    return Begin([*without, search.NEW_WORD]) if spaces > 1 or spaces and tokens == without else Begin(tokens)
+    new_word = spaces > 1 or spaces and tokens == without_end
+    return Begin([*without_end, search.NEW_WORD]) if new_word else Begin(tokens)
 
 
 class SearchInput(NamedTuple):
-    """What a search needs to know of one source.
+    """The input of a search for one source.
 
     Attributes:
       encoded: the tokens that the model encodes.
       start: the token that decoding starts from.
-      limit: the greatest number of new tokens.
+      limit: the maximum number of new tokens.
     """
     encoded: list[int]
     start: int
@@ -123,20 +125,19 @@ class SearchInput(NamedTuple):
 
 
 def checked_texts(texts: Sequence[str]) -> list[str]:
-    """The texts, if they are texts.
+    """Returns the texts as a list.
 
     Raises:
-      UserError: if they are one text instead of a list, or one of them is no text or not to be written in UTF-8.
+      UserError: if `texts` is a string, or an element is not a string or cannot be encoded in UTF-8.
     """
     if isinstance(texts, str):
-        raise UserError(f'give a list of texts, [{texts[:40]!r}], not a text: each of its characters would be one')
+        raise UserError(f'{texts[:40]!r} is a string, but a list of texts is required. Use [{texts[:40]!r}]')
     texts = list(texts)
     for number, text in enumerate(texts, 1):
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UserError(f'number {number} of the texts is {text!r:.80}: it must be text that UTF-8 can '
-                            'write') from None
+            raise UserError(f'text {number} is {text!r:.80}: must be a string that UTF-8 can encode') from None
     return texts
 
 
@@ -144,13 +145,14 @@ class TextModel(abc.ABC):
     """A model that writes text, with its parameters and tokenizers.
 
     Attributes:
-      module: any module that reads tokens and has a length_limit.
-      params: its parameters.
-      tokenizers: {'source': of what is read, 'target': of what is written}.
-      multiline: whether what it writes may have line ends; otherwise an output is one line.
-      unpredicted: tokens at the beginning of a text that nothing predicts; `token_probabilities` begins behind them.
-      titles: {kind of `attention`: (what its queries are, what its keys are)}, in a word or two.
-      name: of the run, for messages.
+      module: a module that reads tokens and has a length_limit.
+      params: the parameters of the module.
+      tokenizers: {'source': tokenizer of the input, 'target': tokenizer of the output}.
+      multiline: whether an output may have several lines.
+      unpredicted: the number of tokens at the beginning of a text that nothing predicts. `token_probabilities` begins
+        after them.
+      titles: {kind of `attention`: (name of its queries, name of its keys)}.
+      name: the name of the run, for messages.
     """
 
     multiline = False
@@ -167,13 +169,13 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
-        """An output for each line, in order; `first` is the number of the first one in its file."""
+        """Returns an output for each line, in order. `first` is the number of lines before them in the file."""
 
     def respond_all(self, lines: Iterable[str], options: SearchOptions,
                     respond: Callable[..., list[Output]] | None = None) -> Iterator[list[Output]]:
-        """An output for each line, in order, a list of some at a time; lines are read only as they are answered.
+        """Yields lists of outputs, one output for each line, in order. Lines are read only as they are answered.
 
-        `respond` answers them instead of `self.respond`.
+        `respond` replaces `self.respond`.
         """
         remaining, first = iter(lines), 0
         while chunk := _chunk(remaining, CHUNK * options.batch_size):
@@ -182,46 +184,46 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
-        """Outputs for at most `count` examples of a split, each with its reference, or '' if there is none."""
+        """Returns at most `count` outputs for examples of a split, each with its reference, or '' without one."""
 
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """{kind: weights of every layer and head} while the model reads and writes what `output` holds."""
+        """Returns {kind: weights of every layer and head} for the source and the best hypothesis of `output`."""
 
     @abc.abstractmethod
     def axes(self, output: Output) -> dict[str, tuple[list[str], list[str]]]:
-        """{kind of `attention`: (the pieces that are queries, those that are keys)}."""
+        """Returns {kind of `attention`: (pieces of the queries, pieces of the keys)}."""
 
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
-        """What is read and what is written, in a word each: 'source' and 'translation'; '' if nothing is written."""
+        """Returns names of the input and the output, such as 'source' and 'translation'; '' without an output."""
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
-        """For the best hypothesis, the module's arguments by name, and the tokens that its outputs predict."""
+        """Returns the module's arguments by name for the best hypothesis, and the tokens that its outputs predict."""
 
     def token_probabilities(self, output: Output, top: int = 5) -> list[TokenProbability]:
-        """The probability of each token of the best hypothesis, given those before it (teacher forcing).
+        """Returns the probability of each token of the best hypothesis, given the tokens before it (teacher forcing).
 
         Args:
-          output: of a translation, its tokens count and the end token; of a language model, the tokens of prompt and
-            continuation as far as one window reaches, except the first, which nothing predicts.
-          top: at most so many alternatives to each token.
+          output: for a translation, the result covers its tokens and the end token. For a language model, it covers
+            the prompt and the continuation as far as one window reaches, without the first token.
+          top: the maximum number of alternatives to each token.
         """
         read, written = self._read_and_written(output)
         inputs = {name: self._padded([tokens]) for name, tokens in read.items()}
-        probabilities, others, of_others = (np.asarray(each)[0] for each in self._ranked(
+        probabilities, best, best_probabilities = (np.asarray(array)[0] for array in self._ranked(
             self.params, inputs, self._padded([written]), top=top + 1))
         pieces = self.tokenizers['target'].pieces
-        found = []
+        result = []
         for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
-            ranked = zip(others[place].tolist(), pieces(others[place]), of_others[place].tolist(), strict=True)
+            ranked = zip(best[place].tolist(), pieces(best[place]), best_probabilities[place].tolist(), strict=True)
             alternatives = [(name, probability) for other, name, probability in ranked if other != token]
-            found.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
-        return found
+            result.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
+        return result
 
     def _ends(self, text: str, count: int, side: str = 'source') -> tuple[int, list[int], list[int]]:
-        """The number of tokens of a text, its first `count` and its last `count`, without all of them in memory."""
+        """Returns the number of tokens of a text, its first `count` and its last `count`, in bounded memory."""
         length, first, last = 0, [], collections.deque(maxlen=count)
         for part in self.tokenizers[side].encode_parts(text):
             length += len(part)
@@ -230,7 +232,7 @@ class TextModel(abc.ABC):
         return length, first, list(last)
 
     def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
-        """The log-probability of each target of each text."""
+        """Returns the log-probability of each target of each text."""
         return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
@@ -242,11 +244,11 @@ class TextModel(abc.ABC):
 
     def _teacher_forced_ranks(self, params, inputs, targets, *, top):
         probabilities = jax.nn.softmax(self._apply(params, **inputs))
-        of_others, others = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
-        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], others, of_others
+        best_probabilities, best = jax.lax.top_k(probabilities, min(top, probabilities.shape[-1]))
+        return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], best, best_probabilities
 
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-        """The rows as an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads so many."""
+        """Returns an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads that many."""
         longest = max(1, *map(len, rows))
         length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
         padded = np.full((max(count, len(rows)), length), PAD, np.int32)
@@ -256,31 +258,31 @@ class TextModel(abc.ABC):
 
 
 class SearchModel(TextModel):
-    """A model whose text is searched for, token by token. Its module has encode, init_cache and decode_step, too.
+    """A model that writes text by a search, token by token. Its module also has encode, init_cache and decode_step.
 
     Attributes:
-      cut: whether an output that reaches its greatest length stays without an end token; otherwise it gets one.
-      distribute: puts the arrays of a search on the devices that the parameters are on.
+      cut: whether an output that reaches its length limit stays without an end token; otherwise it gets one.
+      distribute: puts the arrays of a search on the devices of the parameters.
     """
 
     cut = False
 
     def __init__(self, module: nn.Module, params: Params, tokenizers: Mapping[str, Tokenizer]):
         super().__init__(module, params, tokenizers)
-        self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # one device needs nothing
+        self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # no change for one device
         self._batches = BatchSearch(module)
-        self._automata: dict[Any, Automaton] = {}  # the last one
+        self._automata: dict[Any, Automaton] = {}  # {phrases: automaton}; only the last one is kept
 
     @abc.abstractmethod
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
-        """What is searched for a tokenised source."""
+        """Returns the encoder input, the start token and the length limit of a tokenised source."""
 
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        """The greatest `SearchInput.limit` of sources that are padded to `width`."""
+        """Returns the maximum `SearchInput.limit` of sources that are padded to `width`."""
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
-        """What keeps the words to avoid away; None where there are none."""
+        """Returns the automaton that excludes the words to avoid, or None if there are none."""
         if options.avoid and options.avoid not in self._automata:
             self._automata = {options.avoid: Automaton(options.avoid, self.tokenizers['target'], self.multiline)}
         return self._automata.get(options.avoid)
@@ -288,17 +290,17 @@ class SearchModel(TextModel):
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
-        """The hypotheses for each tokenised source, the best first; see `find`."""
+        """Returns the hypotheses for each tokenised source, best first; see `find`."""
         threads = threads_for(options.batch_size)
         share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
-        self.automaton(options)  # made before the threads
+        self.automaton(options)  # built once, before the threads start
 
         def find(rows: Sequence[int]) -> search.Hypotheses:
             return self.find([sources[row] for row in rows], [numbers[row] for row in rows], share, draw,
                              limits and [limits[row] for row in rows], begins and [begins[row] for row in rows])
 
-        # Inputs of about one length share a batch: they need less padding, and end at about the same step. The longest
-        # come first, so that no thread is left alone with them at the end.
+        # Inputs of similar length share a batch: they need less padding, and end at about the same step. The longest
+        # ones come first, so that no thread works on them alone at the end.
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
         batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
@@ -316,33 +318,33 @@ class SearchModel(TextModel):
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
              draw: int = 0, limits: Sequence[int] | None = None,
              begins: Sequence[Begin] | None = None) -> search.Hypotheses:
-        """The hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
+        """Returns the hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        A source's draws depend on the seed, its number and `draw`, not on the other sources. `limits` are the greatest
-        numbers of new tokens, where they are less than `options` allow, and `begins` how the outputs begin.
+        The draws for a source depend on the seed, its number and `draw`, not on the other sources. `limits` are maximum
+        numbers of new tokens that replace those of `options`. `begins` are the beginnings of the outputs.
         """
-        # Few batch shapes: a full batch, or the next power of two.
+        # Few batch shapes are compiled: a full batch, or the next power of two.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
-        source = self._padded([each.encoded for each in inputs], rows)
+        source = self._padded([single.encoded for single in inputs], rows)
         start, at_most, number = np.full(rows, BOS, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.uint32)
-        start[:len(sources)] = [each.start for each in inputs]
-        at_most[:len(sources)] = [each.limit for each in inputs] if limits is None else limits
+        start[:len(sources)] = [single.start for single in inputs]
+        at_most[:len(sources)] = [single.limit for single in inputs] if limits is None else limits
         number[:len(sources)] = numbers
         settings = self._settings(self._max_length(source.shape[1], options), options)
         batch = Batch(source, start, at_most, number)
         automaton = self.automaton(options)
         if automaton is not None:
             places = np.zeros(rows, np.int32)
-            places[:len(sources)] = [each.place for each in begins] if begins else 0
+            places[:len(sources)] = [begin.place for begin in begins] if begins else 0
             batch = batch._replace(places=places)
-        if begins and any(each.prefix for each in begins):
-            batch = batch._replace(prefixes=self._padded([each.prefix for each in begins], rows))
+        if begins and any(begin.prefix for begin in begins):
+            batch = batch._replace(prefixes=self._padded([begin.prefix for begin in begins], rows))
         return self._batches.find(self.params, settings, Batch(*self.distribute(tuple(batch))), options.seed, draw,
                                   self._follow(automaton, batch))
 
     def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
-        """What the search looks up of the batch's rules; None if there are none."""
+        """Returns the rules of the batch about which tokens may follow; None if there are none."""
         new_word = None
         if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
             new_word = begin_words(self.tokenizers['target'])
@@ -352,10 +354,10 @@ class SearchModel(TextModel):
 
     def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
-        what = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
+        common = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
         if options.method == 'beam':
-            return search.Beam(**what, beam=options.beam, n_best=options.n_best)
-        return search.Sample(**what, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
+            return search.Beam(**common, beam=options.beam, n_best=options.n_best)
+        return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)
 
     def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
@@ -368,7 +370,7 @@ class SearchModel(TextModel):
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
-    """The next `count` lines, or fewer: if they have more than CHUNK_CHARACTERS together, or the next is not there."""
+    """Returns the next `count` lines; fewer if they exceed CHUNK_CHARACTERS, or if the next line has not arrived."""
     chunk, characters, deadline = [], 0, 0.0
     while len(chunk) < count and characters <= CHUNK_CHARACTERS:
         if chunk and isinstance(lines, Arriving) and not lines.ready(deadline):
@@ -382,17 +384,17 @@ def _chunk(lines: Iterator[str], count: int) -> list[str]:
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
-    """{kind: weights} that a module has sown into 'attention'.
+    """Returns {kind: weights} that a module has sown into 'attention'.
 
     Kinds are 'encoder' and 'decoder' (self-attention) and 'cross'.
 
     Raises:
-      UserError: of an ensemble, whose members have sown theirs.
+      UserError: for an ensemble, because each of its members has sown its own weights.
     """
     if 'members_0' in collections.get('attention', {}):
-        raise UserError('an ensemble has no attention: each of its runs has one; open one of them')
+        raise UserError('an ensemble has no attention, because each of its runs has its own. Open one of the runs')
     weights: dict[str, np.ndarray] = {}
-    # In a training with many processes, each has a part of the weights.
+    # In a training with many processes, each process has a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():
         order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
         for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):

@@ -1,4 +1,4 @@
-"""An encoder-decoder: it translates sentences."""
+"""Translation of sentences with an encoder-decoder."""
 
 import functools
 import logging
@@ -35,15 +35,15 @@ from runtime.errors import UserError
 from runtime.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
-END = '</s>'  # how the end token is written
-SAMPLES = 3  # translations that an evaluation shows
-CASED = ('bleu', 'chrf', 'chrf++', 'exact_match')  # scores for which a capital is another letter
+END = '</s>'  # the end token in lists of pieces
+SAMPLES = 3  # number of translations that an evaluation logs
+CASED = ('bleu', 'chrf', 'chrf++', 'exact_match')  # scores that distinguish upper and lower case
 
 TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
 
 
 def note_on_case(config: ConfigDict) -> dict[str, str]:
-    """{'note': ...} on the scores of a run whose tokenizer folds case, which is logged once; {} for other runs."""
+    """Returns {'note': ...} about the scores of a run whose tokenizer folds case, and logs it once; {} otherwise."""
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references do: '
@@ -58,10 +58,11 @@ def _warn(note: str) -> None:
 
 
 class Translator(SearchModel):
-    """Any encoder-decoder.
+    """A translator with any encoder-decoder.
 
     Attributes:
-      max_length: tokens of the longest source, its end token included; a longer one is cut, with a warning.
+      max_length: the maximum number of tokens of a source, including the end token. A longer source is truncated, with
+        a warning.
     """
 
     unpredicted = 0
@@ -74,33 +75,31 @@ class Translator(SearchModel):
 
     def translate(self, sentences: Sequence[str], options: SearchOptions = BEAM_SEARCH, *, first: int = 0,
                   prefixes: Sequence[str] | None = None) -> list[Output]:
-        """Translates sentences, in their order. An empty or blank sentence has an empty translation.
+        """Translates sentences, in order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of the first sentence in its file; draws depend on it and on the seed. `prefixes` are how
-        the translations begin, '' where that is free. A prefix is written with its own tokens, and its log-probability
-        counts. Its last word may go on, unless a space follows: then a new word begins.
+        `first` is the number of sentences before them in their file; draws depend on it and on the seed. `prefixes` are
+        the beginnings of the translations; '' leaves the beginning free. The log-probability of a translation includes
+        its prefix. The last word of a prefix may continue, unless a space follows it.
 
         Raises:
-          UserError: if a prefix cannot begin a translation: it is too long, has characters that the vocabulary has
-            not, has a word to avoid, or is that of an empty sentence.
+          UserError: if a prefix is too long, has characters that are not in the vocabulary, contains a word to avoid,
+            or belongs to an empty sentence.
         """
         sentences = checked_texts(sentences)
         sources = [self._tokens(text, first + row) if text.strip() else [] for row, text in enumerate(sentences)]
-        there = [row for row, tokens in enumerate(sources) if tokens]
-        given = [sources[row] for row in there], [first + row for row in there], options
-        if prefixes is None:
-            found = dict(zip(there, self.find_all(*given), strict=True))
-        else:
-            begins = self._begins(sentences, sources, prefixes, options, first)
-            found = dict(zip(there, self.find_all(*given, begins=[begins[row] for row in there]), strict=True))
+        begins = None if prefixes is None else self._begins(sentences, sources, prefixes, options, first)
+        rows = [row for row, tokens in enumerate(sources) if tokens]
+        hypotheses = self.find_all([sources[row] for row in rows], [first + row for row in rows], options,
+                                   begins=begins and [begins[row] for row in rows])
+        found = dict(zip(rows, hypotheses, strict=True))
         return [Output(text, tokens, found.get(row, [Hypothesis('', [], 0.0, 0.0)]))
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
 
     def _begins(self, sentences, sources, prefixes, options, first) -> list[Begin]:
-        """How each translation begins."""
+        """Returns the beginning of each translation."""
         prefixes = checked_texts(prefixes)
         if len(prefixes) != len(sentences):
-            raise UserError(f'{len(prefixes)} prefixes are given for {len(sentences)} sentences: give one for each')
+            raise UserError(f'{len(prefixes)} prefixes for {len(sentences)} sentences: each sentence needs one')
         tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
@@ -109,14 +108,14 @@ class Translator(SearchModel):
             limit = self._search_input(tokens, options).limit
             problem = None
             if prefix.strip() and not tokens:
-                problem = 'its sentence is empty, so its translation is'
+                problem = 'the sentence is empty, so its translation is empty'
             elif UNK in begin.prefix:
-                problem = 'it has characters that the vocabulary has not'
+                problem = 'it has characters that are not in the vocabulary'
             elif count >= limit:
-                problem = (f'it has {count} tokens, but the translation has room for {limit}, its end token included: '
-                           'raise --extra_length, or shorten it')
+                problem = (f'it has {count} tokens, but the translation may have {limit}, including its end token. '
+                           'Increase --extra_length, or shorten the prefix')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
-                problem = 'it has a word to avoid'
+                problem = 'it contains a word to avoid'
             if problem:
                 raise UserError(f'line {number}: the translation cannot begin with {prefix[:80]!r}: {problem}')
             begins.append(begin)
@@ -127,32 +126,32 @@ class Translator(SearchModel):
         return self.translate(lines, options, first=first)
 
     def forced(self, source: str, target: str) -> Output:
-        """What `forced_all` gives for one pair. Its score is its log-probability."""
+        """Returns the result of `forced_all` for one pair, whose score is its log-probability."""
         return self.forced_all([(source, target)], SearchOptions(alpha=0.0))[0]
 
     def forced_all(self, pairs: Sequence[tuple[str, str]], options: SearchOptions = BEAM_SEARCH, *,
                    first: int = 0) -> list[Output]:
-        """For each source and target, an output whose one hypothesis is the target: it is given and not found.
+        """Returns an output for each source and target, whose only hypothesis is the given target.
 
-        Its log-probability is that of the target's tokens and the end token, given the source; of an empty target, that
-        of the end token alone. Attention and probabilities can be had of it, as of any output. A long source is cut
-        as `translate` cuts it. `first` is the number of the first pair in its file.
+        Its log-probability is that of the target's tokens and the end token, given the source. An empty target has only
+        the end token. Attention and probabilities can be computed for these outputs, too. A long source is truncated as
+        in `translate`. `first` is the number of pairs before them in their file.
 
         Raises:
-          UserError: if a target is longer than the model's positions reach, or than a translation can be.
+          UserError: if a target is longer than the model's positions, or than a translation can be.
         """
         texts = checked_texts([text for pair in pairs for text in pair])
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
         targets = [self._target_tokens(text, first + row, options) for row, text in enumerate(texts[1::2])]
-        found = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)
+        scores = self.token_log_probs(list(zip(sources, targets, strict=True)), options.batch_size)
         return [Output(source, tokens, [Hypothesis.forced(target, written, log_probs, options.alpha)])
-                for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, found,
+                for source, target, tokens, written, log_probs in zip(texts[::2], texts[1::2], sources, targets, scores,
                                                                       strict=True)]
 
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """BLEU of the validation split, decoded as config.eval asks, with a few translations.
+        """Returns BLEU of the validation split, decoded with config.eval.method, and a few translations.
 
-        The first of them comes with its attention.
+        The first translation has its attention.
         """
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
@@ -161,7 +160,7 @@ class Translator(SearchModel):
         scores = corpus_scores([output.text for output in found], references)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
                             for output, reference in zip(found[:SAMPLES], references, strict=False))
-        weights = self.attention(found[0])  # none of a recurrent model with a fixed context
+        weights = self.attention(found[0])  # a recurrent model with a fixed context has none
         if config.eval.metric in CASED:
             note_on_case(config)
         return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'exact_match')},
@@ -169,9 +168,9 @@ class Translator(SearchModel):
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Corpus scores of a split, and its sources, references and translations.
+        """Returns corpus scores of a split, and its sources, references and translations.
 
-        Warns before anything is computed of what is too long to be read or scored whole.
+        Before it computes anything, it warns about sentences that are too long to be read or scored completely.
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
@@ -188,26 +187,26 @@ class Translator(SearchModel):
 
     @override
     def examples(self, data: PairData, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
-        """Translations of the first pairs of a split, and their references."""
+        """Returns translations of the first pairs of a split, and their references."""
         sources, references = zip(*data.pairs(split)[:count], strict=True)
         return list(zip(self.translate(sources, options), references, strict=True))
 
     def perplexity(self, pairs: Sequence[TokenPair], batch_size: int) -> float:
-        """The exponential of the mean cross-entropy per target token, without label smoothing.
+        """Returns the exponential of the mean cross-entropy per target token, without label smoothing.
 
-        Tokens are the vocabulary's: only models of one vocabulary can be compared.
+        Only models with the same vocabulary can be compared.
 
         Args:
-          pairs: sources and targets, end tokens included.
-          batch_size: pairs that are scored at a time.
+          pairs: sources and targets, including end tokens.
+          batch_size: the number of pairs that are scored at a time.
         """
         log_probs = self._forced_pairs(pairs, batch_size)
-        return float(np.exp(-np.mean([each for sentence in log_probs for each in sentence])))
+        return float(np.exp(-np.mean([log_prob for sentence in log_probs for log_prob in sentence])))
 
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
-        """Sources and references as tokens, end tokens included, cut to what is read and scored, with a warning.
+        """Returns sources and references as tokens, including end tokens.
 
-        A source is cut as `translate` cuts it, a reference where learned positions end.
+        A long source is truncated as in `translate`, and a long reference to the learned positions, with a warning.
         """
         source, target = (self.tokenizers[side] for side in ('source', 'target'))
         whole = [(source.encode(a), [*target.encode(b), EOS]) for a, b in pairs]
@@ -215,23 +214,23 @@ class Translator(SearchModel):
         long_sources = sum(len(tokens) > most for tokens, _ in whole)
         long_references = sum(len(tokens) > reach for _, tokens in whole)
         if long_sources:
-            log.warning('%d of %d sources have more than %d tokens (config.data.max_length): only so many of each are '
-                        'translated, and scored as if they were all', long_sources, len(pairs), most)
+            log.warning('%d of %d sources have more than %d tokens (config.data.max_length): they are truncated, and '
+                        'their translations are compared with the complete references', long_sources, len(pairs), most)
         if long_references:
-            log.warning('%d of %d references have more than %d tokens, which is as far as the learned positions reach '
+            log.warning('%d of %d references have more than %d tokens, the number of learned positions '
                         '(config.model.max_length): no translation is longer, and the perplexity is that of the first '
-                        '%d tokens. BLEU, chrF and exact match compare with the whole references',
+                        '%d tokens. BLEU, chrF and exact match compare with the complete references',
                         long_references, len(pairs), reach, reach)
         return [([*tokens[:most], EOS], tokens_out[:reach]) for tokens, tokens_out in whole]
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Weights of every layer and head while the model reads the source and writes its best hypothesis.
+        """Returns the weights of every layer and head for the source and the best hypothesis.
 
         Returns:
           {'encoder': [layer, head, source, source], 'decoder': [layer, head, target, target],
-          'cross': [layer, head, target, source]}, the end tokens included. Row t of 'decoder' and 'cross' predicts
-          target token t. A recurrent model has only 'cross', of one layer and head.
+          'cross': [layer, head, target, source]}, including the end tokens. Row t of 'decoder' and 'cross' predicts
+          target token t. A recurrent model has only 'cross', with one layer and one head.
         """
         # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
         read, _ = self._read_and_written(output)
@@ -254,7 +253,7 @@ class Translator(SearchModel):
         return 'source', 'translation'
 
     def token_log_probs(self, pairs: Sequence[TokenPair], batch_size: int = 64) -> list[list[float]]:
-        """The log-probability of each target token, and of the end token, given the source and the tokens before."""
+        """Returns the log-probability of each target token and the end token, given the source and earlier tokens."""
         return self._forced_pairs([([*source, EOS], [*target, EOS]) for source, target in pairs], batch_size)
 
     def _forced_pairs(self, pairs: Sequence[TokenPair], batch_size: int) -> list[list[float]]:
@@ -273,21 +272,21 @@ class Translator(SearchModel):
 
     @override
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        return width + options.extra_length  # both with an end token
+        return width + options.extra_length  # source and translation both have an end token
 
     def _target_tokens(self, text: str, number: int, options: SearchOptions) -> list[int]:
-        """A target's tokens.
+        """Returns the tokens of a target.
 
         Raises:
-          UserError: if there are more than a translation can have.
+          UserError: if there are more tokens than a translation can have.
         """
         most, reach = self._max_length(self.max_length, options), self.module.length_limit or sys.maxsize
         length, tokens, _ = self._ends(text, min(most, reach), 'target')
         if length >= min(most, reach):
-            limit = (f'the model has learned positions for {reach}, the end token included (config.model.max_length)'
-                     if reach <= most else f'with the end token {most} can be scored (config.data.max_length and '
-                     '--extra_length)')
-            raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}: give a shorter one')
+            limit = (f'the model has learned positions for {reach}, including the end token (config.model.max_length)'
+                     if reach <= most else f'at most {most} can be scored, including the end token '
+                     '(config.data.max_length and --extra_length)')
+            raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}. Shorten it')
         return tokens
 
     def reads_whole(self, source: str) -> bool:

@@ -36,7 +36,7 @@ class Examples(NamedTuple):
 def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], Parts]:
     """Returns a function that reads a split of the data set in `folder`, and the splits without files.
 
-    The splits without files are cut off the training data.
+    The splits without files are held out from the training data.
 
     Raises:
       UserError: if the folder has no data set.
@@ -50,7 +50,7 @@ def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], 
     if kind == IDX_IMAGES:
         parts = Parts(('validation',), validation_share, last=True)
     else:
-        names = dict(zip(SPLITS, SPLITS, strict=True))
+        names: dict[str, str] = {split: split for split in SPLITS}
         parts = without_files(names, lambda split: bool(_find(folder, split, kind)), validation_share)
     return functools.partial(FORMATS[kind], folder), parts
 
@@ -121,7 +121,8 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
 def read_npz(folder: Path, split: str) -> Examples:
     """Reads the arrays `inputs` [n, *space, channels] and `targets` from DIR/SPLIT.npz, written by numpy.savez."""
     path = _needed(folder, split, 'npz')
-    return Examples(*_arrays(path, ('inputs', 'targets')), str(path))
+    inputs, targets = _arrays(path, ('inputs', 'targets'))
+    return Examples(inputs, targets, str(path))
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ class ArrayData:
     """Splits of examples, in memory. `split` is 'train', 'validation' or 'test'; each is read at its first use.
 
     Attributes:
-      parts: the splits that are cut off the training split.
+      parts: the splits that are held out from the training split.
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
@@ -37,7 +37,7 @@ class ArrayData:
           load: a function that reads a split.
           labelled: whether the targets are classes, which are whole numbers, or values.
           classes: the names of the classes; None for 0, 1, ...
-          parts: the splits that are cut off the training split; see input_pipeline/splits.py.
+          parts: the splits that are held out from the training split; see input_pipeline/splits.py.
         """
         self._load, self._labelled, self._names, self.parts = load, labelled, classes, parts
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
@@ -188,7 +188,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
 def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens a TensorFlow Datasets dataset of images of one size with one label each: mnist, cifar10, ..."""
     name, folder, names = data['name'], data['dir'], dict(data['splits'])
-    builder = open_tfds(name, folder, ('image', 'label'), 'images with classes need image and label')
+    builder = open_tfds(name, folder, ('image', 'label'), 'config.task')
     image, label = (builder.info.features[feature] for feature in ('image', 'label'))
     if None in image.shape or not getattr(label, 'names', None):
         raise UserError(f'config.data.name={name}: the dataset has images of shape {image.shape} and the label '

@@ -1,6 +1,6 @@
 """Batches of sentences of similar length, as a pure function of (token store, settings, step).
 
-Nothing here has state: batch 1234 is the same before and after a resume, and on any number of devices.
+There is no state: batch 1234 is the same before and after a resume, and on any number of devices.
 """
 
 import functools
@@ -32,10 +32,10 @@ class Batch(TypedDict):
 
 
 class Part(NamedTuple):
-    """The rows of every batch that one process reads: from first/of to last/of of the rows. The default is all.
+    """The part of the rows of every batch that one process reads: from first/of to last/of. The default is all rows.
 
-    A batch is first padded with rows of weight 0, which change nothing, to a multiple of `multiple` rows, so that
-    devices can share it.
+    A batch is first padded to a multiple of `multiple` rows, so that devices can share it. The added rows have weight 0
+    and change nothing.
     """
     first: int = 0
     last: int = 1
@@ -47,7 +47,7 @@ class Part(NamedTuple):
         return -(-count // self.multiple) * self.multiple
 
     def rows(self, count: int) -> slice:
-        """Returns this part's rows of a padded batch of `count` rows; those from `count` on are padding."""
+        """Returns this part of the rows of a batch of `count` rows; rows from `count` on are padding."""
         return slice(self.filled(count) * self.first // self.of, self.filled(count) * self.last // self.of)
 
 
@@ -122,8 +122,8 @@ def batch_shapes(lengths: Int[np.ndarray, ' pairs'], *, tokens: int, num_buckets
     buckets = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
     rows = tokens // buckets // ROWS * ROWS
     if not rows.min():
-        raise UserError(f'config.batch.tokens={tokens} holds no {ROWS} sentences of {buckets.max()} tokens, which the '
-                        f'data has: raise it to at least {ROWS * buckets.max()}, or lower config.data.max_length')
+        raise UserError(f'config.batch.tokens={tokens}: too small, because a batch must have {ROWS} sentences of up to '
+                        f'{buckets.max()} tokens. Use at least {ROWS * buckets.max()}, or lower config.data.max_length')
     return buckets, rows
 
 
@@ -141,8 +141,8 @@ class BatchPlan:
 
         Args:
           store: the sentence pairs.
-          tokens: the maximum number of padded target positions in a batch.
-          num_buckets: the maximum number of length buckets.
+          tokens: config.batch.tokens.
+          num_buckets: config.batch.buckets.
           seed: the seed of the order; None keeps the shortest sentences first, for evaluation.
           longest: the number of learned positions; no batch is padded to a greater length.
 
@@ -176,7 +176,7 @@ class BatchPlan:
         for row, sentence in enumerate(sentences[rows]):
             source_tokens = store.tokens('source', sentence)
             target_tokens = store.tokens('target', sentence)
-            # By slices: lists of tokens, one by one, would take most of the time.
+            # Slices, because assigning single tokens would take most of the time.
             source[row, :len(source_tokens)], source[row, len(source_tokens)] = source_tokens, EOS
             target[row, 1:len(target_tokens) + 1], target[row, 0] = target_tokens, BOS
             targets[row, :len(target_tokens)], targets[row, len(target_tokens)] = target_tokens, EOS
@@ -215,7 +215,7 @@ class _Steps:
 
 def prefetch(plan: Plan, first: int, last: int, part: Part = ALL) -> Iterator[Batch]:
     """Yields batches first, first + 1, ... last - 1, or a part of each; a thread prepares them in advance."""
-    import grain  # slow to import, so only where it is used: decoding needs none
+    import grain  # slow to import, and decoding does not need it
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(grain.MapDataset.source(_Steps(plan, first, last, part)).to_iter_dataset(options))

@@ -1,11 +1,12 @@
-"""BPE-dropout: another segmentation of every word at every epoch (Provilkov et al. 2020, arXiv:1910.13267).
+"""BPE-dropout: a new segmentation of every word in every epoch (Provilkov et al. 2020, arXiv:1910.13267).
 
-A word is segmented by Algorithm 1 of the paper: it begins as characters; at each step every possible merge is left out
-with probability p, and of those that remain the one of the highest priority is made; where none remains, the word is
-done. So p = 0 is byte pair encoding itself, and p = 1 characters.
+Algorithm 1 of the paper segments a word. The word starts as characters. In each step, every possible merge is skipped
+with probability p, and the remaining merge with the highest priority is applied. The word is finished when no merge
+remains. So p = 0 is byte pair encoding itself, and p = 1 gives characters.
 
-SentencePiece samples, too, but from one global generator that gives other numbers in another process. Here a NumPy
-Generator decides, and all words of a text go through the steps together, so that it takes some microseconds a sentence.
+SentencePiece can sample segmentations too, but its global generator gives other numbers in another process. Here the
+numbers come from a NumPy Generator, and each step is applied to all words of a text at once, which takes a few
+microseconds per sentence.
 """
 
 import itertools
@@ -17,16 +18,16 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from input_pipeline.tokenizer import PAD, SPACE, Tokenizer
 
 NORMAL = ModelProto.SentencePiece.NORMAL
-PLACES = 32  # bits of a place; the bits above it hold the priority of a merge
+PLACES = 32  # bits of a place; the higher bits are the priority of a merge
 NONE = np.int64(2 ** 63 - 1)  # greater than the priority and the place of any merge
 
 Tokens = UInt32[np.ndarray, ' _']
 
 
 class BpeDropout:
-    """Segments tokenised text again, at random. It needs no text: the pieces have the characters.
+    """Segments tokenised text again, at random. The text itself is not needed, because the pieces contain it.
 
-    Bytes, and symbols that a user has defined, stay as they are, and no merge goes across them.
+    Bytes and user-defined symbols are not changed, and are not part of any merge.
     """
 
     def __init__(self, tokenizer: Tokenizer, rate: float):
@@ -34,7 +35,7 @@ class BpeDropout:
 
         Args:
           tokenizer: subwords of kind 'bpe'.
-          rate: p, the probability with which a merge is left out at a step, from 0 to 1.
+          rate: p, the probability of skipping a merge in a step, from 0 to 1.
         """
         self._rate = rate
         pieces = ModelProto.FromString(tokenizer.model).pieces
@@ -43,7 +44,7 @@ class BpeDropout:
 
         def split(token: int, text: str) -> list[int]:
             characters = [normal.get(character, PAD) for character in text]
-            # Bytes and symbols, and a piece with a character that is no piece, stay whole.
+            # Bytes and symbols stay whole, and so does a piece with a character that is not a piece.
             return characters if text in normal and PAD not in characters else [token]
 
         characters = [split(token, piece.piece) for token, piece in enumerate(pieces)]
@@ -53,7 +54,7 @@ class BpeDropout:
         self._fixed = np.array([piece.piece not in normal or len(parts) < len(piece.piece)
                                 for piece, parts in zip(pieces, characters, strict=True)])
 
-        # Any two neighbours that spell a piece can be merged into it; SentencePiece's score is the priority.
+        # Two neighbours can be merged if together they spell a piece. SentencePiece's score is the priority.
         merges = {normal[text[:cut]] * len(pieces) + normal[text[cut:]]: token
                   for text, token in normal.items() if not self._fixed[token]
                   for cut in range(1, len(text)) if text[:cut] in normal and text[cut:] in normal}
@@ -66,18 +67,18 @@ class BpeDropout:
 
     def segment(self, tokens: Tokens, counts: Int[np.ndarray, ' rows'],
                 rng: np.random.Generator) -> tuple[Tokens, Int[np.ndarray, ' rows']]:
-        """Returns another segmentation of rows of tokens, and its numbers of tokens.
+        """Returns a new segmentation of rows of tokens, and the number of tokens of each row.
 
         Args:
-          tokens: the rows, one behind the other, as `Tokenizer.encode` segments them.
+          tokens: the concatenated rows, as `Tokenizer.encode` segments them.
           counts: the number of tokens of each row.
-          rng: what decides.
+          rng: the generator that decides which merges are skipped.
         """
-        found = self._split(tokens)
+        pieces = self._split(tokens)
         rows = np.repeat(np.arange(len(counts)), counts).repeat(self._counts[tokens])
-        self._merge(found, self._ends(found, rows), rng)
-        there = found != PAD
-        return found[there], np.bincount(rows[there], minlength=len(counts))
+        self._merge(pieces, self._ends(pieces, rows), rng)
+        used = pieces != PAD
+        return pieces[used], np.bincount(rows[used], minlength=len(counts))
 
     def _split(self, tokens: Tokens) -> Tokens:
         """Returns the characters of the tokens."""
@@ -87,28 +88,28 @@ class BpeDropout:
         return self._characters[places]
 
     def _ends(self, characters: Tokens, rows: Int[np.ndarray, ' _']) -> Bool[np.ndarray, ' _']:
-        """Whether a word ends with each character: words begin with their space, fixed pieces stand alone."""
+        """Returns whether a word ends with each character. A word begins with its space; a fixed piece is a word."""
         space, fixed = characters == self._space, self._fixed[characters]
         ends = np.ones(len(characters), bool)
         ends[:-1] = (rows[1:] != rows[:-1]) | fixed[1:] | fixed[:-1] | space[1:] & ~space[:-1]
         return ends
 
-    def _merge(self, found: Tokens, ends: Bool[np.ndarray, ' _'], rng: np.random.Generator) -> None:
-        """Merges the characters of words in place: a piece stands where it begins, and PAD behind it."""
-        token, place = found.copy(), np.arange(len(found))  # of the words that are not done
-        merged = np.full(len(found), PAD, np.uint32)  # what a token and the next one make; PAD: nothing
+    def _merge(self, pieces: Tokens, ends: Bool[np.ndarray, ' _'], rng: np.random.Generator) -> None:
+        """Merges the characters of words in place. A piece is at the index of its first character, followed by PAD."""
+        token, place = pieces.copy(), np.arange(len(pieces))  # of the unfinished words
+        merged = np.full(len(pieces), PAD, np.uint32)  # the merge of a token and the next one; PAD: there is none
         merged[:-1] = np.where(ends[:-1], np.uint32(PAD), self._look_up(token[:-1], token[1:]))
         while len(token):
             possible = merged != PAD
             possible[possible] = rng.random(np.count_nonzero(possible), np.float32) >= self._rate
-            # In each word the first place of the best merge, or NONE: then the word is done.
+            # For each word, the first place of the best merge, or NONE if the word is finished.
             order = np.where(possible, self._priority[merged] | np.arange(len(token)), NONE)
             last = np.flatnonzero(ends)
             best = np.minimum.reduceat(order, np.append(0, last[:-1] + 1))
             left = best[best != NONE] & (2 ** PLACES - 1)
 
-            token[left] = found[place[left]] = merged[left]
-            found[place[left + 1]] = PAD
+            token[left] = pieces[place[left]] = merged[left]
+            pieces[place[left + 1]] = PAD
             merged[left], ends[left] = PAD, ends[left + 1]
             kept = np.repeat(best != NONE, np.diff(last, prepend=-1))
             kept[left + 1] = False
@@ -119,7 +120,7 @@ class BpeDropout:
                 merged[changed] = self._look_up(token[changed], token[changed + 1])
 
     def _look_up(self, first: Tokens, second: Tokens) -> Tokens:
-        """Returns the pieces that pairs of neighbours make; PAD for a pair that makes none."""
+        """Returns the merges of pairs of neighbours; PAD for a pair without a merge."""
         pairs = first.astype(np.int64) * self._size + second
         places = np.searchsorted(self._pairs, pairs)
         return np.where(self._pairs[places] == pairs, self._merged[places], np.uint32(PAD))

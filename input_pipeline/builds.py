@@ -13,19 +13,18 @@ import logging
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from runtime.errors import UserError
+from runtime.files import file_checksum
 from runtime.folders import written_folder
 from runtime.schema import Count, read_as
 
 CHECKSUMS = 'checksums.json'  # {name: CRC-32 of the file}
 VERIFIED = 'verified.json'
 ADVICE = 'Set config.cache_dir to a folder with space'
-BLOCK = 2 ** 20  # bytes
 
 Content = TypeVar('Content')
 
@@ -48,7 +47,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         try:
             with written_folder(folder, ADVICE) as temporary:
                 build(temporary)
-                checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+                checksums = {path.name: file_checksum(path) for path in sorted(temporary.iterdir())}
                 (temporary / CHECKSUMS).write_text(json.dumps(checksums))
                 _write_verified(temporary)
         except OSError:
@@ -96,7 +95,7 @@ def verify(folder: Path) -> bool:
             return False
     for name, checksum in checksums.items():
         try:
-            if os.sep in name or _checksum(folder / name) != checksum:
+            if os.sep in name or file_checksum(folder / name) != checksum:
                 raise Damaged(f'the checksum of {name} differs')
         except OSError as error:
             raise Damaged(f'{name}: {error.strerror}') from None
@@ -112,14 +111,6 @@ def cache_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f'{folder} cannot be written: {error}. {ADVICE}') from None
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with open(path, 'rb') as file:
-        while block := file.read(BLOCK):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:

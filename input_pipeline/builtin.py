@@ -238,9 +238,12 @@ def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, sour
 
 def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
                 sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
-                ) -> dict[str, list[tuple[str, str]]]:
-    """Returns pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits."""
-    source, target = _parse_locale(source_locale), _parse_locale(target_locale)
+                writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
+    """Returns pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits.
+
+    The writer of each pair is added to `writers`, from which the links between its words follow (links.py).
+    """
+    source, target = parse_locale(source_locale), parse_locale(target_locale)
     kinds = usable_kinds(source, target)
     names, shares = list(kinds), [kind.share for kind in kinds.values()]
     rng = random.Random(str(seed))  # as a string: Random(-1) equals Random(1)
@@ -250,6 +253,8 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
         text, translation = sentence(source), sentence(target)
         if text not in target_of and max(len(text), len(translation)) <= LONGEST:
             target_of[text], fruitless = translation, 0
+            if writers is not None:
+                writers[text, translation] = sentence
         elif (fruitless := fruitless + 1) >= PATIENCE:
             raise ValueError(
                 f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: after '
@@ -280,7 +285,12 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
     return changed
 
 
-def _parse_locale(identifier: str) -> Locale:
+def parse_locale(identifier: str) -> Locale:
+    """Returns the locale of an identifier such as 'pt_BR'.
+
+    Raises:
+      ValueError: if CLDR has no such locale; the message has similar identifiers.
+    """
     with contextlib.suppress(UnknownLocaleError, ValueError):
         return Locale.parse(identifier.replace('-', '_'))
     # Misspellings ('pt_BX') and English names ('french') both get a suggestion.

@@ -23,11 +23,13 @@ from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, loa
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
-from runtime.files import read_json, write_text
+from runtime.files import file_checksum, read_json, write_text
+from runtime.schema import Count, read_as
 
 KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
 SIZES = 'sizes.json'
-AS_WRITTEN = 'Give a run directory as training wrote it'
+CHECKSUMS = 'checksums.json'  # of the tokenizers; runs of earlier versions have none
+AS_WRITTEN = 'Use the run directory as training wrote it'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
 log = logging.getLogger('allyouneed.data')
@@ -41,11 +43,11 @@ class Data(Protocol):
     tokenizers: dict[str, Tokenizer]  # by the side of the text
 
     def plan(self, split: str) -> Plan:
-        """Returns the batches of a split: 'train' shuffled by config.seed, others with each example once, in order."""
+        """Returns the batches of a split. 'train' is shuffled by config.seed; other splits are in order."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns all that determines the split's content, as JSON; 'files' are [name, digest] if it has files."""
+        """Returns a description of the split's content, as JSON; 'files' are [name, digest] if it has files."""
         ...
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -53,7 +55,7 @@ class Data(Protocol):
         ...
 
     def keep(self, folder: Path) -> None:
-        """Writes what decoding needs, so that the run directory is self-contained."""
+        """Writes the files that decoding needs, so that the run directory is self-contained."""
         ...
 
 
@@ -136,7 +138,7 @@ class PairData:
         return pairs
 
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
-        """Returns batches of pairs of similar length; those of 'train' are segmented anew in every epoch, if asked."""
+        """Returns batches of pairs of similar length. With BPE-dropout, 'train' is segmented again in every epoch."""
         config, model = self._config, self._config.model
         store = open_store(self._corpus, split, self.tokenizers, config.data.max_length, self._cache)
         shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets}
@@ -212,7 +214,7 @@ class ExampleData:
         if kept:
             sizes = _read_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
-                raise UserError(f'config.data: {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
+                raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
             self._preprocessing = Preprocessing(**sizes['preprocessing'])
         else:
@@ -269,24 +271,31 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
              if key.endswith('vocab_size')}
+    checksums = read_as(folder / CHECKSUMS, dict[str, Count], AS_WRITTEN) if (folder / CHECKSUMS).exists() else {}
+    for name, checksum in checksums.items():
+        if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
+                file_checksum(folder / name) != checksum):
+            raise UserError(f'{folder / name} is damaged: its checksum differs. {AS_WRITTEN}')
     tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
-            raise UserError(f'{folder / side}.model has {len(tokenizer)} tokens, but {folder / SIZES} says '
-                            f'{sizes[side]}: they are not of the same run')
+            raise UserError(f'{folder / side}.model has {len(tokenizer)} tokens, but according to {folder / SIZES} it '
+                            f'has {sizes[side]}. {AS_WRITTEN}')
     return tokenizers
 
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Saves tokenizers, for `load_tokenizers`."""
+    """Saves tokenizers, for `load_tokenizers`, with checksums of their files."""
     folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / f'{side}.model')
+    write_text(folder / CHECKSUMS, json.dumps(
+        {f'{side}.model': file_checksum(folder / f'{side}.model') for side in tokenizers}) + '\n')
 
 
-def _absent(written: Tokenizer) -> dict[str, Any]:
-    """What a model must know of the tokens that its vocabulary lacks; nothing, if it lacks none."""
-    return {'absent': list(written.absent)} if written.absent else {}
+def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns {'absent': the special tokens that a vocabulary does not have}, or {} if it has all of them."""
+    return {'absent': list(tokenizer.absent)} if tokenizer.absent else {}
 
 
 def _described(sizes: Mapping[str, Any]) -> str:
@@ -309,13 +318,13 @@ def _read_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _is_size(name: str, value: Any) -> bool:
-    """Whether sizes.json may contain this entry."""
+    """Returns whether sizes.json can contain this entry."""
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
     def numbers(values) -> bool:
         return isinstance(values, list) and bool(values) and all(
-            type(each) in (int, float) and abs(each) <= LARGEST_SCALE for each in values)
+            type(value) in (int, float) and abs(value) <= LARGEST_SCALE for value in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
@@ -328,27 +337,28 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
-            numbers(each) and (part.endswith('mean') or min(each) >= SMALLEST_STD)
-            or each is None and part.startswith('target') for part, each in value.items())
+            numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
+            or statistic is None and part.startswith('target') for part, statistic in value.items())
     return True  # unknown names: a later version may have written them
 
 
 def _is_name(value: Any) -> bool:
-    """Whether `value` is text for a cell of a table: no control characters, line ends or lone surrogates."""
-    return isinstance(value, str) and not any(unicodedata.category(each) in ('Cc', 'Cs', 'Zl', 'Zp') for each in value)
+    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
+    return isinstance(value, str) and all(
+        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
     """Returns a message if the sizes of images or series contradict each other or the task; else None."""
     classes, outputs, channels = sizes['classes'], sizes['outputs'], sizes['shape'][-1]
     if (classes is None) == labelled:
-        return f'classes={str(classes)[:200]}, but config.json says task={task}'
+        return f'classes={str(classes)[:200]} does not fit task={task} in config.json'
     if classes is not None and len(classes) != outputs:
         return f'{len(classes)} classes, but outputs={outputs}'
     for part, numbers in sizes['preprocessing'].items():
         wanted = channels if part.startswith('input') else outputs if classes is None else None
         if (numbers and len(numbers)) != wanted:
-            return f'preprocessing: {part}={str(numbers)[:200]}, but {wanted or "no"} numbers are wanted'
+            return f'preprocessing: {part}={str(numbers)[:200]} must have {wanted or "no"} numbers'
     return None
 
 

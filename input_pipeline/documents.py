@@ -36,14 +36,14 @@ log = logging.getLogger('allyouneed.data')
 
 @runtime_checkable
 class Documents(Protocol):
-    """Splits of documents. `split` is 'train', 'validation' or 'test', whatever its name on disk."""
+    """Splits of documents. `split` is 'train', 'validation' or 'test', and not its name on disk."""
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the documents of a split in order; one at a time is in memory."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns all that determines the split's content, as JSON: equal fingerprints mean equal documents."""
+        """Returns a description of the split's content, as JSON: equal fingerprints mean equal documents."""
         ...
 
 
@@ -70,20 +70,20 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 class FileDocuments(Documents):
     """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
 
-    The name of a split may be a pattern, or several names or patterns with commas between them, as in TextCorpus.
-    `kind` says what a document is: the whole 'file', a 'line', or the text between two blank lines ('blank_line').
+    The name of a split may be a pattern, or several names or patterns separated by commas, as in TextCorpus. `kind` is
+    config.data.documents: a document is a whole 'file', a 'line', or the text between two blank lines ('blank_line').
 
     If there are no validation files, `validation_share` of the different training documents is held out instead; if
     there are no test files either, as many again are held out for test (see input_pipeline/splits.py). A single
     document is split by characters, and its last ones are held out.
 
     Attributes:
-      parts: the splits that are cut off the training files.
+      parts: the splits that are held out from the training files.
     """
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
         self._folder, self._kind, self._names = folder, kind, names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -132,19 +132,19 @@ class FileDocuments(Documents):
         if files := self._found(split):
             return files
         name = self._names[split]
-        raise UserError(f'For the {split} split, {self._folder} must hold {name}.txt, {name}.txt.gz or a folder {name} '
-                        f'of text files; see config.data.dir and {naming_option(split)}')
+        raise UserError(f'For the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
+                        f'of text files. See config.data.dir and {naming_option(split)}')
 
 
 def _text_files(base: Path) -> list[Path]:
-    """Returns the files in a folder and below it, or the one of a name without its ending."""
+    """Returns all files in the folder `base` and below it, or the text file BASE.txt or BASE.txt.gz."""
     if os.path.isdir(base):
         return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
     return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
 
 class OneFile(Documents):
-    """One file, cut in two: the last `validation_share` of its characters is for validation.
+    """One file in two parts. The last `validation_share` of its characters is for validation.
 
     With 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so the test
     split is the same as the validation split.
@@ -152,7 +152,7 @@ class OneFile(Documents):
 
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
-            raise UserError(f'config.data.file={str(path)!r} does not exist, or is no file: give a text file')
+            raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
         self.parts = Parts(('validation', 'test'), validation_share)  # by nanoGPT's rule, not by a hash
 
@@ -187,7 +187,7 @@ class TfdsDocuments(Documents):
 
     def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
         self._feature, self._names = feature, names
-        self._builder = open_tfds(name, folder, [feature], f'config.data.feature={feature} is asked for')
+        self._builder = open_tfds(name, folder, [feature], 'config.data.feature')
 
     @override
     def documents(self, split: str) -> Iterator[str]:
@@ -229,11 +229,11 @@ class LibraryDocuments(Documents):
             except UnicodeDecodeError:
                 undecodable += 1
         if undecodable:
-            log.info('%s: %d modules that are not UTF-8 are left out', folder, undecodable)
+            log.info('%s: %d modules that are not UTF-8 are not used', folder, undecodable)
 
     def _paths(self, folder: Path) -> Iterator[Path]:
         for parent, folders, files in os.walk(folder):
-            folders[:] = sorted(set(folders) - self.LEFT_OUT)  # site-packages may be large: do not look into it
+            folders[:] = sorted(set(folders) - self.LEFT_OUT)  # os.walk skips the removed folders
             yield from (Path(parent, file) for file in sorted(files)
                         if file.endswith('.py') and not file.startswith('_sysconfigdata'))
 
@@ -248,7 +248,7 @@ class LibraryDocuments(Documents):
 
 
 # Sources of documents: the value of config.data.source -> the function that opens it. A source that reads files needs
-# the methods of FileDocuments, such as `files`: input_pipeline/problems.py checks it before any work.
+# all methods of FileDocuments, such as `files`, because input_pipeline/problems.py checks the files before training.
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,
@@ -257,12 +257,12 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns what a fingerprint must say of byte order marks: earlier versions took them for a part of the text."""
+    """Returns the entry of a fingerprint for files with byte order marks, which earlier versions read as text."""
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Yields the documents in `lines`: each 'line', or the lines between two blank lines ('blank_line')."""
+    """Yields the documents in `lines`: every 'line', or the lines between two blank lines ('blank_line')."""
     if kind == 'line':
         yield from lines
         return

@@ -29,50 +29,50 @@ class System(NamedTuple):
     start: Ranges
     period: float           # of about one cycle; random time scales are relative to it
     seen: tuple[int, int] = (0, 1)
-    settles: bool = True    # whether recording starts only near the attractor; otherwise at once
+    settles: bool = True    # whether recording starts near the attractor; otherwise it starts at time 0
 
 
 def lorenz(state, parameters, time):
-    """Lorenz's model of convection; the parameter is the Rayleigh number."""
+    """Returns the derivative of Lorenz's model of convection; the parameter is the Rayleigh number."""
     x, y, z = state
     return [10 * (y - x), x * (parameters[0] - z) - y, x * y - 8 / 3 * z]
 
 
 def roessler(state, parameters, time):
-    """Roessler's system, a spiral that folds back; the parameters are a and c."""
+    """Returns the derivative of Roessler's system; the parameters are a and c."""
     x, y, z = state
     a, c = parameters
     return [-y - z, x + a * y, 0.2 + z * (x - c)]
 
 
 def van_der_pol(state, parameters, time):
-    """Van der Pol's oscillator; the parameter is the strength of its damping."""
+    """Returns the derivative of van der Pol's oscillator; the parameter is the strength of its damping."""
     x, v = state
     return [v, parameters[0] * (1 - x ** 2) * v - x]
 
 
 def duffing(state, parameters, time):
-    """Duffing's oscillator, driven between two wells; the parameters are the strength of the drive and its phase."""
+    """Returns the derivative of Duffing's driven oscillator; the parameters are strength and phase of the drive."""
     x, v = state
     strength, phase = parameters
     return [v, x - x ** 3 - 0.3 * v + strength * np.cos(1.2 * time + phase)]
 
 
 def predator_prey(state, parameters, time):
-    """The model of Lotka and Volterra; the parameters are the prey's birth rate and the predators' death rate."""
+    """Returns the derivative of the model of Lotka and Volterra; the parameters are birth rate and death rate."""
     prey, predators = state
     birth, death = parameters
     return [prey * (birth - predators), predators * (prey - death)]
 
 
 def damped_oscillator(state, parameters, time):
-    """A linear oscillator; the parameter is its damping ratio."""
+    """Returns the derivative of a linear oscillator; the parameter is its damping ratio."""
     x, v = state
     return [v, -x - 2 * parameters[0] * v]
 
 
 def pendulum(state, parameters, time):
-    """A pendulum of any amplitude; the parameters are the frequency of small swings (Hz) and the damping (1/s)."""
+    """Returns the derivative of a pendulum; the parameters are frequency of small swings (Hz) and damping (1/s)."""
     angle, speed = state
     frequency, damping = parameters
     return [speed, -(2 * np.pi * frequency) ** 2 * np.sin(angle) - 2 * damping * speed]

@@ -89,8 +89,10 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     def __init__(self, model: bytes):
         super().__init__(model)
-        self._processor = sentencepiece.SentencePieceProcessor(
-            model_proto=base64.b64decode(self._settings['model'], validate=True))
+        original = base64.b64decode(self._settings['model'], validate=True)
+        if not original:
+            raise ValueError('it is empty')  # SentencePiece would accept it as a model to load later
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
 

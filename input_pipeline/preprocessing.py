@@ -23,8 +23,8 @@ Targets = Num[np.ndarray, 'examples *values']
 class Preprocessing:
     """Standardisation of a model's inputs and targets, (raw - mean) / std, and its inverse for the outputs.
 
-    `dataclasses.asdict` returns it as JSON, and `Preprocessing(**json)` restores it. All numbers are of the training
-    split.
+    `dataclasses.asdict` returns it as JSON, and `Preprocessing(**json)` restores it. All statistics are those of the
+    training split.
 
     Attributes:
       input_mean: the mean of each channel.
@@ -62,7 +62,7 @@ class Preprocessing:
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
         """Returns a regression model's outputs in the units of the raw targets: the inverse of `targets`."""
-        assert self.target_mean is not None and self.target_std is not None, 'classes are no values'
+        assert self.target_mean is not None and self.target_std is not None, 'classes are not values'
         return outputs * np.array(self.target_std, np.float64) + np.array(self.target_mean, np.float64)
 
 
@@ -116,8 +116,8 @@ def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple
     wrong = np.maximum(np.abs(mean), std) > LARGEST_SCALE
     if wrong.any():
         channel = int(wrong.argmax())
-        raise UserError(f'{where} are too large: number {channel} of the last axis has the mean {mean[channel]:.3g} '
-                        f'and the standard deviation {std[channel]:.3g}; at most {LARGEST_SCALE:.0e} will do. Choose a '
+        raise UserError(f'{where} are too large: index {channel} of the last axis has the mean {mean[channel]:.3g} and '
+                        f'the standard deviation {std[channel]:.3g}. At most {LARGEST_SCALE:.0e} is allowed. Use a '
                         'larger unit')
     return mean.tolist(), np.where(std >= SMALLEST_STD, std, 1).tolist()
 
@@ -131,6 +131,7 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
     far = np.abs(ends - mean) / std
     if far.max() > FARTHEST:
         end, channel = np.unravel_index(far.argmax(), far.shape)
-        raise UserError(f'{where} cannot be standardised: number {channel} of the last axis is once '
-                        f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and '
-                        f'its standard deviation {std[channel]:.3g}: more than {FARTHEST:.0e} of them lie between')
+        raise UserError(f'{where} cannot be standardised: index {channel} of the last axis has a value of '
+                        f'{ends[end, channel]:.3g}, but in the training split its mean is {mean[channel]:.3g} and its '
+                        f'standard deviation {std[channel]:.3g}. At most {FARTHEST:.0e} deviations from the mean are '
+                        'allowed')

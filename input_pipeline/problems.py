@@ -1,4 +1,4 @@
-"""Finds all problems of a config's data at once, before any work."""
+"""Finds all problems of a config's data at once, before training starts."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from input_pipeline.token_store import document_tokenizers, tokenizers_for
 from runtime.errors import UserError, told
 from runtime.files import expanded
 
-SMALL = 10_000_000  # bytes; smaller files are read to their end, of larger ones only the first lines
+SMALL = 10_000_000  # bytes; of larger files, only the first lines are read
 FIRST_LINES = 1000
 
 
@@ -43,7 +43,7 @@ def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collect
     """
     named = data_options_are_possible(config) and bool(config.data.dir or config.data.file)
     if not named or config.data.source in ELSEWHERE:
-        return []  # built-in data has no problems, and the `others` report the rest
+        return []  # built-in data has no problems, and `others` has the problems of the options
     find = PROBLEMS[TASKS[config.task].data]
     return list(dict.fromkeys(find(config, others, asked)))  # a problem of several splits is reported once
 
@@ -55,9 +55,9 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     except UserError as error:
         return [str(error)]
     tests = sets_to_test(config.data)
-    there = 'test' in text.parts.names or any(map(text.has_files, tests))
-    splits = [*SPLITS[:2], *(tests if there else ())]
-    found = {split: told(functools.partial(_look_at, text, split)) for split in splits}
+    has_test = 'test' in text.parts.names or any(map(text.has_files, tests))
+    splits = [*SPLITS[:2], *(tests if has_test else ())]
+    found = {split: told(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
     possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # the `others` report this
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
@@ -65,15 +65,15 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     return problems
 
 
-def _look_at(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
+def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
     """Raises UserError if the files of a split of sentence pairs or documents have a problem."""
     pairs = isinstance(text, Corpus)
     if not _is_small(text.files(split)):
-        if pairs and split not in text.parts.names:  # a document may be as large as the file
+        if pairs and split not in text.parts.names:  # reading one document may mean reading the whole file
             list(itertools.islice(text.all_pairs(split), FIRST_LINES))
         return
     rows = text.pairs(split) if pairs else ((document,) for document in text.documents(split))
-    if not sum(all(each.strip() for each in row) for row in rows):  # reads to the end, to find every error
+    if not sum(all(text.strip() for text in row) for row in rows):  # sum, not any: reads to the end
         raise UserError(f'the {split} split has no text. Looked at: {text.fingerprint(split)}')
 
 

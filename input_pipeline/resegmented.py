@@ -1,7 +1,7 @@
-"""Batches of sentence pairs that are segmented anew in every epoch, as a pure function of (store, settings, step).
+"""Batches of sentence pairs with a new segmentation in every epoch, as a pure function of (store, settings, step).
 
-The segmentation of an epoch is drawn as a whole, and the epoch's batches follow from its lengths. All epochs have as
-many batches, of the same shapes: so step t lies in epoch t // len(plan), whatever came before it.
+The segmentation of a whole epoch is drawn at once, and its lengths determine the batches of the epoch. All epochs have
+the same number of batches and the same shapes. So step t is in epoch t // len(plan), independently of earlier epochs.
 """
 
 import functools
@@ -16,21 +16,21 @@ from input_pipeline.batches import BatchPlan, Epoch, batch_shapes, padded_length
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.token_store import TokenStore
 
-TOGETHER = 2048  # rows that are segmented at a time, with a generator of their own
+TOGETHER = 2048  # rows that are segmented at a time; each such group has its own generator
 
 
 class Resegmented(TokenStore):
-    """The rows of a store in another segmentation. A side of a row that would get too long keeps its own."""
+    """The rows of a store in a new segmentation. A side that would become too long keeps its original segmentation."""
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], seed: int, epoch: int, longest: int):
         """Segments all rows.
 
         Args:
           store: the rows, as the tokenizer segments them.
-          dropouts: what segments each side.
-          seed: together with the epoch and the number of the row, it decides.
+          dropouts: the segmenter of each side.
+          seed: the seed of the segmentation, together with the epoch.
           epoch: the number of the epoch.
-          longest: the greatest number of tokens of a side.
+          longest: the maximum number of tokens of a side.
         """
         self._store, self._tokens, self._offsets, self._kept = store, {}, {}, {}
         for number, (side, dropout) in enumerate(dropouts.items(), 1):
@@ -39,12 +39,12 @@ class Resegmented(TokenStore):
                 counts = store.lengths(side)[begin:begin + TOGETHER]
                 rng = np.random.default_rng([seed, epoch, number, begin])  # [seed, epoch] orders the batches
                 parts.append(dropout.segment(store.tokens_of(side, begin, begin + len(counts)), counts, rng))
-            tokens, counts = (np.concatenate(each) for each in zip(*parts, strict=True))
+            tokens, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
             self._tokens[side], self._offsets[side] = tokens, np.append(0, np.cumsum(counts))
             self._kept[side] = counts > longest
 
     def keep(self, rows: Int[np.ndarray, ' some']) -> None:
-        """Gives rows their own segmentation back."""
+        """Restores the original segmentation of rows."""
         for kept in self._kept.values():
             kept[rows] = True
 
@@ -60,34 +60,34 @@ class Resegmented(TokenStore):
 class ResegmentedPlan(BatchPlan):
     """The sentences in batch `step`, for every step from 0 on, in the segmentation of the step's epoch.
 
-    Every epoch has every sentence exactly once, and `len` batches. The sentences are ordered by their length buckets,
-    the longest first, shuffled within each, and cut into batches: the last batch of a bucket is filled up with
-    sentences of the next one.
+    Every epoch has every sentence exactly once, and `len` batches. The sentences are ordered by length bucket, the
+    longest first, shuffled within each bucket, and cut into batches. The last batch of a bucket is filled up with
+    sentences of the next bucket.
     """
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], *, tokens: int, num_buckets: int,
                  seed: int, longest: int):
-        """Draws the first epoch, whose lengths decide the shapes and the number of batches.
+        """Draws the first epoch. Its lengths determine the shapes and the number of batches.
 
         Args:
           store: the sentence pairs, as the tokenizers segment them.
-          dropouts: what segments each side.
-          tokens: the maximum number of padded target positions in a batch.
-          num_buckets: the maximum number of length buckets.
+          dropouts: the segmenter of each side.
+          tokens: config.batch.tokens.
+          num_buckets: config.batch.buckets.
           seed: the seed of the segmentation and of the order.
-          longest: the greatest length of a sentence, end token included.
+          longest: the maximum length of a sentence, end token included.
 
         Raises:
           UserError: if `tokens` is too small for ROWS of the longest sentences.
         """
         self._store, self._dropouts, self._seed, self._longest = store, dropouts, seed, longest
         first = self._resegmented(0)
-        # No sentence keeps a longer segmentation of its own: so that of all of them has room, too.
+        # A batch must also have room for sentences that keep their original segmentation.
         lengths = np.maximum(padded_lengths(store), padded_lengths(first))
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
         self._longest = min(longest, int(self.bucket_lengths[-1]))
         batches = self._cut(np.arange(len(store)), lengths)
-        # Other epochs need some batches more or less: the sum of many lengths varies with the root of their number.
+        # Other epochs need a few batches more or less: the sum of many lengths varies with the root of their number.
         self._length = min(len(store), len(batches) + 1 + math.isqrt(len(batches)) // 10)
         self.padding_share = 1 - (first.lengths('target').sum() + len(store)) / sum(
             self.rows[bucket] * self.bucket_lengths[bucket] for bucket, _ in batches)
@@ -95,14 +95,14 @@ class ResegmentedPlan(BatchPlan):
 
     @override
     def describe(self) -> str:
-        return f'{super().describe()}; segmented anew in every epoch'
+        return f'{super().describe()}; with a new segmentation in every epoch'
 
     @override
     def _plan_epoch(self, epoch: int) -> Epoch:
         store, rng = self._resegmented(epoch), np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(store))
         batches, kept = self._cut(order, padded_lengths(store)), 0
-        while len(batches) > len(self):  # hardly ever
+        while len(batches) > len(self):  # very rare
             kept += len(store) // 100 + 1
             store.keep(order[:kept])
             batches = self._cut(order, padded_lengths(store))

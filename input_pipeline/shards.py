@@ -1,13 +1,13 @@
-"""A large text is tokenised in shards, by all cores of this machine and by all processes of a job at once.
+"""Tokenises a large text in shards, on all cores and in all processes of a job at the same time.
 
-The rows of a text are cut into shards of about SHARD characters, in order. Each core has a worker, a process of its own
-that reads the text and tokenises the next shard that nobody else has. A shard is a token store beside the one to be
-built. A worker locks the shard that it works on; so one that is killed loses this shard only, which another builds
-again, and a build that is started again goes on with the shards that are there. The joined store is the same, to the
-bit, as one built at once, whoever built which shard.
+The rows of a text are cut into shards of about SHARD characters, in order. Each core has a worker, which is a separate
+process. It reads the text and tokenises the next shard that no other worker has taken. A shard is a token store in a
+folder next to the final store. A worker locks the shard that it builds. If a worker is killed, only this shard is lost,
+and another worker builds it again. A build that is started again continues with the existing shards. The joined store
+has the same bits as a store that is built at once.
 
-Locks only prevent that work is done twice. Without them, several workers may build a shard and several processes may
-join the shards. The first one gives its result the final name, and all others use that result.
+Locks only prevent duplicate work. Without them, several workers may build a shard and several processes may join the
+shards. The first one gives its result the final name, and all others use that result.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ from input_pipeline.stores import join
 from runtime.errors import UserError
 from runtime.locks import locked
 
-LARGE = 2 ** 22  # characters; a text of fewer takes a second or two, and is tokenised here
+LARGE = 2 ** 22  # characters; a smaller text takes a second or two, and is tokenised in this process
 SHARD = 2 ** 24  # characters
-PAUSE = 0.2  # seconds between two looks at what others do
+PAUSE = 0.2  # seconds between checks for the progress of other processes
 
 log = logging.getLogger('allyouneed.data')
 
-Rows = Callable[[], Iterable[Any]]  # the rows of a text, from the first on: texts, or tuples of texts
+Rows = Callable[[], Iterable[Any]]  # returns all rows of a text: texts, or tuples of texts
 Write = Callable[[Iterable[Any], Path], None]  # writes the store of rows into a folder
 
 
 def build_together(folder: Path, rows: Rows, write: Write) -> Path:
-    """Returns `folder`, the store of `rows()`. If it does not exist yet, it is built, in shards if the text is large.
+    """Returns `folder`, the store of `rows()`. Builds it first if it does not exist, in shards if the text is large.
 
-    Every process of a job may call this at the same time: each has a worker for each of its cores. `rows` and `write`
-    are pickled for them.
+    Every process of a job may call this function at the same time. Each process has a worker for each of its cores.
+    `rows` and `write` are pickled for the workers.
 
     Raises:
       UserError: if the text has an error, or the folder cannot be written.
@@ -77,11 +77,11 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
 
 
 class _Large(Exception):
-    """Raised where a text turns out to be large."""
+    """Raised if a text is large."""
 
 
 def _small(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yields the rows of a text of fewer than LARGE characters; raises _Large in any other."""
+    """Yields the rows of a text. Raises _Large if it has LARGE characters or more."""
     size = 0
     for row in rows:
         if (size := size + _characters(row)) >= LARGE:
@@ -94,7 +94,7 @@ def _characters(row: Any) -> int:
 
 
 def _shards(rows: Rows, size: int) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Yields (number of the shard, its rows); `size` is that of a shard, in characters."""
+    """Yields (number of the shard, its rows); `size` is the size of a shard in characters."""
     def numbered():
         number = filled = 0
         for row in rows():
@@ -111,36 +111,36 @@ def _place(folder: Path, number: int) -> Path:
 
 
 def _tokenise(shards: Path, rows: Rows, write: Write) -> list[Path]:
-    """Has all shards built by workers, and by those of other processes; returns their folders.
+    """Builds all shards with workers, together with other processes. Returns the folders of the shards.
 
     Raises:
-      UserError: if a worker meets an error, or none is left.
+      UserError: if a worker fails, or all of them were killed.
     """
     task = cloudpickle.dumps((shards, functools.partial(_shards, rows, SHARD), write))
     cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
-    log.info('%s: a large text, tokenised by %d processes here', shards.name, cores)
+    log.info('%s: a large text, tokenised by %d processes on this machine', shards.name, cores)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_worker(task)) for _ in range(cores)]
         answers = [json.loads(said) for worker in workers if worker.stdout and (said := worker.stdout.read())]
     if errors := [answer['error'] for answer in answers if 'error' in answer]:
-        shutil.rmtree(shards, ignore_errors=True)  # the text will be another one
+        shutil.rmtree(shards, ignore_errors=True)  # the user will change the text
         raise UserError(errors[0])
     if not answers:
-        raise UserError(f'all {cores} processes that tokenise were killed: is there too little memory? What they have '
-                        'done is kept: run the same command again')
+        raise UserError(f'All {cores} tokenising processes were killed, perhaps because there is too little memory. '
+                        'The finished shards are kept: run the same command again')
     return [_place(shards, number) for number in range(answers[0]['shards'])]
 
 
 @contextlib.contextmanager
 def _worker(task: bytes) -> Iterator[subprocess.Popen]:
-    """Starts a worker. It ends when it is done, at the end of the context, or when this process ends in any way."""
+    """Starts a worker. It ends when it has finished, at the end of the context, or when this process ends."""
     code = 'from input_pipeline.shards import work; work()'
     path = os.pathsep.join(filter(None, sys.path)) or os.curdir
     with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           env=os.environ | {'PYTHONPATH': path}) as process:
         assert process.stdin is not None, 'it is a pipe'
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has been killed
+            with contextlib.suppress(BrokenPipeError):  # the worker was killed
                 process.stdin.write(task)
                 process.stdin.flush()
             yield process
@@ -150,12 +150,13 @@ def _worker(task: bytes) -> Iterator[subprocess.Popen]:
 
 
 def work() -> None:
-    """What a worker does: reads its task from stdin, builds shards until all are there, and writes their number, or the
-    user's error, to stdout as JSON.
+    """Runs a worker: reads its task from stdin, and builds shards until all exist.
+
+    Writes the number of shards, or the message of a UserError, to stdout as JSON.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process that started this one ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the parent process ends this one
     folder, shards, write = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_the_other, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         answer = {'shards': _build_all(folder, shards, write)}
     except UserError as error:
@@ -163,29 +164,29 @@ def work() -> None:
     print(json.dumps(answer), flush=True)
 
 
-def _end_with_the_other() -> None:
-    os.read(sys.stdin.fileno(), 1)  # comes back when the process that started this one has closed the pipe, or ended
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # returns when the parent process closes the pipe, or ends
     os._exit(1)
 
 
 def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[Any]]]], write: Write) -> int:
-    """Builds every shard that nobody else builds, waits for the others, and returns the number of all."""
+    """Builds every free shard, waits for the remaining shards, and returns the number of all shards."""
     count, missing = _build_free(folder, shards(), write)
     while missing := [number for number in missing if not _place(folder, number).is_dir()]:
         if not folder.is_dir():
-            break  # another process of the job has joined them
-        if any(_is_free(folder, number) for number in missing):  # who had it was killed
+            break  # another process of the job has joined the shards
+        if any(_is_free(folder, number) for number in missing):  # its worker was killed
             count, missing = _build_free(folder, shards(), write)
         time.sleep(PAUSE)
     return count
 
 
 def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
-    """Builds what is not there and not being built; returns the number of all shards, and those that others build.
+    """Builds every missing shard that no other worker builds. Returns the number of all shards, and the taken shards.
 
-    Stops where another process has joined the shards and removed them.
+    Stops if another process has joined the shards and removed them.
     """
-    count, others = 0, []
+    count, taken = 0, []
     for number, rows in shards:
         if not folder.is_dir():
             break
@@ -196,13 +197,13 @@ def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write
             if mine and not place.is_dir():
                 build_once(place, functools.partial(write, rows))
             elif not mine:
-                others.append(number)
-    return count, others
+                taken.append(number)
+    return count, taken
 
 
 @contextlib.contextmanager
 def _claimed(folder: Path, number: int) -> Iterator[bool]:
-    """Holds the lock of a shard; False if another has it. On a file system without locks everybody has it."""
+    """Locks a shard. Yields False if another worker has the lock. Without locks in the file system, yields True."""
     try:
         lock = locked(folder / f'{number:06d}.lock')
     except (BlockingIOError, FileNotFoundError):  # the latter: another process of the job has joined the shards
@@ -221,7 +222,7 @@ def _is_free(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other process is in here. Has no effect on a file system without locks."""
+    """Waits until no other process is in this context. Has no effect on a file system without locks."""
     while True:
         try:
             lock = locked(path)

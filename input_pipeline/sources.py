@@ -30,7 +30,7 @@ T = TypeVar('T')
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', whatever its name on disk.
+    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', and not its name on disk.
 
     If config.data.splits.test has several names, each of them is a split, instead of 'test'.
     """
@@ -40,7 +40,7 @@ class Corpus(Protocol):
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns all that determines the split's content, as JSON: equal fingerprints mean equal pairs."""
+        """Returns a description of the split's content, as JSON: equal fingerprints mean equal pairs."""
         ...
 
 
@@ -83,7 +83,7 @@ class BuiltinCorpus(Corpus):
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
-        if plain_spaces:  # fingerprints of runs from before this option do not have it
+        if plain_spaces:  # runs that are older than this option have fingerprints without it
             self._fingerprint['plain_spaces'] = plain_spaces
 
     @override
@@ -100,15 +100,15 @@ class BuiltinCorpus(Corpus):
 class TextCorpus(Corpus):
     """Files with one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
 
-    The name of a split may be a pattern, such as 'train-*', or several names or patterns with commas between them: then
-    the split is all these files, one behind the other, those of a pattern in the order of their names.
+    The name of a split may be a pattern, such as 'train-*', or several names or patterns separated by commas. Then the
+    split is the concatenation of these files; the files of a pattern are in the order of their names.
 
     If there are no validation files, `validation_share` of the different source sentences of the training data is held
     out instead; if there are no test files either, as many again are held out for test (see
     input_pipeline/splits.py).
 
     Attributes:
-      parts: the splits that are cut off the training files.
+      parts: the splits that are held out from the training files.
     """
 
     @classmethod
@@ -120,7 +120,7 @@ class TextCorpus(Corpus):
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder: give the one that holds the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -139,7 +139,7 @@ class TextCorpus(Corpus):
         source_key = text_key(pair[0])
         if all(text.strip() for text in pair):
             return self._held_out.split(source_key)
-        # It cannot be scored, so it is for training. But training must not see a source that is held out.
+        # A pair with an empty side cannot be scored, so it is for training, unless its source is held out.
         return None if self._held_out.has(source_key) else 'train'
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class TextCorpus(Corpus):
         return HeldOut(self.parts, keys, f'source sentences of {self.files("train")[0]}')
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
-        """Yields all pairs of the files that a split is read from, even if the split is only a part of them."""
+        """Yields all pairs in the files of a split, even if the split is only a part of them."""
         split = self.parts.origin(split)
         for base in self._bases(split):
             yield from _read_pairs(self._files_of(base, split))
@@ -173,12 +173,12 @@ class TextCorpus(Corpus):
         split = self.parts.origin(split)
         files = [file for base in self._bases(split) for file in self._files_of(base, split)]
         if not files:
-            raise UserError(f'{self._folder} holds no files {self._names[split]}.{self._languages[0]}; see '
+            raise UserError(f'{self._folder} has no files {self._names[split]}.{self._languages[0]}. See '
                             f'config.data.dir and {naming_option(split)}')
         return files
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
-        """Returns the two files of a name, of the source and the target, or the one with both."""
+        """Returns the files of a name: those of source and target, or the table with both."""
         files = [plain_or_gz(base, language) for language in self._languages]
         if all(files):
             return [file for file in files if file]
@@ -187,12 +187,12 @@ class TextCorpus(Corpus):
         source, target = (Path(f'{base}.{language}') for language in self._languages)
         missing = (source, target)[files.index(None)]
         raise UserError(f'{missing} (or {missing.name}.gz) does not exist. For the {split} split, '
-                        f'{self._folder} must hold {source.name} and {target.name}, or {base.name}.tsv; '
-                        f'see config.data.dir, source_lang, target_lang and {naming_option(split)}')
+                        f'{self._folder} must have {source.name} and {target.name}, or {base.name}.tsv. '
+                        f'See config.data.dir, source_lang, target_lang and {naming_option(split)}')
 
 
 def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
-    """Yields the pairs of a file with two columns, or of two files."""
+    """Yields the pairs in one file with two columns, or in two files."""
     if len(files) == 1:
         for number, line in enumerate(read_lines(files[0]), 1):
             columns = line.split('\t')
@@ -204,7 +204,8 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
         if source is None or target is None:
             counts = [sum(1 for _ in read_lines(file)) for file in files]
             raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
-                            'line n of one must be the translation of line n of the other')
+                            'they must have the same number of lines, because line n of one is the translation of '
+                            'line n of the other')
         yield source, target
 
 
@@ -220,7 +221,7 @@ class TfdsCorpus(Corpus):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)
         self._languages, self._names = (source_lang, target_lang), names
         self._builder = open_tfds(name, folder, self._languages,
-                                  f'source_lang={source_lang} and target_lang={target_lang} are asked for')
+                                  'config.data.source_lang and target_lang')
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -241,29 +242,29 @@ class TfdsCorpus(Corpus):
                            f'{self._builder.data_dir}')
 
 
-# Sources of sentence pairs: the value of config.data.source -> its class. A source that reads files needs the methods
-# of TextCorpus, such as `files`: input_pipeline/problems.py checks it before any work.
+# Sources of sentence pairs: the value of config.data.source -> its class. A source that reads files needs all methods
+# of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before training.
 SOURCES: Mapping[str, type[BuiltinCorpus | TextCorpus | TfdsCorpus]] = {
     'builtin': BuiltinCorpus, 'files': TextCorpus, 'tfds': TfdsCorpus}
 
 
 def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> Any:
-    """Returns the TFDS builder of a prepared dataset, to read it as array records without TensorFlow.
+    """Returns the TFDS builder of a prepared dataset, which is read as array records without TensorFlow.
 
-    Only the first preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
+    Only the preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
 
     Args:
       name: the name of the dataset, such as wmt14_translate/de-en.
       folder: TFDS's data_dir; '' for its default.
       features: the features that the dataset must have.
-      asked: the end of the message 'dataset NAME has FEATURES, but ...'.
+      asked: the options that name the features, for messages.
 
     Raises:
       UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
     """
     if ':' in name:
-        raise UserError(f'config.data.name={name!r}: TFDS would fetch the code of a dataset from elsewhere and run it. '
-                        'Prepare the dataset by itself, and name it without the part before the colon')
+        raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
+                        'the dataset yourself, and give its name without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
     from tensorflow_datasets.core.constants import DATA_DIR
     folder = folder or DATA_DIR
@@ -271,15 +272,16 @@ def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> 
         builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
         present = set(builder.info.features)
     if not set(features) <= present:
-        raise UserError(f'config.data: dataset {name} has {", ".join(sorted(present))}, but {asked}')
+        raise UserError(f'config.data.name={name}: the dataset has the features {", ".join(sorted(present))}, but it '
+                        f'must have {" and ".join(features)} (see {asked})')
     if not builder.is_prepared():
         if not importlib.util.find_spec('tensorflow'):
             raise UserError(
                 f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
-                'Do it once, here or elsewhere: pip install tensorflow; '
+                'Prepare the dataset once, on any machine: pip install tensorflow; '
                 f'tfds build {name} --file_format=array_record --data_dir={folder}. '
-                'Training from that folder then goes without TensorFlow')
-        # TFDS prints its progress to stdout, where our results go.
+                'Training does not need TensorFlow')
+        # TFDS prints its progress to stdout, which is for results.
         with tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare()
     return builder
@@ -302,7 +304,7 @@ def tfds_files(builder: Any, name: str) -> list[list[str]]:
 
 
 def tfds_text(value: Any) -> str:
-    """Returns the text of a feature, which is bytes in TFDS, and str in its mocks."""
+    """Returns the text of a feature. It is bytes in TFDS, and str in its mocks."""
     if not isinstance(value, bytes | str):
         raise ValueError(f'a record has {type(value).__name__} instead of text')
     return value.decode() if isinstance(value, bytes) else value
@@ -339,7 +341,7 @@ def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
         opened = gzip.open if str(path).endswith('.gz') else open
         with opened(path, 'rb') as file:
             yield file
-    except (OSError, EOFError, zlib.error) as error:  # the last two: a .gz that was cut off or damaged
+    except (OSError, EOFError, zlib.error) as error:  # the last two: a truncated or damaged .gz
         raise UserError(f'{path} cannot be read: {error}') from None
 
 
@@ -366,7 +368,7 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
             text = decode_text(line) if number == 1 else line.decode()
         except UnicodeDecodeError as error:
             raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column '
-                            f'{error.start + 1}): convert the file, for example with iconv -t UTF-8') from None
+                            f'{error.start + 1}). Convert the file, for example with iconv -t UTF-8') from None
         yield text.removesuffix('\n').removesuffix('\r')
 
 

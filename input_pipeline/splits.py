@@ -1,4 +1,4 @@
-"""The splits of the data: their names, and which of them are held out from the training data."""
+"""The splits of the data: their names, and how splits without files are held out from the training data."""
 
 import bisect
 import dataclasses
@@ -20,16 +20,13 @@ log = logging.getLogger('allyouneed.data')
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
-    """Returns the splits that a test consists of: ['test'], or the names of config.data.splits.test if it has several.
-
-    Several names have commas between them; each is a split of its own name.
-    """
+    """Returns the test sets: the names in config.data.splits.test if there are several, otherwise ['test']."""
     names = data['splits']['test'].split(',')
     return names if len(names) > 1 else ['test']
 
 
 def split_names(data: ConfigDict) -> dict[str, str]:
-    """Returns {split: its name on disk}."""
+    """Returns {split: its name on disk}. If there are several test sets, each is a split with the same name."""
     names, sets = dict(data['splits']), sets_to_test(data)
     return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
 
@@ -40,7 +37,7 @@ def naming_option(split: str) -> str:
 
 
 def asked_splits(split: str, data: ConfigDict) -> list[str]:
-    """Returns the splits that --split=`split` asks for: 'test' asks for every set of the test.
+    """Returns the splits that --split=`split` selects; 'test' selects all test sets.
 
     Raises:
       UserError: if there is no such split.
@@ -56,13 +53,13 @@ def asked_splits(split: str, data: ConfigDict) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The splits that are cut off the training data because they have no files of their own."""
+    """The splits that are held out from the training data, because they have no files."""
     names: tuple[str, ...] = ()  # of 'validation' and 'test'
     share: float = 0.0  # of the training data, for each of `names`
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
-        """Returns whether the split is only a part of the training files."""
+        """Returns whether a split is only a part of the training files."""
         return bool(self.names) and split in ('train', *self.names)
 
     def origin(self, split: str) -> str:
@@ -70,7 +67,7 @@ class Parts:
         return 'train' if self.is_part(split) else split
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns what the content of the split depends on besides its files, as JSON."""
+        """Returns the part of a fingerprint that describes how the split is held out, as JSON."""
         if not self.is_part(split):
             return {}
         return {'part': split, 'cut_off': list(self.names), 'validation_share': self.share}
@@ -88,19 +85,19 @@ class Parts:
         return slice(first) if split == 'train' else slice(first, None)
 
     def characters(self, text: str, split: str, where: str) -> str:
-        """Returns the part of a single training text for a split: its last characters are held out.
+        """Returns the part of a single training text for a split. Its last characters are held out.
 
         Raises:
-          UserError: if nothing would be left for training. The message calls the text `where`.
+          UserError: if nothing would remain for training. The message calls the text `where`.
         """
         count, together = len(self.names), ' and '.join(self.names)
         ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
         if ends[0] <= 0:
-            raise UserError(f'config.data.validation_share={self.share} of {where}, for each of {together}, leaves '
-                            'nothing to train on: lower it')
+            raise UserError(f'config.data.validation_share={self.share}: too large, because nothing of {where} would '
+                            f'remain for training after {together} are held out. Lower it')
         number = ('train', *self.names).index(split)
         begin, end = [0, *ends][number], ends[number]
-        say(f'{split}: the characters {begin:,} to {end:,} of {where}, since there are no files for {together} '
+        say(f'{split}: characters {begin:,} to {end:,} of {where}, because there are no files for {together} '
             f'(config.data.validation_share={self.share})')
         return text[begin:end]
 
@@ -132,10 +129,10 @@ class HeldOut:
           parts: the held-out splits.
           keys: the `key` of each example.
           what: the name of the examples in messages: 'sentences of FILE'.
-          kept: the keys of examples that stay in training, whatever their hash.
+          kept: the keys of examples that are never held out.
 
         Raises:
-          UserError: if there are too few examples, or nothing would be left.
+          UserError: if no examples would remain for training.
         """
         self._splits, self._kept = parts.names, frozenset(kept)
         different = np.unique(np.fromiter(keys, np.uint64))
@@ -143,13 +140,12 @@ class HeldOut:
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
         if count * len(parts.names) > min(len(different) - 1, len(candidates)):
             raise UserError(
-                f'config.data.validation_share={parts.share}: of {len(different)} different {what}, {count} for each '
-                f'of {together} leave nothing to train on: lower it, add data, or give {together} files of their own')
+                f'config.data.validation_share={parts.share}: too large, because of {len(different)} different {what}, '
+                f'{count} are held out for each of {together}. Lower it, add data, or provide files for {together}')
         self._held_out = candidates[:count * len(parts.names)]
         self._last = self._held_out[count - 1::count].tolist()  # key of each split
-        say(f'{together}: cut off the training data, since there are no files: of {len(different)} different {what}, '
-            f'{count} for each (the share config.data.validation_share={parts.share}), chosen by a hash and not '
-            'trained on')
+        say(f'{together}: held out from the training data, because there are no files: of {len(different)} different '
+            f'{what}, {count} for each split (config.data.validation_share={parts.share}), chosen by a hash')
 
     def split(self, key: int) -> str:
         """Returns the split of the example with this key: of `parts`, or 'train'."""
@@ -173,7 +169,7 @@ def key(content: bytes) -> int:
 
 
 def text_key(text: str) -> int:
-    """Returns the hash of a text without regard to case, spaces and Unicode forms (NFC, NFD, full width).
+    """Returns the hash of a text. Case, spaces and Unicode forms (NFC, NFD, full width) do not change it.
 
     So texts that differ only in these are in the same split.
     """

@@ -27,10 +27,10 @@ from runtime.files import read_bytes
 
 SPACE = '\u2581'  # SentencePiece's character for a space; where the text has this character, it is encoded as bytes
 
-# Cuts a long text where the cut does not change the subwords: subwords have no line breaks, and spaces only at their
-# beginning. (The exception are words of more than 65,536 characters.)
+# Cuts a long text at places that do not change its subwords. Subwords contain no line breaks, and spaces only at their
+# beginning. (Words of more than 65,536 characters are an exception.)
 PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
-PART_CHARACTERS = 2 ** 20  # for characters and bytes, which may be cut anywhere
+PART_CHARACTERS = 2 ** 20  # for characters and bytes, which can be cut anywhere
 SAMPLE = 1_000_000  # maximum number of lines to learn subwords from: bounds our memory and SentencePiece's
 LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
 
@@ -47,7 +47,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a tokenizer of any kind: a SentencePiece model file, or a JSON file of the other kinds.
 
     Raises:
-      UserError: if the file cannot be read, is damaged, or is not one of ours.
+      UserError: if the file cannot be read, is damaged, or has another format.
     """
     try:
         model = read_bytes(path)
@@ -56,7 +56,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
-                        'Take it from the run directory as it was written') from None
+                        'Use the run directory as training wrote it') from None
 
 
 class SubwordTokenizer(Tokenizer):
@@ -65,7 +65,7 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('it is empty')  # SentencePiece would take that for a model to load later
+            raise ValueError('it is empty')  # SentencePiece accepts this as a model that is loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
             raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
@@ -79,8 +79,8 @@ class SubwordTokenizer(Tokenizer):
         for part in PART.finditer(' ' + text if text else ''):  # a word begins with its space, also the first one
             first, *rest = part[0].split(SPACE)
             tokens = self._processor.encode(first)
-            for behind_it in rest:
-                tokens += self._space + self._processor.encode(behind_it)
+            for following in rest:
+                tokens += self._space + self._processor.encode(following)
             yield np.array(tokens, np.uint32)
 
     @override
@@ -103,8 +103,8 @@ class SubwordTokenizer(Tokenizer):
 class CharTokenizer(Tokenizer):
     """One token for each character of the training text, in the order of code points.
 
-    Any other character becomes the unknown token, which decodes to U+FFFD. This is the only tokenizer with losses; it
-    makes results comparable with published ones (tiny Shakespeare: 65 characters).
+    Any other character becomes the unknown token, which decodes to U+FFFD. So this tokenizer is not lossless. Its
+    results are comparable with published ones (tiny Shakespeare: 65 characters).
     """
 
     def __init__(self, model: bytes):
@@ -165,7 +165,7 @@ class ByteTokenizer(Tokenizer):
         return [written[token] for token in tokens]
 
 
-# Of the tokenizers whose file is JSON: what it says of its kind -> the class.
+# Tokenizers with a JSON file: its 'kind' -> the class.
 KINDS: Mapping[str, Callable[[bytes], Tokenizer]] = {
     'char': CharTokenizer, 'byte': ByteTokenizer, 'sentencepiece': SentencePieceTokenizer,
     'tokenizers': TokenizersTokenizer}
@@ -182,11 +182,10 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
     Args:
       texts: sentences or documents. Subwords are learned from a random sample of SAMPLE lines, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte', as the others are not learned; the arguments below are only for the
-        first two.
-      vocab_size: the number of subwords, including 260 special tokens and bytes.
-      split_digits: whether every digit is a separate subword, which makes numbers easy to copy.
-      normalization: SentencePiece's rule: 'identity' (lossless), 'nfkc', or 'nfkc_cf', which folds case, too.
+      kind: 'bpe', 'unigram', 'char' or 'byte'. The arguments below are only for the first two kinds.
+      vocab_size: config.data.tokenizer.vocab_size.
+      split_digits: config.data.tokenizer.split_digits.
+      normalization: config.data.tokenizer.normalization.
       indentation: whether subwords may begin with, or consist of, several spaces.
 
     Raises:
@@ -217,7 +216,7 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
-    """Samples `size` of the lines uniformly; if there are no more, yields all of them in order.
+    """Yields `size` lines that are sampled uniformly; if there are at most `size`, yields all of them in order.
 
     The same lines give the same sample, which SentencePiece's own sampling does not guarantee. This is reservoir
     sampling (algorithm R, Vitter 1985).
@@ -241,7 +240,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
         try:
             yield from lines
         except (Exception, KeyboardInterrupt) as error:
-            failure.append(error)  # SentencePiece turns any exception into a RuntimeError
+            failure.append(error)  # SentencePiece replaces any exception by a RuntimeError
             raise
 
     try:
@@ -251,7 +250,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # we give no more: it samples nothing
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # it samples nothing: there are no more lines
             num_threads=1, minloglevel=2)  # one thread: the result depends only on the text
     except RuntimeError as error:
         if failure:

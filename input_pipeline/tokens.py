@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and the special tokens that all have in common."""
+"""The interface of all tokenizers, and their common special tokens."""
 
 import abc
 import os
@@ -17,8 +17,8 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       model: the bytes of the tokenizer's file, from which it can be restored.
-      absent: special tokens that the vocabulary of an imported model does not have: no text has them, and the model
-        gives them no probability.
+      absent: special tokens that the vocabulary of an imported model does not have. No text contains them, and their
+        probability is 0.
     """
 
     model: bytes
@@ -30,11 +30,11 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        """Yields the tokens of a text of any length, one part at a time; an empty text has none."""
+        """Yields the tokens of a text of any length, one part at a time; nothing for an empty text."""
 
     @abc.abstractmethod
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
-        """Returns the text of `tokens`; padding, start and end tokens are left out."""
+        """Returns the text of `tokens`, without padding, start and end tokens."""
 
     def continuation(self, before: Sequence[int | np.integer], tokens: Sequence[int | np.integer],
                      prompt: str = '') -> str:
@@ -47,7 +47,7 @@ class Tokenizer(abc.ABC):
           before: the tokens of a prompt.
           tokens: the tokens that follow.
           prompt: the text that `before` encodes, if it is known. Some imported tokenizers drop spaces at the end of a
-            text. The continuation does not repeat a space that the prompt has.
+            text. A space at the end of the prompt is not part of the continuation.
         """
         whole = self.decode([*before, *tokens])
         known = prompt if prompt and whole.startswith(prompt) else self.decode(before)
@@ -58,7 +58,7 @@ class Tokenizer(abc.ABC):
         """Returns each token in readable form."""
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the UTF-8 that a token adds to a text; a part of a character is possible. b'' of special tokens."""
+        """Returns the UTF-8 bytes of a token, which may be a part of a character; b'' for special tokens."""
         return self.decode([token]).encode() if token > UNK else b''
 
     def encode(self, text: str) -> list[int]:

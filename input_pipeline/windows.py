@@ -27,10 +27,10 @@ class WindowPlan:
     In every epoch every token of every document, and every end token, is a target exactly once. A window has `context`
     inputs and as many targets. There are two ways to cut windows:
 
-    'contiguous': The stream is cut after every `context` tokens, with another phase in each epoch. A window may begin
-      in the middle of a document, and contain the end of one document and the beginning of the next. In each epoch one
-      window joins the end of the stream to its beginning, as two segments.
-    'packed': Documents stay whole and share windows as they fit; only those longer than `context` are cut into pieces.
+    'contiguous': The stream is cut after every `context` tokens, with a different phase in each epoch. A window may
+      begin in the middle of a document, and contain the end of one document and the beginning of the next. In each
+      epoch, one window joins the end of the stream to its beginning, as two segments.
+    'packed': Whole documents share windows. Only documents longer than `context` are cut into pieces.
 
     Attributes:
       rows: the number of windows in a batch, as a sequence of one number.
@@ -109,7 +109,7 @@ class WindowPlan:
 
 
 def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows context']:
-    """Whether a segment begins at each place: a new document, or a document after a gap in the stream."""
+    """Returns whether a segment begins at each place: a new document, or a document after a gap in the stream."""
     begins = places >= 0
     begins[:, 1:] &= (np.diff(places, axis=1) != 1) | (np.diff(document, axis=1) != 0)
     return begins
@@ -137,8 +137,8 @@ class _Contiguous:
 class _Packed:
     """Pieces of documents in rows; `len` is the number of rows.
 
-    The lengths that share a row are fixed, so that all epochs have the same number of rows; the pieces of these lengths
-    are shuffled in each epoch.
+    The lengths that share a row are fixed, so that all epochs have the same number of rows. In each epoch, the pieces
+    of each length are shuffled.
     """
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
@@ -162,12 +162,12 @@ class _Packed:
         begins[self._by_room] = self._begins[by_length]
 
         def places(windows: Int[np.ndarray, ' windows']) -> Places:
-            found = np.full((len(windows), self._context), -1)
-            for row, window in zip(found, windows, strict=True):
+            filled = np.full((len(windows), self._context), -1)
+            for row, window in zip(filled, windows, strict=True):
                 for piece in range(*np.searchsorted(self._row, [window, window + 1])):
                     column, length = self._column[piece], self._room[piece]
                     row[column:column + length] = begins[piece] + np.arange(length)
-            return found
+            return filled
 
         return places
 
@@ -191,8 +191,8 @@ def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, t
             if number > filled:
                 bisect.insort(rows, (space, number - filled, lengths))
             left -= filled
-        each = context // length
-        for number, pieces in ((left // each, each), (1, left % each)):
+        most = context // length  # pieces in a row
+        for number, pieces in ((left // most, most), (1, left % most)):
             if number and pieces:
                 bisect.insort(rows, (context - pieces * length, number, (length,) * pieces))
     return [(number, lengths) for _, number, lengths in rows]

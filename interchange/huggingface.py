@@ -33,7 +33,7 @@ from model.build import build_model
 from run_directory.records import CONFIG
 from run_directory.trained import Trained, parameter_shapes
 from runtime.errors import UserError
-from runtime.files import write_text
+from runtime.files import read_bytes, write_text
 from runtime.schema import read_as
 
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
@@ -53,7 +53,7 @@ class _Index(msgspec.Struct):
 def is_huggingface(folder: Path) -> bool:
     """Returns whether a folder is one of Hugging Face's: its config.json has a model_type."""
     try:
-        return 'model_type' in msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
+        return 'model_type' in msgspec.json.decode(read_bytes(folder / CONFIG), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, RecursionError):
         return False
 
@@ -103,7 +103,7 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
     try:
         config = _config(options | {'data.tokenizer.kind': tokenizer_kind}, recipe)
     except UserError as error:
-        raise error if recipe else UserError(f'{folder / CONFIG}: {error}') from None
+        raise error if recipe else UserError(f'{folder / CONFIG}: {"; ".join(str(error).splitlines())}') from None
     config.model.dtype = dtype or config.model.dtype
     module = build_model(config.model, **sizes, pad=PAD)
     orders = {side: original_order(each) for side, each in tokenizers.items()}

@@ -90,7 +90,7 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
         raise UserError(f'{folder} has no tokenizer.json, no tokenizer.model and no vocab.json. {ADVICE}')
     _check_size(path, original.get_vocab_size(), size)
     unknown = json.loads(original.to_str())['model'].get('unk_token')
-    special = _special(config, None if unknown is None else original.token_to_id(unknown))
+    special = _special(folder, config, None if unknown is None else original.token_to_id(unknown))
     tokenizer = _read(path, lambda: tokenizers_tokenizer(original.to_str(), special, size))
     first = original.encode('a').ids[:1]
     return tokenizer, bool(own.add_bos_token) or first == [special[BOS]]
@@ -177,10 +177,10 @@ def _sentencepiece(path: Path, config: ForeignConfig) -> Tokenizer:
     processor = _read(path, lambda: sentencepiece.SentencePieceProcessor(model_proto=model))
     _check_size(path, processor.get_piece_size(), config.vocab_size)
     return _read(path, lambda: sentencepiece_tokenizer(
-        model, _special(config, processor.unk_id()), config.vocab_size))
+        model, _special(path.parent, config, processor.unk_id()), config.vocab_size))
 
 
-def _special(config: ForeignConfig, unknown: int | None) -> list[int | None]:
+def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[int | None]:
     """Returns the original numbers of our four special tokens.
 
     The end token also begins the texts of a model without a start token.
@@ -188,8 +188,8 @@ def _special(config: ForeignConfig, unknown: int | None) -> list[int | None]:
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
     if end is None or end < 0:
-        raise UserError(f'config.json: eos_token_id={config.eos_token_id}: a model needs an end token. Give the number '
-                        'of the token that ends a text')
+        raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: a model needs an end token. '
+                        'Give the number of the token that ends a text')
     begin = end if begin is None or begin < 0 else begin
     unknown = None if unknown in (begin, end) else unknown
     return [None if pad in (-1, begin, end, unknown) else pad, begin, end, unknown]

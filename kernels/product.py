@@ -1,5 +1,6 @@
-"""Products with matrices and within heads, and sums with biases: their gradients are as CPUs compute them best."""
+"""Products of inputs and matrices, and sums with biases. Their gradients are computed in the order that suits CPUs."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,27 +15,26 @@ from kernels.layout import in_rows
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
-SHORT = 128  # positions up to which a transposed copy of attention's weights is cheaper than a product that transposes
-PRODUCT = 'product'  # names these products for a policy of rematerialisation, which does not see into custom gradients
+PRODUCT = 'product'  # the name of these products for rematerialisation, whose policy does not see custom gradients
 
 
-# The arguments of jax.lax.dot_general, which Flax's layers call it with.
+# Flax's layers call this function with the arguments of jax.lax.dot_general.
 def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_and_f'], dimension_numbers: Dimensions,
                 precision: None = None,
                 preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch_and_f']:
-    """`inputs` times `matrix`, for the argument dot_general of nn.Dense and nn.DenseGeneral.
+    """Returns `inputs` times `matrix`, for the argument dot_general of nn.Dense and nn.DenseGeneral.
 
-    The last axes of `inputs` are summed over, with the first of `matrix`. The values are jax.lax.dot_general's. The
-    gradient of the matrix is inputs^T gradient here. There it is (gradient^T inputs)^T, which XLA for CPUs computes at
-    a third of the speed.
+    The product sums over the last axes of `inputs` and the first axes of `matrix`. Its values are those of
+    jax.lax.dot_general. The gradient of the matrix is computed as inputs^T gradient. jax.lax.dot_general computes
+    (gradient^T inputs)^T, which takes XLA for CPUs three times as long.
 
     Within `jax.default_matmul_precision('bfloat16')` values and gradients are products of bfloat16, with sums in
     float32. Accelerators do that by themselves; XLA for CPUs ignores that setting.
     """
-    (axes, of_matrix), batch = dimension_numbers
+    (axes, matrix_axes), batch = dimension_numbers
     count = len(axes)
     assert tuple(axes) == tuple(range(inputs.ndim - count, inputs.ndim)), dimension_numbers
-    assert tuple(of_matrix) == tuple(range(count)) and batch == ((), ()), dimension_numbers
+    assert tuple(matrix_axes) == tuple(range(count)) and batch == ((), ()), dimension_numbers
     summed, features = math.prod(matrix.shape[:count]), matrix.shape[count:]
     product = _product(inputs.reshape(*inputs.shape[:-count], summed), matrix.reshape(summed, -1))
     return checkpoint_name(product.reshape(*product.shape[:-1], *features), PRODUCT)
@@ -51,110 +51,62 @@ def _forward(inputs, matrix):
     return _product(inputs, matrix), (inputs, matrix)
 
 
-def _backward(saved, gradient):
+def _backward(saved, grad):
     inputs, matrix = saved
     dtype, narrow = inputs.dtype, narrowed(inputs.dtype)
-    inputs, matrix, gradient = (each.astype(narrow) for each in (inputs, matrix, gradient))
-    of_inputs = jnp.einsum('...f,df->...d', gradient, matrix, preferred_element_type=dtype)
-    inputs, gradient = (each.reshape(-1, each.shape[-1]) for each in (inputs, gradient))
-    return of_inputs, matrix_gradient(inputs, gradient, dtype)
+    inputs, matrix, grad = (array.astype(narrow) for array in (inputs, matrix, grad))
+    grad_inputs = jnp.einsum('...f,df->...d', grad, matrix, preferred_element_type=dtype)
+    inputs, grad = (array.reshape(-1, array.shape[-1]) for array in (inputs, grad))
+    return grad_inputs, matrix_gradient(inputs, grad, dtype)
 
 
 _product.defvjp(_forward, _backward)
 
 
-def matrix_gradient(inputs: Float[Array, 'n d'], gradient: Float[Array, 'n f'],
-                    dtype: DTypeLike) -> Float[Array, 'd f']:
-    """The gradient of a matrix from that of its products with `inputs`: inputs^T gradient."""
+def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtype: DTypeLike) -> Float[Array, 'd f']:
+    """Returns the gradient of a matrix, inputs^T grad, from the gradient of its product with `inputs`."""
     plain = partial(jnp.einsum, 'nd,nf->df', preferred_element_type=dtype)
-    return _on_one_cpu(partial(_row_by_row, dtype=dtype), plain, inputs, gradient)
+    return on_one_cpu(partial(_row_by_row, dtype=dtype), plain, inputs, grad)
 
 
-def _row_by_row(inputs, gradient, dtype):
-    """XLA for CPUs has quick products only of matrices that lie row by row, and to such a one."""
-    return in_rows(jnp.dot(in_rows(inputs.T), gradient, preferred_element_type=dtype))
+def _row_by_row(inputs, grad, dtype):
+    """Computes inputs^T grad of matrices that are stored row by row; XLA for CPUs is fast only for these."""
+    return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
 
 
-def scores_product(query: Float[Array, 'batch target heads d_k'],
-                   key: Float[Array, 'batch source heads d_k']) -> Float[Array, 'batch heads target source']:
-    """The products q.k within each head, in float32."""
-    return _within_heads(_scores, _plain_scores, query, key, longest=max(query.shape[1], key.shape[1]))
+def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, 'd ...']],
+             biases: Sequence[Float[Array, '...']] | None, dtype: DTypeLike) -> list[Float[Array, '...']]:
+    """Returns inputs @ matrix + bias in `dtype` for each matrix. Computes one product, which is faster for few inputs.
+
+    A matrix may have several axes of features: [d, features] or [d, heads, width].
+    """
+    kernel = jnp.concatenate([matrix.reshape(len(matrix), -1) for matrix in matrices], axis=-1)
+    joined = inputs.astype(dtype) @ kernel.astype(dtype)
+    if biases:
+        joined += jnp.concatenate([bias.reshape(-1) for bias in biases]).astype(dtype)
+    shapes = [matrix.shape[1:] for matrix in matrices]
+    ends = list(itertools.accumulate(map(math.prod, shapes)))[:-1]
+    return [part.reshape(*part.shape[:-1], *shape)
+            for part, shape in zip(jnp.split(joined, ends, axis=-1), shapes, strict=True)]
 
 
-def pooling_product(weights: Float[Array, 'batch heads target source'],
-                    value: Float[Array, 'batch source heads d_v']) -> Float[Array, 'batch target heads d_v']:
-    """sum_s weights[t, s] value[s] within each head, in the dtype of both."""
-    return _within_heads(_pooled, _plain_pooled, weights, value, longest=max(weights.shape[2:]))
+def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab d']) -> Float[Array, '*batch vocab']:
+    """Returns states[...] . table[v] in float32, of factors in the dtype of the states.
 
-
-def _within_heads(quick, plain, left, right, longest):
-    if longest > SHORT or not left.dtype == right.dtype == jnp.float32:
-        return plain(left, right)
-    return _on_one_cpu(quick, plain, left, right)
-
-
-# What follows has the heads outside the positions in memory. Of short sequences, a product that sums over the positions
-# of both its factors takes XLA for CPUs longer than a transposed copy of the one and a product that sums over a last
-# axis: all of attention and its gradients take 0.5 to 0.9 of the time up to 64 positions, and 1.0 to 1.4 from 256 on.
-
-
-def _plain_scores(query, key):
-    return jnp.einsum('bthk,bshk->bhts', query, key, preferred_element_type=jnp.float32)
-
-
-def _scores_forward(query, key):
-    query, key = _heads_first(query), _heads_first(key)
-    return jnp.einsum('bhtk,bhsk->bhts', query, key), (query, key)
-
-
-def _scores_backward(saved, gradient):
-    query, key = saved
-    of_query = jnp.einsum('bhts,bhsk->bhtk', gradient, key)
-    return _heads_last(of_query), _heads_last(jnp.einsum('bhst,bhtk->bhsk', _transposed(gradient), query))
-
-
-_scores = jax.custom_vjp(_plain_scores)
-_scores.defvjp(_scores_forward, _scores_backward)
-
-
-def _plain_pooled(weights, value):
-    return jnp.einsum('bhts,bshv->bthv', weights, value)
-
-
-def _pooled_forward(weights, value):
-    value = _heads_first(value)
-    return _heads_last(jnp.einsum('bhts,bhsv->bhtv', weights, value)), (weights, value)
-
-
-def _pooled_backward(saved, gradient):
-    weights, value = saved
-    gradient = _heads_first(gradient)
-    of_value = jnp.einsum('bhst,bhtv->bhsv', _transposed(weights), gradient)
-    return jnp.einsum('bhtv,bhsv->bhts', gradient, value), _heads_last(of_value)
-
-
-_pooled = jax.custom_vjp(_plain_pooled)
-_pooled.defvjp(_pooled_forward, _pooled_backward)
-
-
-def _heads_first(array):
-    return in_rows(jnp.swapaxes(array, 1, 2))
-
-
-def _heads_last(array):
-    return jnp.swapaxes(in_rows(array), 1, 2)
-
-
-def _transposed(array):
-    return in_rows(jnp.swapaxes(array, 2, 3))
+    Within `jax.default_matmul_precision('bfloat16')` the product and its gradients are those of `dot_general`.
+    """
+    dtype = states.dtype
+    if narrowed(dtype) != dtype:
+        return dot_general(states, table.T, (((states.ndim - 1,), (0,)), ((), ())))
+    return jnp.einsum('...d,vd->...v', states, table.astype(dtype), preferred_element_type=jnp.float32)
 
 
 @jax.custom_vjp
 def add_bias(inputs: Float[Array, '*batch d'], bias: Float[Array, ' d']) -> Float[Array, '*batch d']:
-    """Adds a bias, whose gradient is a product with ones.
+    """Returns inputs + bias. The gradient of the bias is computed as a product with ones.
 
-    XLA for CPUs fuses what makes the gradient of `inputs` into a sum over its rows, and computes it again there,
-    column by column.
+    Otherwise XLA for CPUs fuses the operations that produce the gradient of `inputs` into the sum over its rows, and
+    computes them again there, column by column.
     """
     return inputs + bias
 
@@ -163,24 +115,24 @@ def _add_forward(inputs, bias):
     return inputs + bias, None
 
 
-def _add_backward(_, gradient):
-    rows = gradient.reshape(-1, gradient.shape[-1])
+def _add_backward(_, grad):
+    rows = grad.reshape(-1, grad.shape[-1])
     plain = partial(jnp.sum, axis=0)
     if rows.dtype != jnp.float32:
-        return gradient, plain(rows)
-    return gradient, _on_one_cpu(lambda rows: jnp.einsum('nd,n->d', rows, jnp.ones_like(rows[:, 0])), plain, rows)
+        return grad, plain(rows)
+    return grad, on_one_cpu(lambda rows: jnp.einsum('nd,n->d', rows, jnp.ones_like(rows[:, 0])), plain, rows)
 
 
 add_bias.defvjp(_add_forward, _add_backward)
 
 
-def _on_one_cpu(quick: Callable[..., Array], plain: Callable[..., Array], *arrays: Array) -> Array:
-    """What both functions compute: by `quick` if the only device is a CPU, else by `plain`."""
-    if jax.device_count() > 1:  # XLA would gather the rows of all devices for the constraint of a layout
+def on_one_cpu(fast: Callable[..., Array], plain: Callable[..., Array], *arrays: Array) -> Array:
+    """Returns `fast(*arrays)` if the only device is a CPU, otherwise `plain(*arrays)`, which has the same values."""
+    if jax.device_count() > 1:  # for the constraint of a layout, XLA would gather the rows of all devices
         return plain(*arrays)
-    return jax.lax.platform_dependent(*arrays, cpu=quick, default=plain)
+    return jax.lax.platform_dependent(*arrays, cpu=fast, default=plain)
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:
-    """The dtype of the factors of a product: `dtype`, or bfloat16 where jax.default_matmul_precision asks for it."""
+    """Returns the dtype of the factors of a product: bfloat16 if jax.default_matmul_precision says so, else `dtype`."""
     return jnp.bfloat16 if jax.config.values['jax_default_matmul_precision'] == 'bfloat16' else dtype

@@ -1,4 +1,4 @@
-"""Random masks for dropout. Their bits are drawn once per step and place, and not again in the backward pass."""
+"""Random masks for dropout. Their bits are drawn once in a step, and not again in the backward pass."""
 
 import math
 
@@ -6,40 +6,40 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, UInt32
 
-LEVELS = 2 ** 16  # a number is kept or dropped by 16 bits: rates are rounded to multiples of 1 / LEVELS
+LEVELS = 2 ** 16  # 16 random bits decide whether a number is dropped, so rates are multiples of 1 / LEVELS
 
 
 def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[Array, '*shape']:
-    """Independent draws, each False with probability `rate`, rounded to a multiple of 2^-16.
+    """Returns independent random values, each False with probability `rounded(rate)`.
 
-    A draw depends on the key, the row (the index along the first axis) and the place in the row alone, so it is the
-    same however the rows are sharded. One hash gives the bits of two draws.
+    A value depends only on the key, the row (the index along the first axis) and the index in the row, so it is the
+    same for every sharding of the rows. One hash gives the bits of two values.
     """
-    rows, places = shape[0] if shape else 1, math.prod(shape[1:])
-    words = (places + 1) // 2
+    rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
+    words = (columns + 1) // 2
 
     def draw(key):
         row, word = (jax.lax.broadcasted_iota(jnp.uint32, (rows, words), axis) for axis in range(2))
-        # Keys of other generators than Threefry repeat or extend the two words of one.
+        # The keys of other generators than Threefry repeat or extend the two words of a Threefry key.
         bits = jax.lax.bitcast_convert_type(threefry(jax.random.key_data(key)[:2], row, word), jnp.uint16)
-        return bits.reshape(rows, 2 * words)[:, :places].reshape(shape) >= dropped_levels(rate)
+        return bits.reshape(rows, 2 * words)[:, :columns].reshape(shape) >= _dropped_levels(rate)
 
-    def draw_apart(key):
-        # XLA for CPUs fuses the hash into everything that reads the mask, and so computes it again for each reader,
-        # transposing copies of the backward pass among them: a tenth of a step. It fuses nothing into or out of a
-        # conditional. This one always draws, which XLA does not see.
+    def draw_once(key):
+        # XLA for CPUs fuses the hash into every operation that reads the mask, and so computes it several times, also
+        # for the transposed copies of the backward pass: a tenth of a step. XLA fuses nothing into or out of a
+        # conditional. The condition is always true, but XLA cannot infer that.
         always = (jax.random.key_data(key)[0] | 1) != 0
         return jax.lax.cond(always, draw, lambda key: jnp.zeros(shape, bool), key)
 
-    return jax.lax.platform_dependent(key, cpu=draw_apart, default=draw)
+    return jax.lax.platform_dependent(key, cpu=draw_once, default=draw)
 
 
 def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
              second: UInt32[Array, '*shape']) -> UInt32[Array, '*shape']:
-    """The first word of Threefry-2x32 with 20 rounds of the counters (first, second).
+    """Returns the first word of Threefry-2x32 with 20 rounds of the counters (first, second).
 
-    Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3; the generator of jax.random, which
-    on CPUs runs it as a loop over arrays in memory.
+    Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. jax.random has the same generator,
+    but runs it as a loop over arrays in memory on CPUs.
     """
     def rotate(words, bits):
         return words << bits | words >> 32 - bits
@@ -54,6 +54,10 @@ def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
     return first
 
 
-def dropped_levels(rate: float) -> int:
-    """Returns how many of the LEVELS of a draw are dropped, which are never all of them."""
+def rounded(rate: float) -> float:
+    """Returns the rate of `keep_mask` for `rate`: the nearest multiple of 1 / LEVELS below 1."""
+    return _dropped_levels(rate) / LEVELS
+
+
+def _dropped_levels(rate):
     return min(round(rate * LEVELS), LEVELS - 1)

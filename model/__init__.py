@@ -1,8 +1,8 @@
-"""The mathematics of attention: functions, blocks and whole architectures. Imports only kernels.
+"""The mathematics of attention: functions, blocks and architectures. Imports only kernels.
 
-Each matrix declares what its axes are, by names: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`.
-`training/mesh.py` has the one table that says which of them are spread over devices. `module.init` gives such
-parameters in boxes that hold the names; `nn.unbox` takes them out, and `module.apply` takes both.
+Each matrix has names for its axes: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`. The table in
+`training/mesh.py` maps these names to axes of the device mesh. `module.init` returns parameters in boxes with the
+names, `nn.unbox` removes the boxes, and `module.apply` accepts both.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from kernels.xla import WITHOUT_REDUCTIONS, WRONG, lacks_flag
 
-Params = Mapping[str, Any]  # of a module, as Linen nests them: {submodule: {'kernel': array}}
+Params = Mapping[str, Any]  # the parameters of a module, nested as in Linen: {submodule: {'kernel': array}}
 
 if lacks_flag():
     warnings.warn(f'jaxlib {WRONG} computes some sums wrongly on CPUs without an XLA flag. Import allyouneed first, '
@@ -23,5 +23,5 @@ if lacks_flag():
 
 
 def parameter_count(params: PyTree) -> int:
-    """Returns the number of parameters; shared ones count once."""
+    """Returns the number of parameters; shared parameters count once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA): parameters beside those of a model, and their sum with its matrices.
+"""Low-rank adapters (LoRA): parameters that are added to the matrices of a model.
 
 Hu et al. 2021, arXiv:2106.09685, section 4.1: a matrix W of a trained model is frozen, and training learns
 
     W + (alpha / r) A B,    A [in, r] random, B [r, out] zero at the start,
 
-with a rank r far below that of the matrix. The adapters are parameters, not modules, so any matrix of any model can
+with a rank r far below the rank of the matrix. The adapters are parameters, not modules, so any matrix of any model can
 have one. training/tuning.py creates them.
 """
 
@@ -15,11 +15,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from model import Params
 
-ADAPTERS = 'adapters'  # their place among the parameters
+ADAPTERS = 'adapters'  # the name of their tree among the parameters
 
 
 def merged(params: Params) -> Params:
-    """Returns the model's parameters: matrices that have an adapter with it, W + (alpha / r) A B."""
+    """Returns the model's parameters; a matrix with an adapter is W + (alpha / r) A B."""
     if ADAPTERS not in params:
         return params
     adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
@@ -30,5 +30,5 @@ def merged(params: Params) -> Params:
 
 
 def without_adapters(params: Params) -> Params:
-    """Returns the model's own parameters."""
+    """Returns the model's parameters without the adapters."""
     return {name: part for name, part in params.items() if name != ADAPTERS}

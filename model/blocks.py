@@ -1,4 +1,4 @@
-"""The blocks that Transformers are stacked from, and the stack of those that only attend to themselves."""
+"""The blocks of Transformers, and the stack of blocks with self-attention only."""
 
 import functools
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from typing_extensions import override
 
-from kernels.product import PRODUCT, add_bias, dot_general
+from kernels.dense import Dense
+from kernels.product import PRODUCT
 from kernels.random_masks import keep_mask
 from model.attention import MultiHeadAttention
-from model.cache import Past, as_given, as_read, written
+from model.cache import Past, from_past, to_past, write
 from model.dropout import Dropout
 from model.places import place, reading
 from model.positional import RelativeBias, Rotary
@@ -31,35 +32,10 @@ Sequence = Float[Array, 'batch length d_model']
 
 
 class BlockConfig(flax.struct.PyTreeNode):
-    """What a block is made of; defaults are the paper's base model.
+    """The options of a block. Defaults are the paper's base model.
 
-    Attributes:
-      d_model: width of the stream between blocks.
-      d_ff: width inside the feed-forward sublayer.
-      num_heads: attention heads.
-      d_k: width of a head's queries and keys; 0 means d_model / num_heads.
-      d_v: width of a head's values; 0 means d_model / num_heads.
-      num_key_value_heads: heads of keys and values, each of which serves a group of heads; 0 means num_heads.
-      attention_bias: biases of attention's projections: 'none' (the paper's), 'qkv' or 'all'.
-      norm: 'post', LN(x + Sublayer(x)), the paper's; or 'pre', x + Sublayer(LN(x)), with one LN after the stack.
-      norm_function: 'layer_norm' (the paper's) or 'rms_norm'; see `layer_norm`.
-      norm_epsilon: added to the variance, or to the mean square.
-      score: attention's score function: 'scaled_dot' (the paper's), 'dot', 'general' or 'additive'.
-      position: how a position is told from another, one of the SCHEMES of model/positional.py. Those in ADDED are added
-        to the embeddings, those in RELATIVE act inside self-attention, 'none' is nowhere.
-      rotary_base, rotary_scaling, rotary_factor, rotary_original_length: of rotary positions; see `Rotary`.
-      window: self-attention sees only positions at a distance below it, itself included; 0 means all.
-      attention_kernel: 'auto', 'plain', 'chunked' or 'fused'; see MultiHeadAttention.
-      feed_forward: 'plain' (the paper's) or 'gated'; see FeedForward.
-      feed_forward_bias: whether it has biases.
-      activation: 'relu' (the paper's), 'gelu' (its tanh form), 'gelu_exact' or 'silu'.
-      dropout: on each sublayer's output and on the embeddings (section 5.4).
-      attention_dropout: on the attention weights.
-      feed_forward_dropout: inside the feed-forward sublayer, after the activation.
-      layer_dropout: rate at which a whole sublayer is left out of a batch; see Residual.
-      remat: recompute the blocks in the backward pass instead of keeping their activations.
-      remat_keep: what such blocks keep: 'nothing', or their 'products' of activations with weights.
-      dtype: of the computation; parameters are float32.
+    Each attribute is the option of config.model with the same name, which configs/options.py explains. `dtype` is the
+    dtype of the computation; parameters are float32.
     """
     d_model: int = 512
     d_ff: int = 2048
@@ -91,10 +67,10 @@ class BlockConfig(flax.struct.PyTreeNode):
     dtype: DTypeLike = jnp.float32
 
     def head_widths(self) -> tuple[int, int]:
-        """d_k and d_v.
+        """Returns d_k and d_v.
 
         Raises:
-          ValueError: if one is left to d_model / num_heads and that is not a whole number.
+          ValueError: if one of them is d_model / num_heads and that is not a whole number.
         """
         if self.d_model % self.num_heads and not (self.d_k and self.d_v):
             raise ValueError(f'num_heads={self.num_heads} does not divide d_model={self.d_model}: '
@@ -102,14 +78,14 @@ class BlockConfig(flax.struct.PyTreeNode):
         return self.d_k or self.d_model // self.num_heads, self.d_v or self.d_model // self.num_heads
 
     def rotary(self) -> Rotary | None:
-        """How self-attention turns its queries and keys; None where the positions are not rotary."""
+        """Returns the angles of self-attention's queries and keys; None if the positions are not rotary."""
         if self.position != 'rotary':
             return None
         return Rotary(self.rotary_base, self.rotary_scaling, self.rotary_factor, self.rotary_original_length)
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """A block's attention, of a sequence to itself or to another one, whose positions are of another kind."""
+    """Returns a block's self-attention, or its cross-attention, which has no relative positions."""
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
                               dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
@@ -118,55 +94,29 @@ def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAtten
 
 def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-    """Self-attention of one position of every hypothesis to that and the earlier ones.
+    """Computes self-attention of the newest position of every hypothesis to itself and to earlier positions.
 
-    `past` is returned with the keys from number `first` on filled in, one for each hypothesis. `relation` is of the
-    hypotheses to all keys; its mask tells which of them a hypothesis remembers.
+    Returns `past` with the new keys, one for each hypothesis, from key number `first` on. `relation` is between the
+    hypotheses and all keys; its mask has the keys that belong to each hypothesis.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
-    past = written(past, key, value, first)
-    return attention.look(query, as_given(past['key']), as_given(past['value']), relation), past
-
-
-class Dense(nn.Module):
-    """x W + b, with the product and the sum of kernels/product.py. The parameters are those of nn.Dense.
-
-    Attributes:
-      features: width of the output.
-      axes: names of the axes of W.
-      use_bias: whether there is b.
-      dtype: of the computation; parameters are float32.
-    """
-    features: int
-    axes: tuple[str, str]
-    use_bias: bool = True
-    dtype: DTypeLike = jnp.float32
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, '*batch d']) -> Float[Array, '*batch features']:
-        """Each position by itself."""
-        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), self.axes)
-        kernel = self.param('kernel', init, (inputs.shape[-1], self.features), unbox=True)
-        last_with_first = ((inputs.ndim - 1,), (0,)), ((), ())
-        product = dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype), last_with_first)
-        if not self.use_bias:
-            return product
-        return add_bias(product, self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype))
+    past = write(past, key, value, first)
+    return attention.look(query, from_past(past['key']), from_past(past['value']), relation), past
 
 
 class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
-    Gated: (phi(x W_gate) * (x W_1)) W_2, a gated linear unit, for any activation phi; with silu it is SwiGLU, with gelu
-    GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). It has three matrices: 2/3 of the width d_ff has as many
-    parameters as the plain one.
+    With feed_forward='gated': (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation phi; with silu it
+    is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). It has three matrices, so 2/3 of
+    d_ff gives as many parameters as the plain sublayer has.
     """
     config: BlockConfig
 
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """Each position by itself."""
+        """Applies the sublayer to each position."""
         config = self.config
 
         def dense(width, axes, name):
@@ -183,9 +133,9 @@ class FeedForward(nn.Module):
 
 
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
-    """Returns the module of gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance, over the last axis.
+    """Returns a layer norm over the last axis: gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance.
 
-    The variance is mean((x - mean)^2). Flax's default, mean(x^2) - mean^2, cancels in float32: where the mean is 1,000
+    The variance is mean((x - mean)^2). Flax's default, mean(x^2) - mean^2, cancels in float32: if the mean is 1,000
     times the standard deviation, the outputs are wrong by 0.3. 'rms_norm' is gamma * x / sqrt(mean(x^2) + eps) (Zhang
     and Sennrich 2019, arXiv:1910.07467, equation 4).
     """
@@ -194,21 +144,21 @@ def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | n
 
 
 class Residual(nn.Module):
-    """The residual connection and the layer norm around a sublayer: post LN(x + f(x)), pre x + f(LN(x)).
+    """The residual connection and the layer norm around a sublayer f: post LN(x + f(x)), pre x + f(LN(x)).
 
-    Much annotated code quotes the first and computes the second. They train at different learning rates:
-    post-norm needs the warm-up.
+    The paper's equation is 'post', but many annotated implementations compute 'pre'. The two train at different
+    learning rates: 'post' needs a warm-up.
 
-    With layer dropout, training leaves f(...) out of a whole batch with probability `layer_dropout`: post LN(x), pre x
-    (Fan et al. 2020, arXiv:1909.11556, whose unit is a layer; Huang et al. 2016, arXiv:1603.09382). What is kept is not
-    scaled, and an evaluation keeps all.
+    With layer dropout, training leaves f(...) out for a whole batch with probability `layer_dropout`: post LN(x), pre x
+    (Fan et al. 2020, arXiv:1909.11556, who leave out whole layers; Huang et al. 2016, arXiv:1603.09382). The remaining
+    sublayers are not scaled. Evaluation uses all sublayers.
     """
     config: BlockConfig
 
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """The inputs with what `sublayer` makes of them."""
+        """Returns the residual connection of the inputs and `sublayer`."""
         norm = layer_norm(self.config, name='norm')
         drop = Dropout(self.config.dropout)
 
@@ -218,7 +168,7 @@ class Residual(nn.Module):
         def branch(x):
             if deterministic or not self.config.layer_dropout:
                 return compute(x)
-            # A branch and not a select, so that what is left out takes no time. Nothing in it may sow.
+            # A conditional, so that a sublayer that is left out takes no time. Nothing inside it may sow.
             keep = keep_mask(self.make_rng('dropout'), self.config.layer_dropout, ())
             return jax.lax.cond(keep, compute, jnp.zeros_like, x)
 
@@ -228,9 +178,9 @@ class Residual(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward. Without positions, equivariant to a permutation of its inputs.
+    """Self-attention, then feed-forward. Without positions, it is equivariant to permutations of its inputs.
 
-    With a causal relation it is the block of a decoder-only language model.
+    With a causal relation, it is the block of a decoder-only language model.
     """
     config: BlockConfig
 
@@ -242,16 +192,16 @@ class EncoderBlock(nn.Module):
         self.feed_forward_residual = Residual(self.config)
 
     def __call__(self, x: Sequence, relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """All positions at once. `relation` is of the sequence to itself."""
+        """Computes all positions. `relation` is between the sequence and itself."""
         return self.prefill(x, relation, deterministic)[0]
 
     def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
-        """The same, with what later positions will look back at."""
+        """Computes all positions, and returns the keys and values for later positions."""
         past = {}
 
         def attend(y):
             key, value = self.self_attention.keys_values(y, relation.source)
-            past['key'], past['value'] = as_read(key), as_read(value)
+            past['key'], past['value'] = to_past(key), to_past(value)
             return self.self_attention.attend(y, key, value, relation, deterministic)
 
         x = self.self_attention_residual(x, attend, deterministic)
@@ -260,7 +210,7 @@ class EncoderBlock(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """One position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis; see `attend_to_past`."""
         def attend(y):
             nonlocal past
             attended, past = attend_to_past(self.self_attention, y, past, first, relation)
@@ -285,7 +235,7 @@ class DecoderBlock(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation = UNRESTRICTED,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """All target positions at once (training). `memory` is the encoder's output."""
+        """Computes all target positions, for training. `memory` is the encoder's output."""
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, y, relation, deterministic), deterministic)
         x = self.cross_attention_residual(
@@ -294,17 +244,16 @@ class DecoderBlock(nn.Module):
         return place(self, '', x)
 
     def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> Past:
-        """Cross-attention's keys and values: the same at every step, so computed once a sentence."""
+        """Returns the keys and values of cross-attention, which are the same at every step."""
         key, value = self.cross_attention.keys_values(memory)
-        return {'key': as_read(key), 'value': as_read(value)}
+        return {'key': to_past(key), 'value': to_past(value)}
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """One target position of every hypothesis; see `attend_to_past`.
+        """Computes the newest target position of every hypothesis; see `attend_to_past`.
 
-        To cross-attention the hypotheses of one sentence are queries at the same memory, which hence is not
-        repeated for each.
+        In cross-attention, the hypotheses of a sentence are queries to the same memory, so it is not repeated.
         """
         def attend(y):
             nonlocal past
@@ -312,7 +261,7 @@ class DecoderBlock(nn.Module):
             return attended
 
         def look_up(y):
-            return self.cross_attention.attend(y, as_given(memory['key']), as_given(memory['value']), memory_relation)
+            return self.cross_attention.attend(y, from_past(memory['key']), from_past(memory['value']), memory_relation)
 
         x = self.self_attention_residual(x, attend)
         x = self.cross_attention_residual(x, look_up)
@@ -320,10 +269,11 @@ class DecoderBlock(nn.Module):
 
 
 def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
-    """`block` as it is, or such that its backward pass computes again what it needs: time for memory.
+    """Returns `block`; with `config.remat`, its backward pass computes intermediate values again to save memory.
 
-    What is kept is the block's input and what `config.remat_keep` names (Chen et al. 2016, arXiv:1604.06174;
-    Korthikanti et al. 2022, arXiv:2205.05198, section 5). `deterministic` is the place of that argument of the block.
+    The block's input is kept, and the products of activations with weights if `config.remat_keep` is 'products' (Chen
+    et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5). `deterministic` is the
+    position of the argument with this name.
     """
     if not config.remat or reading():
         return block
@@ -335,9 +285,10 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 
 
 class SelfAttentionStack(nn.Module):
-    """N blocks of self-attention over vectors that are already embedded (section 3.1).
+    """N blocks of self-attention over embedded vectors (section 3.1).
 
-    It is the encoder of the Transformer and of patches; with a causal relation, all of a decoder-only language model.
+    It is the encoder of the Transformer and of patches; with a causal relation, it is a decoder-only language model
+    without its embeddings.
     """
     config: BlockConfig
     num_layers: int
@@ -351,7 +302,7 @@ class SelfAttentionStack(nn.Module):
             self.final_norm = layer_norm(self.config)
 
     def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
-        """`relation` is of the sequence to itself; without one, everything sees everything."""
+        """Computes all positions. `relation` is between the sequence and itself; by default, all see all."""
         relation = relation or Relation.within(np.arange(x.shape[1])[None])
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
@@ -360,7 +311,7 @@ class SelfAttentionStack(nn.Module):
         return self._end(x)
 
     def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
-        """The same, with each layer's keys and values, for `decode_step` to go on from."""
+        """Computes all positions, and returns the keys and values of each layer for `decode_step`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, pasts = place(self, 'input', x), []
         for layer in self.layers:
@@ -370,7 +321,7 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """One position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis; see `attend_to_past`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

@@ -1,4 +1,4 @@
-"""From `config.model` to a module: the table of architectures."""
+"""The table of architectures: builds a module from `config.model`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, and the section of config.model that holds options of its own ('': none).
+    """An architecture: its module, and the section of config.model with its own options ('': none).
 
-    An attribute of the module, or of its `config` (BlockConfig), is the option of the same name, of config.model or of
+    An attribute of the module, or of its `config` (BlockConfig), is the option with the same name in config.model or in
     that section.
     """
     module: Callable[..., nn.Module]
@@ -36,22 +36,22 @@ MODELS = {
 
 
 def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Module:
-    """The module that `config.model` describes, for data of these `sizes` (of vocabularies, of the output).
+    """Returns the module that `config.model` describes, for data of these `sizes` (of vocabularies, of the output).
 
     Raises:
-      ValueError: if sizes do not fit each other.
+      ValueError: if the sizes do not match.
     """
     kind = MODELS[model['kind']]
     attributes = inspect.signature(kind.module).parameters
-    given = {**model, **(model[kind.section] if kind.section else {}), **sizes, 'dtype': jnp.dtype(model['dtype']),
-             'absent': tuple(sizes.get('absent', ()))}
+    options = {**model, **(model[kind.section] if kind.section else {}), **sizes, 'dtype': jnp.dtype(model['dtype']),
+               'absent': tuple(sizes.get('absent', ()))}
     if 'config' in attributes:
-        given['config'] = BlockConfig(**{name: given[name] for name in BLOCK})
-    return kind.module(**{name: value for name, value in given.items() if name in attributes})
+        options['config'] = BlockConfig(**{name: options[name] for name in BLOCK})
+    return kind.module(**{name: value for name, value in options.items() if name in attributes})
 
 
 def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    """Raises ValueError, 'OPTION: why', for an option of `config.model` that does not fit the data of these `sizes`."""
+    """Raises ValueError, 'OPTION: reason', if an option of `config.model` does not fit data of these `sizes`."""
     if MODELS[model['kind']].module is not PatchTransformer:
         return
     option = 'model.patches.patch'

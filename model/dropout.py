@@ -5,13 +5,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 from typing_extensions import override
 
-from kernels.random_masks import LEVELS, dropped_levels, keep_mask
+from kernels.random_masks import keep_mask, rounded
+
+
+def drop(inputs: Float[Array, '*shape'], rate: float, key: Key[Array, '']) -> Float[Array, '*shape']:
+    """Returns the inputs, each zero with probability `rate` and otherwise divided by 1 - rate.
+
+    The rate is a multiple of 2^-16 (`rounded`).
+    """
+    return jnp.where(keep_mask(key, rate, inputs.shape), inputs / (1 - rounded(rate)), 0)
 
 
 class Dropout(nn.Module):
-    """Zeroes each number with probability `rate`, and divides the others by 1 - rate (Srivastava et al. 2014).
+    """Dropout of each number independently (Srivastava et al. 2014).
 
-    nn.Dropout is the same with other random numbers. This one is the faster: see `keep_mask`.
+    nn.Dropout does the same with other random numbers; this module is faster on CPUs (see `keep_mask`).
 
     Attributes:
       rate: in [0, 1).
@@ -21,18 +29,18 @@ class Dropout(nn.Module):
     @override
     @nn.compact
     def __call__(self, inputs: Float[Array, '*shape'], deterministic: bool = True) -> Float[Array, '*shape']:
-        """The inputs with some of them dropped, unless `deterministic`; draws from the stream 'dropout'."""
+        """Returns `drop` of the inputs, with a key of the stream 'dropout'; the inputs if `deterministic`."""
         if deterministic or not self.rate:
             return inputs
         return drop(inputs, self.rate, self.make_rng('dropout'))
 
 
 class WordDropout(nn.Module):
-    """Zeroes the embedding of each token with probability `rate`, and leaves the others as they are.
+    """Dropout of the whole embeddings of tokens.
 
-    Each token is dropped for itself, as full words are in Sennrich et al. 2016, arXiv:1606.02891, and not all those of
-    a type together (Gal and Ghahramani 2016, arXiv:1512.05287). What is kept is not divided by 1 - rate: a token that
-    is there has the embedding that it has in an evaluation.
+    Each token is dropped independently, as in Sennrich et al. 2016, arXiv:1606.02891, even if the same word occurs
+    twice (unlike Gal and Ghahramani 2016, arXiv:1512.05287). The remaining embeddings are not divided by 1 - rate, so
+    a token has the same embedding in training and in evaluation.
 
     Attributes:
       rate: in [0, 1).
@@ -43,13 +51,8 @@ class WordDropout(nn.Module):
     @nn.compact
     def __call__(self, embedded: Float[Array, '*tokens d_model'],
                  deterministic: bool = True) -> Float[Array, '*tokens d_model']:
-        """The embeddings with some of them zero, unless `deterministic`; draws from the stream 'dropout'."""
+        """Returns the embeddings, some of them zero; all of them if `deterministic`."""
         if deterministic or not self.rate:
             return embedded
         kept = keep_mask(self.make_rng('dropout'), self.rate, embedded.shape[:-1])
         return jnp.where(kept[..., None], embedded, 0)
-
-
-def drop(inputs: Float[Array, '*shape'], rate: float, key: Key[Array, '']) -> Float[Array, '*shape']:
-    """The inputs, each zero with probability `rate`, else divided by 1 - rate."""
-    return jnp.where(keep_mask(key, rate, inputs.shape), inputs / (1 - dropped_levels(rate) / LEVELS), 0)

@@ -1,4 +1,4 @@
-"""Token embeddings, and the output projection that may be one of them (section 3.4).
+"""Token embeddings, and the output projection, which may share their table (section 3.4).
 
 Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
 """
@@ -12,51 +12,42 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from kernels.product import dot_general, narrowed
+from kernels.product import logits_product
 
-ABSENT = -1e4  # the logit of a token that a vocabulary lacks: its probability is 0 in float32, and nothing overflows
+ABSENT = -1e4  # the logit of a token that the vocabulary lacks: its probability is 0 in float32, without overflow
 SHARING = ('all', 'target', 'none')
 
 
 def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
-    """A table of variance 1/d_model.
+    """Returns an embedding with a table of variance 1/d_model.
 
-    Multiplied by sqrt(d_model), it gives inputs of variance 1; as the output projection it turns a normalised state
-    into logits of variance 1.
+    Multiplied by sqrt(d_model), its outputs have variance 1. As the output projection of normalised states, it gives
+    logits of variance 1.
     """
     init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
     return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
 
 
 class Projection(flax.struct.PyTreeNode):
-    """States and the table that makes logits of them: logits[..., v] = states . table[v] + bias[v].
+    """States and the output matrix: logits[..., v] = states . table[v] + bias[v].
 
-    A loss can be computed from both without the logits of a whole batch, which are often the largest array of a
+    A loss can be computed from them without the logits of a whole batch, which are often the largest array of a
     training (`model.losses.cross_entropy`).
 
     Attributes:
       states: float [..., d_model].
-      table: float [vocab, d_model], in float32.
-      bias: float [vocab], in float32; None where there is none.
-      devices: how many devices share the logits, for who makes them in tiles that a device has room for.
+      table: float32 [vocab, d_model].
+      bias: float32 [vocab], or None.
+      devices: number of devices that share the batch; tiles of logits are made for each device.
     """
-    states: Any  # an array; in jax.eval_shape's answers its shape, hence no annotation that is checked
+    states: Any  # not annotated as an array, because jax.eval_shape replaces it by its shape
     table: Any
     bias: Any = None
     devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
-        """Returns the logits in float32, of a product in the dtype of the states.
-
-        Within `jax.default_matmul_precision('bfloat16')` the product and its gradients are those of `dot_general`.
-        """
-        dtype = self.states.dtype
-        if narrowed(dtype) != dtype:
-            last_with_first = ((self.states.ndim - 1,), (0,)), ((), ())
-            logits = dot_general(self.states, self.table.T, last_with_first)
-        else:
-            logits = jnp.einsum('...d,vd->...v', self.states, self.table.astype(dtype),
-                                preferred_element_type=jnp.float32)
+        """Returns the logits in float32; see `logits_product`."""
+        logits = logits_product(self.states, self.table)
         return logits if self.bias is None else logits + self.bias
 
 
@@ -67,35 +58,30 @@ def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size
     return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
 
 
-def tied(states: Float[Array, '*batch d_model'], table: nn.Embed) -> Projection:
-    """The embedding, transposed, as the output projection."""
-    return Projection(states, table.embedding)
-
-
 class OutputProjection(nn.Module):
-    """From states to logits where no embedding does it.
+    """An output matrix that is not shared with an embedding.
 
     Attributes:
-      size: of the vocabulary.
+      size: number of pieces of the vocabulary.
     """
     size: int
 
     @nn.compact
     def __call__(self, states: Float[Array, '*batch d_model']) -> Projection:
-        """The states and this module's matrix."""
+        """Returns the states and the matrix."""
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         kernel = self.param('kernel', init, (states.shape[-1], self.size))
         return Projection(states, jnp.transpose(kernel))  # pyright: ignore[reportArgumentType] (flax unboxes it)
 
 
 def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
-    """A parameter of `module`, to be called in its `setup`: what is added to the logits of each piece; at first 0."""
+    """Creates a bias of the logits, initially 0, as a parameter of `module`. To be called in its `setup`."""
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
     return module.param('logits_bias', init, (size,), unbox=True)
 
 
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:
-    """Raises ValueError if `sharing` is unknown, or one table is asked for two vocabularies."""
+    """Raises ValueError if `sharing` is unknown, or if it is 'all' and the vocabularies have different sizes."""
     if sharing not in SHARING:
         raise ValueError(f'share_embeddings={sharing!r} is not one of {", ".join(SHARING)}')
     if sharing == 'all' and source_vocab_size != target_vocab_size:

@@ -1,8 +1,8 @@
 """Forward passes of a module, and the sums of a loss over batches.
 
 `forward(module)` returns `apply(params, inputs, key) -> (outputs, sown)`, one forward pass. An objective is a function
-`objective(apply, params, batch, key) -> Sums`; training/objective.py has those of training, and `supervised` is the one
-that evaluations use.
+`objective(apply, params, batch, key) -> Sums`. The objectives of training are in training/objective.py; evaluations use
+`supervised`.
 """
 
 import functools
@@ -28,9 +28,9 @@ SOWN = 'losses'  # the collection into which modules sow their own losses, such 
 
 
 def forward(module: nn.Module, devices: int = 1) -> Apply:
-    """Returns the forward pass of a module, a function that returns outputs and the losses sown into 'losses'.
+    """Returns the forward pass of a module, a function that returns its outputs and the losses that it sows.
 
-    `devices` are those that share a batch: it is what a loss goes by that makes the logits in tiles.
+    `devices` is the number of devices that share a batch; a loss that computes logits in tiles needs it.
     """
     method = 'projection' if hasattr(module, 'projection') else None
 
@@ -45,7 +45,7 @@ def forward(module: nn.Module, devices: int = 1) -> Apply:
 
 
 def whole(outputs: Outputs) -> Array:
-    """Returns the logits of outputs that are a Projection, and other outputs as they are."""
+    """Returns the logits if the outputs are a Projection, otherwise the outputs."""
     return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
@@ -58,7 +58,7 @@ def supervised(measure: Measure) -> Objective:
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Adds the losses that modules have sown. Each is a mean over targets, so it is weighted by their number."""
+    """Adds the losses that modules have sown. Each is a mean over targets, so it is multiplied by their number."""
     losses = jax.tree.leaves(sown)
     return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums
 

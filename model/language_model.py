@@ -15,37 +15,31 @@ from typing_extensions import override
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.cache import Cache, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, embedding, logits_bias, tied, with_absent
+from model.embedding import OutputProjection, Projection, embedding, logits_bias, with_absent
 from model.places import at_positions, place
 from model.positional import PositionalEncoding
 from model.relation import Relation
 
 
 class Prompt(flax.struct.PyTreeNode):
-    """What was read before the first generated token. Leaves are arrays, as those of `model.cache.Memory`.
+    """The keys and values of a prompt.
 
     Attributes:
-      pasts: of each layer {'key', 'value'}, [batch, groups, width, prompt].
-      visible: bool [batch, prompt], False where there is padding.
+      pasts: the `model.cache.Past` of each layer, arrays [batch, groups, width, prompt].
+      visible: bool [batch, prompt], False at padding.
     """
     pasts: Any
     visible: Any
 
 
 class LanguageModel(nn.Module):
-    """p(x_1 ... x_n) = prod_i p(x_i | x_<i): tokens so far -> logits of the next ones.
+    """p(x_1 ... x_n) = prod_i p(x_i | x_<i): maps previous tokens to logits of the next tokens.
 
-    Attributes:
-      config: of the blocks.
-      num_layers: N.
-      vocab_size: pieces of the vocabulary.
-      tie_embeddings: the output projection is the embedding, transposed (Press and Wolf 2017, arXiv:1608.05859).
-      scale_embeddings: multiply them by sqrt(d_model).
-      output_bias: add a bias to the logits.
-      absent: tokens that an imported vocabulary lacks: they have no probability.
-      max_length: longest sequence of a learned position table; the others have no limit.
-      word_dropout: rate at which whole tokens are dropped, their positions kept.
-      pad: the token that fills up a batch; no query looks at it.
+    Attributes are options of config.model with the same names (configs/options.py), and:
+      config: the options of the blocks.
+      vocab_size: number of pieces of the vocabulary.
+      absent: tokens that an imported vocabulary lacks; their probability is 0.
+      pad: the padding token, which no query sees.
     """
     config: BlockConfig
     num_layers: int
@@ -71,57 +65,58 @@ class LanguageModel(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """Longest sequence that the positions reach, prompt and continuation; None where there is no limit."""
+        """The longest prompt and continuation that the positions support; None if there is no limit."""
         return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
                  positions: Int[Array, 'batch length'] | None = None,
                  deterministic: bool = True) -> Float[Array, 'batch length vocab']:
-        """Teacher forcing: row t of the logits, in float32, is for the token after tokens[:, t].
+        """Computes teacher forcing: row t of the float32 logits is for the token after tokens[:, t].
 
-        `segments` numbers the documents that a row is packed from, which do not see each other, and `positions`
-        counts within each.
+        `segments` are the numbers of the documents in a packed row, which do not see each other. `positions` are the
+        positions in each document.
         """
         return self.projection(tokens, segments, positions, deterministic).logits()
 
     def projection(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
                    positions: Int[Array, 'batch length'] | None = None, deterministic: bool = True) -> Projection:
-        """What the logits are made from, for a loss that does without them."""
+        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
         length = tokens.shape[1]
-        places = np.arange(length)[None]
-        # The look-ahead goes by the place in the row; positions may begin anew in it.
-        relation = Relation.within(places, visible=tokens != self.pad, segments=segments, causal=True)
-        x = self._embed(tokens, places if positions is None else positions, length, deterministic)
+        columns = np.arange(length)[None]
+        # The look-ahead mask depends on the columns, because positions begin again with each document.
+        relation = Relation.within(columns, visible=tokens != self.pad, segments=segments, causal=True)
+        x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
         return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
-        """Reads a whole prompt in one pass. Padding comes last."""
+        """Reads a prompt in one pass. Padding is at the end."""
         length, visible = prompt.shape[1], prompt != self.pad
         relation = Relation.within(np.arange(length)[None], visible=visible, causal=True)
         x = self._embed(prompt, np.arange(length)[None], length, deterministic=True)
         return Prompt(self.encoder.prefill(x, relation)[1], visible)
 
     def init_cache(self, memory: Prompt, beam: int, max_length: int) -> Cache:
-        """A cache that holds the prompt, once for `beam` continuations of up to `max_length` tokens each."""
+        """Returns a cache with one copy of the prompt, for `beam` continuations of up to `max_length` tokens each."""
         return Cache(memory={'visible': memory.visible},
                      state={'ancestors': no_ancestors(memory.visible.shape[0], beam, max_length)},
                      position=jnp.zeros((), jnp.int32), past=memory.pasts).resized(max_length * beam)
 
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
-        """The newest token of each continuation -> logits of the one after it."""
+        """Maps the newest token of each continuation to the logits of the next token."""
         visible = cache.memory['visible']
         (batch, prompt), beam = visible.shape, token.shape[1]
         keys = cache.past[0]['key'].shape[3] - prompt
         ancestors = with_own(cache.state['ancestors'], cache.position)
-        # The past holds the padded prompt, then the continuation, which stands where the prompt's own tokens end.
+        # The past contains the padded prompt, then the continuation, whose positions follow the last token of the
+        # prompt.
         begin = visible.sum(axis=1, keepdims=True)
         source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)),
                                   begin + jnp.arange(keys) // beam], axis=1)
-        of_prompt = jnp.broadcast_to(visible[:, None, None], (batch, 1, beam, prompt))
+        prompt_mask = jnp.broadcast_to(visible[:, None, None], (batch, 1, beam, prompt))
         positions = jnp.broadcast_to(begin + cache.position, (batch, beam))
         relation = Relation(target=positions, source=source, bidirectional=False,
-                            mask=jnp.concatenate([of_prompt, ancestor_mask(ancestors, keys)], axis=3))
+                            mask=jnp.concatenate([prompt_mask, ancestor_mask(ancestors, keys)], axis=3))
         with at_positions(begin + cache.position):
             x = self._embed(token, positions, 0, deterministic=True)
             x, pasts = self.encoder.decode_step(x, cache.past, prompt + cache.position * beam, relation)
@@ -136,5 +131,5 @@ class LanguageModel(nn.Module):
         return self.embedding_dropout(x, deterministic)
 
     def _project(self, x):
-        projection = tied(x, self.embedding) if self.tie_embeddings else self.output(x)
+        projection = Projection(x, self.embedding.embedding) if self.tie_embeddings else self.output(x)
         return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.vocab_size))

@@ -1,7 +1,7 @@
 """Images and time series as sequences of patches: the vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929).
 
-An image is cut into squares and a series into windows. Each patch, flattened and embedded linearly, is to the
-encoder what a word is, and what comes out is pooled into classes or values:
+An image is cut into squares and a series into windows. Each patch is flattened and embedded linearly, the encoder reads
+the patches like words, and its outputs are pooled into classes or values:
 
     z_0  = [x_class; x_1 E; ...; x_n E] + E_pos     (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}               (2)
@@ -29,7 +29,7 @@ Patches = Float[Array, 'batch patches features']
 
 
 def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many patches there are along each axis of `space`, and how long each is there.
+    """Returns the number of patches along each axis of `space`, and the length of a patch along each axis.
 
     Raises:
       ValueError: if the patches do not cover `space` exactly.
@@ -40,12 +40,12 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
                          f'batch and the channels: {space}')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
         raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
-                         'choose sizes that do, or pad or cut the inputs')
+                         'choose sizes that divide them, or pad or crop the inputs')
     return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
 
 
 def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[int, ...]) -> Patches:
-    """Non-overlapping patches in reading order, each flattened: [batch, n, prod(patch) * channels].
+    """Returns flattened, non-overlapping patches in reading order: [batch, n, prod(patch) * channels].
 
     For an image of H x W pixels of C channels and patches of P x P, n = HW / P^2 and
 
@@ -66,29 +66,29 @@ def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[in
 
 
 def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patches d_model']:
-    """Sinusoids of a patch's place: of a window's number, or half of the channels for the row, half for the column.
+    """Returns sinusoids of the index of each patch. For an image, half of the channels are for the row of the patch.
 
     Raises:
-      ValueError: if d_model does not split into a sine and a cosine for each axis.
+      ValueError: if d_model cannot be divided into sines and cosines for each axis.
     """
     if d_model % (2 * len(counts)):
         raise ValueError(f'sinusoidal positions along {len(counts)} axes need a d_model that is a multiple of '
                          f'{2 * len(counts)}, not {d_model}')
-    places = jnp.meshgrid(*map(jnp.arange, counts), indexing='ij')
-    return jnp.concatenate([sinusoids(place.reshape(-1), d_model // len(counts)) for place in places], axis=-1)
+    indices = jnp.meshgrid(*map(jnp.arange, counts), indexing='ij')
+    return jnp.concatenate([sinusoids(index.reshape(-1), d_model // len(counts)) for index in indices], axis=-1)
 
 
 class PatchTransformer(nn.Module):
     """Patches -> linear embedding (and a class token) -> + positions -> encoder -> pooling -> classes or values.
 
+    The position 'learned' is one table for the patches and the class token, so it fixes the size of the inputs.
+    'sinusoidal' adds nothing to the class token. With 'none' and mean pooling, the order of the patches has no effect.
+    The relative schemes use the reading order of the patches, also in images.
+
     Attributes:
-      config: of the blocks. Its position 'learned' is one table, the class token's place included: it fixes the
-        inputs' size; 'sinusoidal' gives the class token none; with 'none' and mean pooling the order of the patches
-        is invisible; the relative schemes go by the patches' order, in an image too.
-      num_layers: encoder blocks.
-      patch: the patch's size along each axis of the inputs; an int stands for all axes.
-      outputs: classes, or values to predict.
-      pooling: 'class_token', what the encoder makes of a learned extra token; or 'mean' over the patches.
+      config, num_layers, pooling: options of config.model and config.model.patches (configs/options.py).
+      patch: the size of a patch along each axis of the inputs; an int is for all axes.
+      outputs: number of classes, or of values to predict.
     """
     config: BlockConfig
     num_layers: int
@@ -99,10 +99,10 @@ class PatchTransformer(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, 'batch *space channels'],
                  deterministic: bool = True) -> Float[Array, 'batch outputs']:
-        """Series [batch, time, channels] or images [batch, height, width, channels] -> logits or values, in float32.
+        """Maps series [batch, time, channels] or images [batch, height, width, channels] to float32 logits or values.
 
         Raises:
-          ValueError: if the patches do not cover the inputs exactly, or an attribute is none of its choices.
+          ValueError: if the patches do not cover the inputs exactly, or `pooling` is unknown.
         """
         config = self.config
         if self.pooling not in POOLINGS:
@@ -127,7 +127,7 @@ class PatchTransformer(nn.Module):
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """What is added to each token: the patches of a grid of `counts`, and before them the class token, if any."""
+        """Returns the encodings of the class token, if there is one, and of a grid of `counts` patches."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

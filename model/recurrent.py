@@ -1,7 +1,7 @@
 """RNNsearch: the recurrent encoder-decoder that learns to align (Bahdanau, Cho and Bengio 2015, arXiv:1409.0473).
 
-Sections and appendices are that paper's; j counts source positions and i target positions, as there. A matrix
-on an input comes with a bias, which the paper leaves out of its equations.
+Sections, appendices and indices are from that paper: j is a source position, and i is a target position. Matrices that
+multiply inputs have biases, which the equations of the paper omit.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from typing_extensions import override
 from model.attention import additive_scores, attention_pooling, masked_softmax
 from model.cache import Cache, Memory
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding, tied
+from model.embedding import OutputProjection, Projection, check_sharing, embedding
 from model.places import at_positions, leave_loop, loop_positions, looped, place
 from model.relation import Mask, Relation, padding_mask
 
@@ -28,49 +28,49 @@ Weights = Float[Array, 'batch 1 target source']
 
 
 def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Square orthogonal matrices side by side: what a step does to a state begins by keeping its length (B.1)."""
+    """Returns square orthogonal matrices side by side. Initially, they keep the length of the state (B.1)."""
     keys = jax.random.split(key, shape[1] // shape[0])
-    return jnp.concatenate([nn.initializers.orthogonal()(each, (shape[0],) * 2, dtype) for each in keys], axis=1)
+    return jnp.concatenate([nn.initializers.orthogonal()(key, (shape[0],) * 2, dtype) for key in keys], axis=1)
 
 
 def dense(size: int, reads: str, writes: str, dtype: DTypeLike, use_bias: bool = True,
           init: Callable[..., Array] = default_kernel_init) -> nn.Dense:
-    """A linear layer whose matrix has axes of these names; nn.Dense's own initial values unless others are given."""
+    """Returns a linear layer whose matrix has axes with the names `reads` and `writes`."""
     return nn.Dense(size, use_bias=use_bias, dtype=dtype,
                     kernel_init=nn.with_logical_partitioning(init, (reads, writes)))
 
 
 class GRUCell(nn.Module):
-    """The gated recurrent unit, in the paper's form (appendix A.1.1).
+    """The gated recurrent unit in the form of the paper (appendix A.1.1).
 
         z, r = sigmoid(W_z x + U_z s), sigmoid(W_r x + U_r s)
         s'   = (1 - z) * s + z * tanh(W x + U (r * s))
 
-    The inputs come projected by `input`, [W_z x; W_r x; W x]: of all steps at once, before the loop over them.
-    (Hence not Flax's cell, which projects inside the loop, and also applies r after U.)
+    `input` projects the inputs of all steps to [W_z x; W_r x; W x] before the loop over the steps. Flax's cell projects
+    inside the loop, and applies r after U.
     """
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
-        # Dense's own initial values, of variance 1 / (width of x), make gates that stand side by side what they
-        # would be apart; the paper's standard deviation of 0.01 was for its widths of 620 and 1000.
+        # The default initial values of Dense have variance 1 / (width of x), so joined gates have the same values as
+        # separate gates. The paper's standard deviation of 0.01 was for widths of 620 and 1000.
         self.input = dense(3 * self.d_hidden, 'embed', 'gates', self.dtype)
         self.gates = dense(2 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
         self.candidate = dense(self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
 
     def __call__(self, state: Float[Array, '*batch d_hidden'],
                  inputs: Float[Array, '*batch d_gates']) -> Float[Array, '*batch d_hidden']:
-        """The state s and the projected inputs -> s'."""
-        of_gates, of_candidate = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
-        update, reset = jnp.split(nn.sigmoid(of_gates + self.gates(state)), 2, axis=-1)
-        candidate = jnp.tanh(of_candidate + self.candidate(reset * state))
+        """Returns s' for the state s and the projected inputs."""
+        gate_inputs, candidate_inputs = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
+        update, reset = jnp.split(nn.sigmoid(gate_inputs + self.gates(state)), 2, axis=-1)
+        candidate = jnp.tanh(candidate_inputs + self.candidate(reset * state))
         return place(self, '', (1 - update) * state + update * candidate)
 
 
 class RecurrentEncoder(nn.Module):
-    """Word j -> h_j = [forward state; backward state], a summary of the sentence around it (section 3.2)."""
+    """Maps word j to h_j = [forward state; backward state], a summary of the sentence around it (section 3.2)."""
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
@@ -81,7 +81,7 @@ class RecurrentEncoder(nn.Module):
 
     def __call__(self, x: Float[Array, 'batch source d_model'],
                  visible: Bool[Array, 'batch source']) -> Float[Array, 'batch source d_states']:
-        """Padding is stepped over: the state stays. So [:, -1] has seen all words forwards, [:, 0] backwards."""
+        """Returns the states. Padding keeps the state, so both directions end with the state after all words."""
         def step(cell, state, inputs, visible):
             state = jnp.where(visible[:, None], cell(state, inputs), state)
             return state, state
@@ -98,20 +98,20 @@ class RecurrentEncoder(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """The contexts of each step, by an alignment network (equations 5, 6, A.1.2).
+    """The alignment network, which computes the context of each step (equations 5, 6, A.1.2).
 
         c_i = sum_j alpha_ij h_j,  alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j)
 
-    `key` is W_h, which does not depend on i: its output is computed once for a sentence. alpha, with an axis for
-    its one head, is sown as `model.attention.MultiHeadAttention` does.
+    `key` is W_h. Its output does not depend on i, so it is computed once for a sentence. alpha has an axis for its one
+    head and is sown as in `model.attention.MultiHeadAttention`.
     """
     d_align: int
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
-        # v = 0 is the paper's (B.1): at first every word counts the same. But its W, of standard deviation 0.001, would
-        # give v hardly a gradient to start from; these make a tanh that differs from word to word.
+        # v = 0 as in the paper (B.1): initially all words have the same weight. With the paper's W, of standard
+        # deviation 0.001, the gradient of v would be almost 0; with these values the tanh differs from word to word.
         init = nn.initializers.xavier_uniform()
         self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
         self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
@@ -121,7 +121,7 @@ class AdditiveAttention(nn.Module):
     def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
                  values: Float[Array, 'batch source d_states'],
                  mask: Mask) -> tuple[Float[Array, 'batch beam d_states'], Float[Array, 'batch 1 beam source']]:
-        """The contexts c_i and the alignments; the hypotheses of a sentence are so many queries."""
+        """Returns the contexts c_i and the alignments. The hypotheses of a sentence are its queries."""
         relation = Relation(mask=mask)
         query = place(self, 'queries', self.query(state)[:, :, None])
         scores = place(self, 'scores', additive_scores(query, keys[:, :, None], self.weight), relation)
@@ -130,8 +130,8 @@ class AdditiveAttention(nn.Module):
         return place(self, '', heads[:, :, 0]), weights
 
     def record(self, weights: Weights) -> None:
-        """Sows the alignments of all steps, after the loop over them."""
-        if not self.is_initializing():  # or `init` would return them among the variables
+        """Sows the alignments of all steps, after the loop over the steps."""
+        if not self.is_initializing():  # otherwise `init` would return them among the variables
             self.sow('attention', 'weights', weights)
 
 
@@ -145,13 +145,13 @@ class DecoderLayer(nn.Module):
     @override
     def setup(self):
         self.cell = GRUCell(self.d_hidden, self.dtype)
-        # The cell's input, c's part.
+        # The part of the cell's input that belongs to c.
         self.context = dense(3 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False)
         if self.attention:
             self.cross_attention = AdditiveAttention(self.d_align, self.dtype)
 
     def prepare(self, memory: Memory) -> dict[str, Any]:
-        """What is the same for all steps and hypotheses of a sentence; leaves [batch, ...]."""
+        """Returns the values that are the same for all steps and hypotheses of a sentence; leaves [batch, ...]."""
         if self.attention:
             return {'keys': self.cross_attention.key(memory.states), 'values': memory.states,
                     'mask': padding_mask(memory.visible)}
@@ -161,7 +161,7 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]) -> tuple[
             State, tuple[State, Float[Array, 'batch beam d_states'], Weights | None]]:
-        """From s_{i-1} and the projected y_{i-1} to s_i and, for what follows the loop, (s_i, c_i, alpha_i or None)."""
+        """Maps s_{i-1} and the projected y_{i-1} to s_i and, as outputs of the loop, (s_i, c_i, alpha_i or None)."""
         if self.attention:
             context, weights = self.cross_attention(state, **prepared)
             state = self.cell(state, inputs + self.context(context))
@@ -172,7 +172,7 @@ class DecoderLayer(nn.Module):
 
 
 class RecurrentDecoder(nn.Module):
-    """From embedded target tokens to the s_i and c_i of every step."""
+    """Maps embedded target tokens to the s_i and c_i of every step."""
     d_hidden: int
     d_align: int
     attention: bool
@@ -181,18 +181,18 @@ class RecurrentDecoder(nn.Module):
     @override
     def setup(self):
         self.initial = dense(self.d_hidden, 'state', 'gates', self.dtype)
-        # A list of one: what is sown has the path that it has in the Transformer.
+        # A list with one layer, so that sown weights have the same path as in the Transformer.
         self.layers = [DecoderLayer(self.d_hidden, self.d_align, self.attention, self.dtype)]
 
     def __call__(self, x: Float[Array, 'batch target d_model'], memory: Memory) -> tuple[
             Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
-        """Teacher forcing. Only what depends on s is in the loop: y is projected before it, W_h h_j too."""
+        """Computes teacher forcing. Only what depends on s is in the loop; y and h_j are projected before it."""
         layer, = self.layers
         scan = nn.scan(looped(lambda layer, *args: layer(*args)), variable_broadcast='params',
                        split_rngs={'params': False},
-                       # Their defaults make pyright think that they are numbers.
+                       # Pyright infers from the defaults that the axes are numbers.
                        in_axes=(1, 1, nn.broadcast), out_axes=((1, 1, 2), 1))  # pyright: ignore[reportArgumentType]
-        inputs = layer.cell.input(x)[:, :, None]  # the one hypothesis of each sentence
+        inputs = layer.cell.input(x)[:, :, None]  # one hypothesis per sentence
         _, ((states, contexts, weights), captured) = scan(
             layer, self._initial(memory, 1), loop_positions(x.shape[1]), inputs, layer.prepare(memory))
         leave_loop(captured)
@@ -201,46 +201,39 @@ class RecurrentDecoder(nn.Module):
         return states[:, :, 0], contexts[:, :, 0]
 
     def init_cache(self, memory: Memory, beam: int) -> Cache:
-        """The state of every hypothesis is s_0."""
+        """Returns a cache in which the state of every hypothesis is s_0."""
         return Cache(memory=self.layers[0].prepare(memory), state=self._initial(memory, beam),
                      position=jnp.zeros((), jnp.int32))
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'],
                     cache: Cache) -> tuple[State, Float[Array, 'batch beam d_states'], Cache]:
-        """One step of every hypothesis: s_i, c_i and the cache with s_i in it."""
+        """Computes one step of every hypothesis: s_i, c_i and the new cache."""
         layer, = self.layers
         state, (_, context, _) = layer(cache.state, layer.cell.input(x), cache.memory)
         return state, context, cache.replace(state=state, position=cache.position + 1)
 
     def _initial(self, memory, beam):
-        """The state s_0 = tanh(W_s h_1), h_1 of the backward direction, which has read the whole sentence (A.2.2)."""
+        """Returns s_0 = tanh(W_s h_1) with the backward state h_1, which has read the whole sentence (A.2.2)."""
         state = place(self, 'initial', jnp.tanh(self.initial(memory.states[:, 0, self.d_hidden:])))
         return jnp.broadcast_to(state[:, None], (state.shape[0], beam, self.d_hidden))
 
 
 class RNNSearch(nn.Module):
-    """Encoder-decoder: source tokens and the target's tokens so far -> logits of the next ones.
+    """The encoder-decoder: maps source tokens and previous target tokens to logits of the next target tokens.
 
         p(y_i | y_1 ... y_{i-1}, x) = softmax(W_o t_i),  t_i = maxout(U_o s_i + V_o y_{i-1} + C_o c_i)
 
-    Section 3.1 reads s_i, as here; appendix A.2.2 writes s_{i-1} there. Embeddings are multiplied by sqrt(d_model),
-    so that a table of variance 1/d_model can be the output projection too, as in `model.transformer`.
+    The equation has s_i, as in section 3.1; appendix A.2.2 has s_{i-1}. Embeddings are multiplied by sqrt(d_model), so
+    that a table of variance 1/d_model can also be the output projection, as in `model.transformer`. Without attention,
+    c is [the last forward state; the first backward state] at every step. The paper shows what such a vector of one
+    size costs for long sentences.
 
-    Attributes:
-      source_vocab_size: pieces of the source vocabulary.
-      target_vocab_size: pieces of the target vocabulary.
+    Attributes are options of config.model and config.model.recurrent with the same names (configs/options.py), and:
+      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
       d_model: width of the embeddings and of t.
-      d_hidden: width of the states: of the encoder's, in each direction, and of the decoder's.
-      d_align: width of the hidden layer that scores an alignment; 0: d_hidden.
-      readout: 'maxout' (of pairs, the paper's) or 'linear'.
-      attention: False: c is [the last forward state; the first backward state] at every step, a vector of one size
-        for all sentences. The paper's point is what that costs on long ones.
-      share_embeddings: 'all' (source, target and output use one table; needs one vocabulary), 'target' (target
-        and output) or 'none' (the paper's).
-      dropout: on the embeddings and on t.
-      word_dropout: rate at which whole tokens of source and target are dropped.
+      dropout: rate on the embeddings and on t.
       dtype: of the computation; parameters, alignments and logits are float32.
-      pad: the token that fills up a batch; the encoder steps over it, and no alignment goes to it.
+      pad: the padding token, which the encoder skips, and which has an alignment of 0.
     """
     source_vocab_size: int
     target_vocab_size: int
@@ -277,30 +270,30 @@ class RNNSearch(nn.Module):
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
-        """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        """Computes teacher forcing, in float32. `target` is shifted right: it begins with the start token."""
         return self.projection(source, target, deterministic).logits()
 
     def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                    deterministic: bool = True) -> Projection:
-        """What the logits are made from, for a loss that does without them."""
+        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
         memory = self.encode(source, deterministic)
         x = self._embed(self.target_embedding, 'target_embedding', target, deterministic)
         return self._project(x, *self.decoder(x, memory), deterministic)
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
-        """Source tokens -> what the decoder looks at: h_j, float [batch, source, 2 d_hidden]."""
+        """Encodes source tokens: h_j, float [batch, source, 2 d_hidden]."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         visible = source != self.pad
         x = self._embed(embedding, 'source_embedding', source, deterministic)
         return Memory(self.encoder(x, visible), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
-        """A cache for `beam` hypotheses; a state has one size, whatever `max_length` is."""
+        """Returns a cache for `beam` hypotheses. The size of a state does not depend on `max_length`."""
         return self.decoder.init_cache(memory, beam)
 
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
-        """The newest token of each hypothesis -> logits of the one after it."""
+        """Maps the newest token of each hypothesis to the logits of the next token."""
         with at_positions(cache.position):
             x = self._embed(self.target_embedding, 'target_embedding', token, deterministic=True)
             states, contexts, cache = self.decoder.decode_step(x, cache)
@@ -311,9 +304,9 @@ class RNNSearch(nn.Module):
         return self.drop(embedded * self.d_model ** 0.5, deterministic)
 
     def _project(self, x, states, contexts, deterministic):
-        """What makes the logits g(y_{i-1}, s_i, c_i) of all steps at once (appendix A.2.2)."""
+        """Returns the factors of the logits g(y_{i-1}, s_i, c_i) of all steps (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
-        if self.readout == 'maxout':  # unit j is paired with unit j + d_model, which is a matter of numbering
+        if self.readout == 'maxout':  # unit j and unit j + d_model form a pair
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))
         t = self.drop(place(self, 'readout', t), deterministic)
-        return self.output(t) if self.share_embeddings == 'none' else tied(t, self.target_embedding)
+        return self.output(t) if self.share_embeddings == 'none' else Projection(t, self.target_embedding.embedding)

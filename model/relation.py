@@ -1,7 +1,7 @@
-"""Which keys a query may look at, and how far apart they stand: masks and position biases.
+"""The relation of queries and keys: masks, and biases that depend on their positions.
 
-Axes as in model/attention.py. Masks are boolean and broadcast to [batch, heads, target, source]; True means
-"may be looked at".
+Axes as in model/attention.py. Masks are boolean and broadcast to [batch, heads, target, source]; True means that the
+query sees the key.
 """
 
 import functools
@@ -16,59 +16,59 @@ Mask = Bool[Array, '#batch #heads #target #source']
 
 
 def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
-    """Position i sees j <= i (section 3.2.3).
+    """Returns the mask with which position i sees positions j <= i (section 3.2.3).
 
-    The diagonal is visible: with targets shifted right by one, position i holds the token before the one
-    that it predicts. Some texts mask it, and so hide from each position its own input.
+    The diagonal is visible: targets are shifted right by one, so position i has the token before the predicted token.
+    Some texts mask the diagonal, which hides the own input of each position.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), dtype=bool))
 
 
 def padding_mask(visible: Bool[Array, 'batch source']) -> Bool[Array, 'batch 1 1 source']:
-    """Hides the keys where `visible` is False, from every query."""
+    """Returns the mask that hides the keys where `visible` is False, from every query."""
     return visible[:, None, None, :]
 
 
 def segment_mask(target: Int[Array, 'batch target'],
                  source: Int[Array, 'batch source']) -> Bool[Array, 'batch 1 target source']:
-    """Packed examples do not see each other: query t sees key s where their segment numbers are equal."""
+    """Returns the mask of packed examples: query t sees key s if their segment numbers are equal."""
     return target[:, None, :, None] == source[:, None, None, :]
 
 
 def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
                 window: int) -> Bool[Array, '#batch 1 target source']:
-    """Query t sees key s where |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
+    """Returns the mask with which query t sees key s if |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, 3.1).
 
-    With a look-ahead mask these are the query itself and the window - 1 positions before it, as in Mistral 7B (Jiang et
-    al. 2023, arXiv:2310.06825); without, as many on either side.
+    With a look-ahead mask, a query sees itself and the window - 1 positions before it, as in Mistral 7B (Jiang et al.
+    2023, arXiv:2310.06825). Without one, it also sees window - 1 positions after it.
     """
     return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
 
 
 def combine_masks(*masks: Mask | None) -> Mask | None:
-    """The conjunction of the masks that are not None; None (everything is visible) if there is none."""
+    """Returns the conjunction of the masks that are not None; None (every key is visible) if all are None."""
     present = [mask for mask in masks if mask is not None]
     return functools.reduce(jnp.logical_and, present) if present else None
 
 
 class Relation(flax.struct.PyTreeNode):
-    """How queries stand to keys, in vectors of length n.
+    """Positions, visibility and segments of queries and keys, as vectors of length n.
 
-    The n x n mask and bias are made from them where they are needed, whole or for a few queries at a time (`rows`),
-    so that long inputs need not hold either. Every field may be None; `Relation()` lets every query see every key.
+    The n x n mask and bias are made from them when they are needed, for all queries or for a few at a time (`rows`), so
+    they are not kept in memory for long inputs. Every field may be None; with `Relation()`, every query sees every key.
     A leading axis of 1 stands for the whole batch.
 
     Attributes:
       target: positions of the queries.
       source: positions of the keys.
       visible: False where a key is padding.
-      target_segments: the packed example that each query belongs to; examples do not see each other.
-      source_segments: the same for the keys.
-      mask: any further restriction.
-      bias: what the relative position adds to the scores.
-      causal: a query sees no key of a greater position.
-      bidirectional: T5's buckets tell the keys after the query from those before it.
-      window: a query sees only keys at a distance below it, itself included; 0: any distance.
+      target_segments: the packed example of each query; examples do not see each other.
+      source_segments: the packed example of each key.
+      mask: a further mask.
+      bias: computes the bias of relative positions on the scores.
+      causal: a query does not see keys with a greater position.
+      bidirectional: T5's buckets distinguish keys after the query from keys before it.
+      window: a query sees only keys at a smaller distance than this; 0: any distance.
     """
     target: Int[AnyArray, '#batch target'] | None = None
     source: Int[AnyArray, '#batch source'] | None = None
@@ -84,12 +84,12 @@ class Relation(flax.struct.PyTreeNode):
     @classmethod
     def within(cls, positions: Int[AnyArray, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
                segments: Int[Array, '#batch length'] | None = None, causal: bool = False) -> 'Relation':
-        """The relation of a sequence to itself."""
+        """Returns the relation of a sequence to itself."""
         return cls(target=positions, source=positions, visible=visible, target_segments=segments,
                    source_segments=segments, causal=causal, bidirectional=not causal)
 
     def whole_mask(self) -> Mask | None:
-        """The conjunction of everything that hides a key from a query."""
+        """Returns the conjunction of all masks, or None."""
         masks = [self.mask]
         if self.visible is not None:
             masks.append(padding_mask(self.visible))
@@ -103,18 +103,18 @@ class Relation(flax.struct.PyTreeNode):
         return combine_masks(*masks)
 
     def whole_bias(self) -> Float[Array, '#batch heads target source'] | None:
-        """What is added to the scores after their scaling, or None."""
+        """Returns the bias that is added to the scores after their scaling, or None."""
         if self.bias is None:
             return None
         return self.bias(*self.positions(), self.bidirectional)
 
     def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
-        """Positions of the queries and of the keys, which what is relative cannot do without."""
+        """Returns the positions of the queries and of the keys. Relative masks and biases need both."""
         assert self.target is not None and self.source is not None
         return jnp.asarray(self.target), jnp.asarray(self.source)
 
     def rows(self) -> tuple[dict[str, AnyArray], dict[str, int]]:
-        """The fields that belong to the queries, and the axis of each along which the queries lie."""
+        """Returns the fields that belong to queries, and the axis of each field along which the queries lie."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
         present = {name: field for name, field in fields.items() if field is not None and field.shape[axes[name]] > 1}

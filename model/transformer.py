@@ -9,14 +9,14 @@ from typing_extensions import override
 from model.blocks import BlockConfig, DecoderBlock, SelfAttentionStack, Sequence, layer_norm, rematerialised
 from model.cache import Cache, Memory, ancestor_mask, no_ancestors, with_own
 from model.dropout import Dropout, WordDropout
-from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, tied, with_absent
+from model.embedding import OutputProjection, Projection, check_sharing, embedding, logits_bias, with_absent
 from model.places import at_positions, place
 from model.positional import PositionalEncoding, RelativeBias
 from model.relation import UNRESTRICTED, Relation
 
 
 class Decoder(nn.Module):
-    """N decoder blocks over vectors that are already embedded (section 3.1)."""
+    """N decoder blocks over embedded vectors (section 3.1)."""
     config: BlockConfig
     num_layers: int
 
@@ -30,7 +30,7 @@ class Decoder(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """`relation` is of the targets to themselves, `memory_relation` to the memory."""
+        """Computes all positions. `relation` is between targets, `memory_relation` between targets and memory."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
         for layer in self.layers:
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
         return self._end(x)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
-        """Cross-attention's keys and values, computed; self-attention's, empty, for `max_length` steps."""
+        """Returns a cache with the keys and values of cross-attention, and room for `max_length` steps."""
         config, batch = self.config, memory.states.shape[0]
         d_k, d_v = config.head_widths()
 
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam d_model'], Cache]:
-        """One step of every hypothesis; the cache comes back one position longer."""
+        """Computes one step of every hypothesis. Returns the outputs and the new cache."""
         beam, keys = x.shape[1], cache.past[0]['key'].shape[3]
         ancestors = with_own(cache.state['ancestors'], cache.position)
         relation = Relation(target=jnp.broadcast_to(cache.position, (1, beam)), source=jnp.arange(keys)[None] // beam,
@@ -73,24 +73,16 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder: source tokens and the target's tokens so far -> logits of the next ones.
+    """The encoder-decoder: maps source tokens and previous target tokens to logits of the next target tokens.
 
-    Embeddings are multiplied by sqrt(d_model) and, transposed, are the output projection (section 3.4).
+    Embeddings are multiplied by sqrt(d_model) and, transposed, are the output projection (section 3.4). A decoder may
+    have fewer layers than the encoder (Kasai et al. 2021, arXiv:2006.10369).
 
-    Attributes:
-      config: of the blocks.
-      num_layers: N, in the encoder and again in the decoder.
-      num_decoder_layers: of the decoder, if it has others (Kasai et al. 2021, arXiv:2006.10369); 0 means num_layers.
-      source_vocab_size: pieces of the source vocabulary.
-      target_vocab_size: pieces of the target vocabulary.
-      share_embeddings: 'all' (source, target and output use one table, the paper's; needs one vocabulary),
-        'target' (target and output) or 'none'.
-      scale_embeddings: multiply them by sqrt(d_model); the paper does.
-      output_bias: add a bias to the logits.
-      absent: tokens that an imported vocabulary lacks: they have no probability.
-      max_length: longest sequence of a learned position table; the others have no limit.
-      word_dropout: rate at which whole tokens of source and target are dropped, their positions kept.
-      pad: the token that fills up a batch; no query looks at it.
+    Attributes are options of config.model with the same names (configs/options.py), and:
+      config: the options of the blocks.
+      source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
+      absent: tokens that an imported vocabulary lacks; their probability is 0.
+      pad: the padding token, which no query sees.
     """
     config: BlockConfig
     num_layers: int
@@ -123,17 +115,17 @@ class Transformer(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """Longest sequence that the positions reach; None where there is no limit."""
+        """The longest sequence that the positions support; None if there is no limit."""
         return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
-        """Teacher forcing: `target` is shifted right (it begins with the start token); logits in float32."""
+        """Computes teacher forcing, in float32. `target` is shifted right: it begins with the start token."""
         return self.projection(source, target, deterministic).logits()
 
     def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                    deterministic: bool = True) -> Projection:
-        """What the logits are made from, for a loss that does without them."""
+        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
         memory = self.encode(source, deterministic)
         length = target.shape[1]
         relation = Relation.within(np.arange(length)[None], visible=target != self.pad, causal=True)
@@ -141,7 +133,7 @@ class Transformer(nn.Module):
         return self._project(self.decoder(x, memory.states, relation, Relation(visible=memory.visible), deterministic))
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
-        """Source tokens -> what the decoder looks at."""
+        """Encodes source tokens for the decoder."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         length, visible = source.shape[1], source != self.pad
         positions = self.source_position(np.arange(length), length)
@@ -150,12 +142,12 @@ class Transformer(nn.Module):
         return Memory(self.encoder(x, relation, deterministic), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
-        """An empty cache for `beam` hypotheses of up to `max_length` tokens each."""
+        """Returns an empty cache for `beam` hypotheses of up to `max_length` tokens each."""
         return self.decoder.init_cache(memory, beam, min(max_length, self.length_limit or max_length))
 
     def decode_step(self, token: Int[Array, 'batch beam'],
                     cache: Cache) -> tuple[Float[Array, 'batch beam vocab'], Cache]:
-        """The newest token of each hypothesis -> logits of the one after it."""
+        """Maps the newest token of each hypothesis to the logits of the next token."""
         with at_positions(cache.position):
             x = self._embed_target(token, cache.position, 0, deterministic=True)
             x, cache = self.decoder.decode_step(x, cache)
@@ -173,5 +165,6 @@ class Transformer(nn.Module):
         return self.embedding_dropout(x + positions.astype(self.config.dtype), deterministic)
 
     def _project(self, x):
-        projection = self.output(x) if self.share_embeddings == 'none' else tied(x, self.target_embedding)
+        separate = self.share_embeddings == 'none'
+        projection = self.output(x) if separate else Projection(x, self.target_embedding.embedding)
         return projection.replace(bias=with_absent(self.logits_bias, self.absent, self.target_vocab_size))

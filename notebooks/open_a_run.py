@@ -70,7 +70,7 @@ for hypothesis in date.hypotheses:
 # ## The probability of each token
 #
 # $p(Y \mid X) = \prod_t p(y_t \mid y_{<t}, X)$ has a factor for each token, and one for the end token. The last column
-# has the most probable alternatives. Because of label smoothing 0.1 in training, no probability comes close to 1.
+# has the most probable alternatives. Label smoothing in training keeps all probabilities below 1.
 
 # %%
 def show_probabilities(output):
@@ -137,9 +137,10 @@ allyouneed.heads_figure({kind: 100 * values for kind, values in scores.items()},
                         f'exact matches of 100 without one head (all heads: {100 * whole:.0f})')
 
 # %% [markdown]
-# Most heads of the demo can be removed without much loss, as [Michel et al.
-# 2019](https://arxiv.org/abs/1905.10650) found for large models. The next cell removes the heads of the last layer's
-# cross-attention one after the other, beginning with the most important one:
+# Without a single head of the first layer, most translations are still exact; the heads of the second layer matter
+# more. [Michel et al. 2019](https://arxiv.org/abs/1905.10650) found that most heads of large models can be removed. The
+# next cell removes the heads of the last layer's cross-attention one after the other, beginning with the most important
+# one:
 
 # %%
 last, gates = heads.kinds()['cross'][-1], heads.ones()

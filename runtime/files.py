@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -176,6 +177,15 @@ def read_bytes(path: Path) -> bytes:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, 'it is a pipe or a device, and no file', str(path))
     return path.read_bytes()
+
+
+def file_checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file. Raises OSError if it cannot be read."""
+    checksum = 0
+    with open(path, 'rb') as file:
+        while block := file.read(2 ** 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:

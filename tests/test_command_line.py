@@ -43,7 +43,7 @@ def run(*arguments, body='pass'):
     (['--config.peak=2'], NO_OPTION.format('peak') + ': did you mean optimizer.peak?'),
     (['--config.eval.evry', '5'], NO_OPTION.format('eval.evry') + ': did you mean eval.every?'),
     (['--noconfig.model.remta'], NO_OPTION.format('model.remta') + ': did you mean model.remat?'),
-    (['--config.zzz=2'], NO_OPTION.format('zzz') + '; configs/options.py has them all'),
+    (['--config.zzz=2'], NO_OPTION.format('zzz') + '. See configs/options.py'),
     (['--config.model.num_layers=x'], '--config.model.num_layers=x: must be a whole number'),
     (['--config.model.num_layers=2.5'], '--config.model.num_layers=2.5: must be a whole number'),
     (['--config.model.dropout=x'], '--config.model.dropout=x: must be a number'),
@@ -51,7 +51,7 @@ def run(*arguments, body='pass'):
     (['--step=x'], '--step=x: must be a whole number'),
     (['--config.model.remat=x'], '--config.model.remat=x: must be true or false'),
     (['--stepp=1'], "Unknown command line flag 'stepp'. Did you mean: step ?"),
-    (['step=1'], "unexpected argument 'step=1': every option is a flag, --name=value"),
+    (['step=1'], "unexpected argument 'step=1': options are flags, --name=value"),
     (['--config=no/such.py', '--config.seed=1'],
      '--config=no/such.py does not exist: give a recipe, for example configs/demo.py'),
     (['--config=configs/dmeo.py', '--config.seed=1'],
@@ -92,7 +92,7 @@ def test_a_script_may_take_one_argument():
         return subprocess.run([sys.executable, '-c', takes.format(body='print(folder)'), *arguments], cwd=ROOT,
                               capture_output=True, text=True, timeout=120)
     assert run_it('runs/demo').stdout == 'began\nruns/demo\n'
-    assert run_it().stderr == 'error: RUN is missing; --help tells more\n'
+    assert run_it().stderr == 'error: RUN is missing. See --help\n'
     assert 'unexpected argument' in run_it('runs/demo', 'runs/other').stderr
 
 

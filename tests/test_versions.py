@@ -139,7 +139,7 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'version': 99}, 'its version is 99, but this program knows those from 1 to '),
+    ({'version': 99}, 'its version is 99, but this program supports versions 1 to '),
     ({'version': '2'}, "its version is '2'"),
     ({'version': True}, 'its version is True'),
     ({'model__d_modle': 8}, 'there is no option model.d_modle: did you mean model.d_model?'),

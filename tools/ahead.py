@@ -81,7 +81,7 @@ def devices_of(topology: Topology) -> Devices:
     if topology.chip.libtpu == 'v4':
         options['chip_config_name'] = 'megacore'  # the two cores are one device, as on real machines
     try:
-        described = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
+        description = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
     except Exception as error:  # jaxlib documents no class for it
         reason = str(error).splitlines()[0][:300]
         if not importlib.util.find_spec('libtpu'):
@@ -89,7 +89,7 @@ def devices_of(topology: Topology) -> Devices:
                             'pip install -e ".[plan]", or use --formula') from None
         raise UserError(f'--topology={topology}: libtpu does not support it ({reason}). Use the shape of a slice that '
                         'is sold, such as v5e:4x4') from None
-    return list(described.devices)
+    return list(description.devices)
 
 
 def assumed_sizes(config: ConfigDict) -> dict[str, int]:
@@ -108,8 +108,8 @@ def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> 
     As in training, padding rows are added up to a `multiple`. Also returns the number of rows without them.
     """
     pairs = TASKS[config.task].data == 'pairs'
-    usual: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
-    length = length or usual
+    default: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
+    length = length or default
     rows = config.batch.tokens // length // MULTIPLE * MULTIPLE if pairs else config.batch.rows
     if not rows:
         raise UserError(f'config.batch.tokens={config.batch.tokens} is too small: a batch must hold {MULTIPLE} '
@@ -163,9 +163,9 @@ class Recipe:
     def for_parts(self, config: ConfigDict) -> 'Recipe':
         """Returns the recipe with other values of config.parallel and config.train.accumulate."""
         assert self.flops  # computed once for all copies, and with it the shapes
-        other = copy.copy(self)
-        other.config, other.parts = config, self.parts | {'accumulate': config.train.accumulate}
-        return other
+        recipe = copy.copy(self)
+        recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}
+        return recipe
 
     @property
     def tokens(self) -> int:
@@ -212,12 +212,12 @@ class Ahead:
         source = next(iter(self.batch['inputs'].values()))
         shares = self.mesh['data'] * self.mesh['fsdp']
         rows = -(-config.decode.batch_size // shares) * shares
-        most = source.shape[1] + config.decode.extra_length
-        beam = Beam(Vocabulary(PAD, BOS, EOS), most, config.decode.beam, config.decode.alpha)
+        max_length = source.shape[1] + config.decode.extra_length
+        beam = Beam(Vocabulary(PAD, BOS, EOS), max_length, config.decode.beam, config.decode.alpha)
 
         def begin(params, tokens):
             cache: Any = module.apply({'params': params}, method=lambda module: module.init_cache(
-                module.encode(tokens), config.decode.beam, most))
+                module.encode(tokens), config.decode.beam, max_length))
             return beam.begin(cache, tokens[:, 0], tokens[:, 0])
 
         def step(params, state):
@@ -235,14 +235,14 @@ class Ahead:
     def figures(self, compiled: jax.stages.Compiled) -> Figures:
         """Returns the cost of a compiled program of this mesh."""
         memory, text = compiled.memory_analysis(), compiled.as_text() or ''
-        program, everything = Program(text, self.mesh), Program(text, self.mesh, cores=True)
+        program, with_cores = Program(text, self.mesh), Program(text, self.mesh, cores=True)
         assert memory is not None
-        counted: Any = compiled.cost_analysis() or {}
+        cost: Any = compiled.cost_analysis() or {}
         arguments, flops = memory.argument_size_in_bytes, 0.0
         if compiled is self.__dict__.get('train'):
             flops = self.recipe.flops / math.prod(self.mesh.values())
-        return Figures(flops or counted.get('flops', 0.0),
-                       program.traffic(), everything.traffic(), arguments, memory.temp_size_in_bytes,
+        return Figures(flops or cost.get('flops', 0.0),
+                       program.traffic(), with_cores.traffic(), arguments, memory.temp_size_in_bytes,
                        arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes
                        + memory.temp_size_in_bytes, tuple(program.collectives()))
 

@@ -12,7 +12,7 @@ import jax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from model.losses import tiles
+from kernels.cross_entropy import tiles
 from tools.ahead import Figures, Recipe
 from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective

@@ -50,7 +50,8 @@ def zipped(*sweeps: Sweep) -> Sweep:
       UserError: if the sweeps differ in length, or two of them set the same option.
     """
     if len({len(sweep) for sweep in sweeps}) > 1:
-        raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs do not go together')
+        raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs must have the same '
+                        'length')
     return [_merged(parts) for parts in zip(*sweeps, strict=True)]
 
 
@@ -62,15 +63,15 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
 
     Args:
       sweep: the runs, all different.
-      options: all options of the config; they decide how far an option's name can be shortened.
+      options: all options of the config, from which short unique names are made.
     """
     options = list(options)
     short = short_names(options)
-    told = {*differing(sweep), 'seed'} if len(sweep) > 1 else set(options)
+    naming = {*differing(sweep), 'seed'} if len(sweep) > 1 else set(options)
     names = []
     for overrides in sweep:
-        told_here = sorted((option for option in overrides if option in told), key=lambda option: option == 'seed')
-        name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in told_here) or 'base'
+        in_name = sorted((option for option in overrides if option in naming), key=lambda option: option == 'seed')
+        name = ','.join(f'{short[option]}={_written(overrides[option])}' for option in in_name) or 'base'
         names.append(name if len(name) <= MOST_LETTERS else f'{name[:MOST_LETTERS]}~{_digest(overrides)}')
     # A digest distinguishes values that differ only in characters which a name cannot contain.
     return [f'{name}~{_digest(overrides)}' if names.count(name) > 1 else name
@@ -87,8 +88,8 @@ def short_names(options: Iterable[str]) -> dict[str, str]:
     """Maps each option to the shortest suffix of its name that is unique: 'num_heads', but 'data.seed'."""
     options = list(options)
     ends = [_ends(option) for option in options]
-    return {option: next((end for end in of_option if sum(end in others for others in ends) == 1), option)
-            for option, of_option in zip(options, ends, strict=True)}
+    return {option: next((end for end in own if sum(end in other for other in ends) == 1), option)
+            for option, own in zip(options, ends, strict=True)}
 
 
 def _ends(option: str) -> list[str]:

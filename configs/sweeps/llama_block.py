@@ -1,9 +1,10 @@
-"""The paper's block, each change that the Llama family has made to it alone, and all of them, with three seeds.
+"""The paper's block, each change of the Llama family by itself, and all changes together, with three seeds.
 
     python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
 
-All have the recipe's size and budget. The gated feed-forward sublayer has two thirds of the plain one's width, so that
-both have as many parameters; fewer heads of keys and values have fewer. Everything else is the recipe's.
+All runs have the recipe's size and budget. The gated feed-forward sublayer has two thirds of the width of the plain
+sublayer, so that both have the same number of parameters. Fewer heads of keys and values mean fewer parameters. All
+other options are the recipe's.
 """
 
 from configs.sweeps import product, seeds

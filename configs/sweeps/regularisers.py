@@ -1,13 +1,12 @@
-r"""Each regulariser alone, on and off, and those that go together, with three seeds.
+r"""Each regulariser by itself, and all compatible regularisers together, with three seeds.
 
     python sweep.py --config=configs/multi30k.py --config.data.dir=DIR --sweep=configs/sweeps/regularisers.py \
                     --workdir=sweeps/regularisers
 
-The first setting has none of them. A regulariser that the recipe has keeps the recipe's strength where it is on; for
-the others the strengths are those that papers report for small data. All settings have one budget, in passes through
-the model: R-Drop and SimCut make two at each step, so with them a training has half as many steps as without. An
-average of the parameters is evaluated in their place; `decode.py --checkpoint=raw:best` of such a run scores the
-parameters.
+The first setting has no regulariser. A regulariser of the recipe has the recipe's strength; the other strengths are
+from papers about small data. All settings have the same budget of passes through the model. R-Drop and SimCut make two
+passes in each step, so training has half as many steps with them. If a run averages its parameters, the average is
+evaluated; `decode.py --checkpoint=raw:best` scores the parameters themselves.
 """
 
 from configs.options import DEFAULTS, flatten, is_used
@@ -30,13 +29,13 @@ def get_sweep(config):
     passes = config.train.steps * (2 if any(here[option] for option in TWO_PASSES) else 1)
 
     def only(*options):
-        """The overrides that leave on no others than these."""
+        """Returns the overrides that turn on only these regularisers."""
         wanted = {option: strength if option in options else 0.0 for option, strength in used.items()}
         wanted['train.steps'] = passes // 2 if TWO_PASSES & {*options} else passes
         if 'train.simcut' not in options:
             wanted['train.cutoff'] = DEFAULTS['train.cutoff']
         return {option: value for option, value in wanted.items() if value != here[option]}
 
-    together = [option for option in used if option != 'train.simcut']  # which is another second pass than R-Drop
-    # Seed by seed: a sweep that is cut off has compared them all, with fewer seeds.
+    together = [option for option in used if option != 'train.simcut']  # it cannot be combined with R-Drop
+    # Seed by seed, so that an interrupted sweep has compared all settings, with fewer seeds.
     return product(seeds(3), [only(), *map(only, used), only(*together)])

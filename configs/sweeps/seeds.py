@@ -1,4 +1,4 @@
-"""The recipe with five seeds: how large a difference is chance.
+"""The recipe with five seeds, which shows how large random differences are.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/seeds.py --workdir=sweeps/seeds
 """

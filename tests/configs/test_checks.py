@@ -154,6 +154,7 @@ def test_misspelt_choice_gets_the_nearest(option, word, meant):
 @pytest.mark.parametrize('values', [
     {'model.num_heads': 7, 'model.d_k': 64, 'model.d_v': 64},
     {'model.d_model': 9, 'model.num_heads': 3, 'model.position': 'learned'},
+    {'model.kind': 'rnnsearch', 'model.d_model': 9},
     {'data.tokenizer.joint': False, 'model.share_embeddings': 'target'},
     {'data.max_length': 256, 'model.position': 'learned'},
     {'data.max_length': 300},

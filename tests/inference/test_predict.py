@@ -39,7 +39,7 @@ def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
     (SERIES > 5, r'inputs must be finite numbers \(their type is bool\)'),
     (SERIES * np.nan, 'inputs must be finite numbers'),
     (SERIES * 1e300, 'inputs must be finite numbers'),
-    (SERIES * 1e37, 'inputs cannot be standardised: number . of the last axis is once .*e[+]3'),
+    (SERIES * 1e37, 'inputs cannot be standardised: index . of the last axis has a value of .*e[+]3'),
     ([[1.0, 2.0], [3.0]], 'inputs are not an array'),
 ])
 def test_other_inputs_are_refused(predictor, inputs, message):

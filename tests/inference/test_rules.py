@@ -269,6 +269,15 @@ def test_forms_of_a_word():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('method', SEARCHES)
+def test_bytes_follow_prefixes_and_avoid_words_that_are_not_ascii(method):
+    model = translator(Transformer(blocks(), 1, 260, 260), ByteTokenizer())
+    options = dataclasses.replace(SEARCHES[method], extra_length=6, avoid=('ÉTÉ', '猫'))
+    for output, prefix in zip(model.translate(['été', 'a'], options, prefixes=['é', 'Ét']), ['é', 'Ét'], strict=True):
+        assert output.text.startswith(prefix)
+        assert not re.search(r'(?<!\w)été(?!\w)|猫', output.text, re.IGNORECASE)
+
+
 def test_a_space_ends_the_word_of_a_prefix():
     tokenizer = vocabularies()['bpe']
     assert encode_prefix(tokenizer, 'Ein Ma').prefix == tokenizer.encode('Ein Ma')
@@ -310,9 +319,9 @@ def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, nu
 
 
 @pytest.mark.parametrize('source, prefix, avoid, says', [
-    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation has room for 7'),
-    ('ab', 'bxb', (), 'characters that the vocabulary has not'),
-    ('', 'b', (), 'its sentence is empty'),
+    ('ab', 'bbbbbbb', (), 'line 8: .* it has 7 tokens, but the translation may have 7'),
+    ('ab', 'bxb', (), 'characters that are not in the vocabulary'),
+    ('', 'b', (), 'the sentence is empty'),
     ('ab', 'b a, ', ('A',), 'a word to avoid'),
     ('ab', 'b bb a', ('A',), 'a word to avoid'),  # nothing can follow
 ])
@@ -329,5 +338,5 @@ def test_what_is_no_phrase(avoid):
 
 
 def test_as_many_prefixes_as_sentences():
-    with pytest.raises(UserError, match='1 prefixes are given for 2 sentences'):
+    with pytest.raises(UserError, match='1 prefixes for 2 sentences'):
         of_kind('transformer').translate(['a', 'b'], prefixes=['a'])

@@ -177,7 +177,7 @@ def test_prompt_and_continuation_are_the_text_of_their_tokens(kind, whole_docume
 
 
 def test_a_continuation_that_fits_no_window_is_refused_for_a_beam():
-    with pytest.raises(UserError, match='8 tokens is asked for, but the model was trained on windows of 8'):
+    with pytest.raises(UserError, match='extra_length=8: must be less than 8, the window'):
         answers(Parrot(context=8), ['a'], SearchOptions(extra_length=8))
 
 
@@ -214,7 +214,7 @@ def test_a_million_characters_are_read_in_linear_time_and_little_memory(warned):
 
 
 @pytest.mark.parametrize('texts, message', [
-    ('one two', r"give a list of texts, \['one two'\]"), (['one', '\ud800'], 'number 2 of the texts is')])
+    ('one two', r"a list of texts is required. Use \['one two'\]"), (['one', '\ud800'], 'text 2 is')])
 def test_what_is_no_list_of_texts_is_refused(texts, message):
     for ask in Echo().translate, Parrot().generate:
         with pytest.raises(UserError, match=message):
@@ -239,8 +239,8 @@ print(SearchOptions(beam=np.int64(3), alpha=1).beam)
     assert done.stdout.splitlines() == [
         'beam=2.5 must be a whole number', 'beam=True must be a whole number', 'seed=1.5 must be a whole number',
         "extra_length='2' must be a whole number", 'alpha=None must be a number', 'top_p=nan must be a number',
-        'number 2 of the texts is 3: it must be text that UTF-8 can write',
-        'number 1 of the texts is None: it must be text that UTF-8 can write', '3'], done.stderr
+        'text 2 is 3: must be a string that UTF-8 can encode',
+        'text 1 is None: must be a string that UTF-8 can encode', '3'], done.stderr
 
 
 # Files.

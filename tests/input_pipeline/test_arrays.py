@@ -104,9 +104,9 @@ def test_splits_must_fit_the_training_split(test, message):
 
 
 @pytest.mark.parametrize('inputs, targets, message', [
-    (INPUTS * 1e30, INPUTS[:, 0], 'file of train: inputs are too large: number [01] .* has the mean .*e\\+30'),
-    (INPUTS * [1, 1e37], INPUTS[:, 0], 'file of train: inputs are too large: number 1 of the last axis'),
-    (np.full_like(INPUTS, 3e38), INPUTS[:, 0], 'file of train: inputs are too large: number 0 .* mean 3e\\+38'),
+    (INPUTS * 1e30, INPUTS[:, 0], 'file of train: inputs are too large: index [01] .* has the mean .*e\\+30'),
+    (INPUTS * [1, 1e37], INPUTS[:, 0], 'file of train: inputs are too large: index 1 of the last axis'),
+    (np.full_like(INPUTS, 3e38), INPUTS[:, 0], 'file of train: inputs are too large: index 0 .* mean 3e\\+38'),
     (INPUTS, INPUTS[:, 0] * 1e30, 'file of train: targets are too large'),
     (np.where(INPUTS.mean() < INPUTS, 3.4e38, -3.4e38), INPUTS[:, 0], 'file of train: inputs are too large'),
 ])
@@ -121,7 +121,7 @@ def test_numbers_too_large_to_be_standardised(inputs, targets, message):
     ('targets', INPUTS, INPUTS[:, 0] * [1, 1e35])])
 def test_a_split_too_far_from_the_training_split(split, name, inputs, targets):
     data = in_memory(INPUTS, INPUTS[:, 0], False, **{split: (inputs, targets)})
-    with pytest.raises(UserError, match=f'file of {split}: {name} cannot be standardised: number .* training split'):
+    with pytest.raises(UserError, match=f'file of {split}: {name} cannot be standardised: index .* training split'):
         data.inputs(split)
 
 
@@ -230,7 +230,7 @@ def test_tfds_images(prepared):
 @pytest.mark.parametrize('changes, message', [
     ({'name': 'no_such'}, r"data\.name='no_such' cannot be opened in .*: Dataset no_such not found"),
     ({'name': 'no_labels'}, r'name=no_labels: the dataset has images of shape \(None, None, 3\) and the label .*'),
-    ({'name': 'no_images'}, r'dataset no_images has label, text, but images with classes need image and label'),
+    ({'name': 'no_images'}, r'name=no_images: the dataset has the features label, text, but it must have image and'),
     ({'train': 'training'}, r"splits\.train='training' cannot be read from .*Unknown split"),
     ({'name': 'mnist'}, r'mnist is not in .* TensorFlow, .*tfds build mnist --file_format=array_record'),
 ])

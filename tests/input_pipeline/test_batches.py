@@ -163,7 +163,7 @@ def test_prefetch_yields_exactly_the_steps_asked_for(first, last):
 
 def test_too_small_a_budget_names_one_that_works():
     store = Store([[5, 29], [3, 3]])
-    with pytest.raises(UserError, match=r'batch\.tokens=255 holds no 8 sentences of 32 tokens, .* at least 256'):
+    with pytest.raises(UserError, match=r'batch\.tokens=255: too small, .* 8 sentences of up to 32 tokens\. .* 256'):
         plan_of(store, tokens=255)
     assert plan_of(store, tokens=256).rows.min() == ROWS
 

@@ -133,8 +133,8 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder: give the one that holds"),
-    ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is no file"),
+    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Give the folder of"),
+    ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is not a file"),
     ({'source': 'text'}, r"config\.data\.source='text': must be one of builtin, files, tfds for this task"),
 ])
 def test_what_is_not_there(options, message):
@@ -145,8 +145,8 @@ def test_what_is_not_there(options, message):
 def test_missing_split(tmp_path):
     (tmp_path / 'val').mkdir()
     for split, name in (('train', 'train'), ('validation', 'val')):
-        with pytest.raises(UserError, match=rf'For the {split} split, .* must hold {name}\.txt, {name}\.txt\.gz or a '
-                                            rf'folder {name} of text files; see config\.data\.dir and splits\.{split}'):
+        with pytest.raises(UserError, match=rf'For the {split} split, .* must have {name}\.txt, {name}\.txt\.gz or a '
+                                            rf'folder {name} of text files\. See config.data.dir and splits.{split}'):
             read(split, dir=tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'test'})
 
 
@@ -154,7 +154,7 @@ def test_missing_split(tmp_path):
 @pytest.mark.parametrize('where', ['dir', 'file'])
 def test_invalid_utf8_is_located(tmp_path, kind, where):
     (tmp_path / 'train.txt').write_bytes(b'eins\nzwei\nd' + 'é'.encode('latin-1') + b'j\n')
-    with pytest.raises(UserError, match=r'train\.txt:3: not UTF-8 \(byte 0xe9 at column 2\): .*iconv'):
+    with pytest.raises(UserError, match=r'train\.txt:3: not UTF-8 \(byte 0xe9 at column 2\)\. .*iconv'):
         read(documents=kind, **{where: tmp_path / ('train.txt' if where == 'file' else '')})
 
 
@@ -220,7 +220,7 @@ def test_a_module_stays_in_its_split_and_only_the_library_counts(tmp_path, caplo
     after = splits(tmp_path)
     assert [[text for text in split if len(text) < 4] for split in after] == before
     assert sum(map(len, after)) == 400
-    assert '1 modules that are not UTF-8 are left out' in caplog.text
+    assert '1 modules that are not UTF-8 are not used' in caplog.text
     assert all(LibraryDocuments(tmp_path).fingerprint(split) != old
                for split, old in zip(SPLITS, fingerprints, strict=True))
 
@@ -268,7 +268,7 @@ def test_tfds_dataset_on_disk(prepared):
 
 @pytest.mark.parametrize('options, message', [
     ({'name': 'no_such'}, r"config\.data\.name='no_such' cannot be opened in "),
-    ({'feature': 'body'}, r'dataset tiny_text has label, text, title, but config\.data\.feature=body is asked for'),
+    ({'feature': 'body'}, r'name=tiny_text: the dataset has the features label, text, title, but it must have body'),
     ({'feature': 'label'}, r"splits\.train='train' cannot be read from .*: a record has int instead of text"),
     ({'splits': {'train': 'tarin'}}, r"splits\.train='tarin' cannot be read from .*Unknown split 'tarin'"),
 ])

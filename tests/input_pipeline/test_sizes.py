@@ -41,7 +41,7 @@ def test_scales_are_of_every_channel_and_value(tmp_path, part, numbers):
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'classes': None}, 'sizes.json: classes=None, but config.json says task=classification'),
+    ({'classes': None}, 'sizes.json: classes=None does not fit task=classification'),
     ({'classes': ['a', 'a']}, 'damaged: classes='),
     ({'classes': ['a']}, 'sizes.json: 1 classes, but outputs=2'),
     ({'preprocessing': CLASSES['preprocessing'] | {'target_mean': [0.0] * 2}}, 'preprocessing: target_mean='),
@@ -54,5 +54,5 @@ def test_classes_that_cannot_be(tmp_path, changes, message):
 
 
 def test_values_have_no_classes(tmp_path):
-    with pytest.raises(UserError, match=r"classes=\['a', 'b'\], but config\.json says task=regression"):
+    with pytest.raises(UserError, match=r"classes=\['a', 'b'\] does not fit task=regression"):
         read(tmp_path, VALUES | {'classes': ['a', 'b']}, 'regression')

@@ -1,4 +1,4 @@
-"""Splits without files are cut off the training data: all of it once, doubles together, the same in any order."""
+"""Splits without files are held out from the training data: duplicates together, the same in any order."""
 
 import collections
 import gzip
@@ -60,8 +60,8 @@ def test_one_file_makes_three_splits(tmp_path, logged, form, count, share, each)
     assert {split: len(pairs) for split, pairs in parts.items()} == {
         'train': count - 2 * each, 'validation': each, 'test': each}
     assert sorted(pair for pairs in parts.values() for pair in pairs) == sorted(PAIRS[:count])
-    assert f'validation and test: cut off the training data, since there are no files: of {count} diff' in logged.text
-    assert f'{each} for each (the share config.data.validation_share={share})' in logged.text
+    assert f'held out from the training data, because there are no files: of {count} different' in logged.text
+    assert f'{each} for each split (config.data.validation_share={share})' in logged.text
     assert len({json.dumps(corpus.fingerprint(split)) for split in SPLITS}) == 3
 
 
@@ -124,9 +124,9 @@ def test_what_is_meant_to_be_there_is_not_made_up(tmp_path, prepare, message):
 
 @pytest.mark.parametrize('pairs, share, message', [
     (PAIRS[:2], 0.1,
-     r'of 2 different source sentences of .*train\.tsv, 1 for each of validation and test leave nothing'),
-    (PAIRS[:1] * 99, 0.1, 'of 1 different source sentences of .* leave nothing to train on'),
-    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: of 300 different .*, 150 for each .* lower it'),
+     r'of 2 different source sentences of .*train\.tsv, 1 are held out for each of validation and test'),
+    (PAIRS[:1] * 99, 0.1, 'of 1 different source sentences of .*, 1 are held out'),
+    (PAIRS, 0.5, r'^config\.data\.validation_share=0\.5: too large, because of 300 different .*, 150 .* Lower it'),
 ])
 def test_too_little_to_cut(tmp_path, pairs, share, message):
     write(tmp_path, pairs)
@@ -165,7 +165,7 @@ def test_files_of_a_folder_are_cut_off_whole(tmp_path):
 def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
     (tmp_path / 'train.txt').write_text('one\ntwo\nthree\n')
     (tmp_path / 'validation').mkdir()
-    with pytest.raises(UserError, match='For the validation split, .* must hold validation.txt'):
+    with pytest.raises(UserError, match='For the validation split, .* must have validation.txt'):
         documents(tmp_path, documents='line')
 
 

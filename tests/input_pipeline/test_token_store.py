@@ -346,8 +346,8 @@ def test_a_damaged_tokenizer_in_the_cache_is_learned_again(damage, tmp_path, log
 def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):
     open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path / 'one')
     shutil.copytree(tmp_path / 'one', tmp_path / 'two')
-    verified, checksum = [], builds._checksum
-    monkeypatch.setattr(builds, '_checksum', lambda path: verified.append(path.name) or checksum(path))
+    verified, checksum = [], builds.file_checksum
+    monkeypatch.setattr(builds, 'file_checksum', lambda path: verified.append(path.name) or checksum(path))
     for _ in range(2):
         assert len(open_store(Listed(PAIRS, readings=0), 'train', tokenizers, 64, tmp_path / 'two')) == len(PAIRS)
     assert sorted(verified) == ['source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',

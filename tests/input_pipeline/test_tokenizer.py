@@ -128,7 +128,7 @@ def test_pickled_and_saved(kind, tmp_path):
 @pytest.mark.parametrize('kind', SUBWORDS)
 @pytest.mark.parametrize('vocab_size, bound', [(100_000, 'at most'), (261, 'at least')])
 def test_unsuitable_vocab_size_names_one_that_works(kind, vocab_size, bound):
-    with pytest.raises(UserError, match=rf'vocab_size={vocab_size} does not suit .* it must be {bound} \d+') as raised:
+    with pytest.raises(UserError, match=rf'vocab_size={vocab_size}: too .* Use {bound} \d+') as raised:
         learn(kind=kind, vocab_size=vocab_size)
     suitable = int(str(raised.value).split()[-1])
     assert len(learn(kind=kind, vocab_size=suitable)) == suitable

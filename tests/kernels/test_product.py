@@ -4,7 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.product import add_bias, dot_general, pooling_product, scores_product
+from kernels.dense import Dense
+from kernels.heads import einsum_per_head
+from kernels.product import add_bias, dot_general, products
+
+
+def scores_product(query, key):
+    return einsum_per_head('bthk,bshk->bhts', query, key, jnp.float32)
+
+
+def pooling_product(weights, value):
+    return einsum_per_head('bhts,bshv->bthv', weights, value, value.dtype)
+
 
 SHAPES = {  # of the inputs, the features and the axes that are summed over
     'row': ((5,), (4,), (-1,)),
@@ -97,6 +108,29 @@ def test_products_within_heads_and_their_gradients(batch, target, source, heads,
         np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize('groups', [1, 2, 6])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_grouped_products_are_those_of_repeated_keys(groups, dtype):
+    rng = np.random.default_rng(0)
+    query, key, weights = (jnp.asarray(rng.normal(size=size), dtype)
+                           for size in ((2, 5, 6, 8), (2, 7, groups, 8), (2, 6, 5, 7)))
+    repeated = jnp.repeat(key, 6 // groups, axis=2)
+    for grouped, plain in ((scores_product(query, key), jnp.einsum('bthk,bshk->bhts', query, repeated)),
+                           (pooling_product(weights, key), jnp.einsum('bhts,bshv->bthv', weights, repeated))):
+        tolerance = 1e-5 if dtype == jnp.float32 else 0.05
+        np.testing.assert_allclose(np.float32(grouped), np.float32(plain), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize('biased', [True, False])
+def test_one_product_of_several_matrices_is_a_product_of_each(biased):
+    rng = np.random.default_rng(0)
+    inputs, *matrices = (jnp.float32(rng.normal(size=size)) for size in ((2, 3, 5), (5, 2, 4), (5, 7)))
+    biases = [jnp.float32(rng.normal(size=matrix.shape[1:])) for matrix in matrices] if biased else None
+    found = products(inputs, matrices, biases, jnp.float32)
+    for product, matrix, bias in zip(found, matrices, biases or (0, 0), strict=True):
+        np.testing.assert_allclose(product, np.tensordot(inputs, matrix, 1) + bias, rtol=1e-5, atol=1e-5)
+
+
 def test_products_within_heads_keep_bfloat16(devices):
     rng = np.random.default_rng(0)
     query, key, weights = (jnp.bfloat16(rng.normal(size=size)) for size in ((2, 5, 3, 8), (2, 7, 3, 8), (2, 3, 5, 7)))
@@ -120,3 +154,18 @@ def test_a_bias_gets_the_sum_of_the_gradients(shape, dtype, devices):
     np.testing.assert_array_equal(of_inputs, gradient)
     wanted = np.float64(gradient).reshape(-1, shape[-1]).sum(axis=0)
     np.testing.assert_allclose(of_bias, wanted, rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize('use_bias', [True, False])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_dense_is_that_of_flax(use_bias, dtype):
+    """Compares the initial parameters, the values and the gradients."""
+    inputs, found = jnp.float32(np.random.default_rng(0).normal(size=(3, 5, 8))), []
+    tolerance = 1e-5 if dtype == 'float32' else 0.05
+    init = nn.initializers.xavier_uniform()
+    for layer in Dense(6, ('embed', 'mlp'), use_bias, dtype), nn.Dense(6, use_bias, dtype, kernel_init=init):
+        params = nn.unbox(layer.init(jax.random.key(1), inputs))
+        outputs, gradients = jax.vjp(layer.apply, params, inputs)
+        found.append((params, outputs, gradients(jnp.cos(outputs))))
+    assert found[0][1].dtype == dtype
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), *found)

@@ -252,11 +252,8 @@ def test_every_score_serves_in_multi_head_attention(score):
     output, collections = module.apply({'params': params}, x, memory, mutable=['attention'])
     query, (key, value) = (module.apply({'params': params}, x, method=lambda m, x: m.query(x)),
                            module.apply({'params': params}, memory, method='keys_values'))
-    weight = params.get('score_weight')
-    scores = {'dot': dot_scores, 'scaled_dot': scaled_dot_scores}.get(score)
-    scores = scores(query, key) if scores else {'general': general_scores, 'additive': additive_scores}[score](
-        query, key, weight)
-    weights = masked_softmax(scores)
+    weight = [params['score_weight']] if 'score_weight' in params else []
+    weights = masked_softmax(SCORES[score](query, key, *weight))
     close(collections['attention']['weights'][0], weights)
     close(output, jnp.einsum('bhts,bshv,hvd->btd', weights, value, params['output']['kernel']))
     gradient = jax.grad(lambda params: module.apply({'params': params}, x, memory).sum())(params)

@@ -9,10 +9,10 @@ import pytest
 from model.positional import (
     RELATIVE,
     SCHEMES,
+    AlibiBias,
+    BucketedBias,
     PositionalEncoding,
-    alibi_bias,
     alibi_slopes,
-    bucketed_bias,
     relative_buckets,
     rotate,
     sinusoids,
@@ -142,7 +142,7 @@ def test_positions_that_are_known_leave_no_sines_to_the_program(encode):
 def test_alibi_falls_with_the_distance():
     np.testing.assert_allclose(alibi_slopes(8), [2.0 ** -i for i in range(1, 9)])
     np.testing.assert_allclose(alibi_slopes(3), [2.0 ** -4, 2.0 ** -8, 2.0 ** -2])
-    bias = alibi_bias(jnp.array([0.5]), jnp.array([[0, 1, 2]]), jnp.array([[0, 1, 2]]))
+    bias = AlibiBias(jnp.array([0.5]))(jnp.array([[0, 1, 2]]), jnp.array([[0, 1, 2]]), False)
     close(bias[0, 0], [[0, -0.5, -1], [-0.5, 0, -0.5], [-1, -0.5, 0]])
 
 
@@ -169,7 +169,7 @@ def test_relative_buckets_are_those_of_t5(bidirectional):
 
 def test_a_learned_bias_is_an_entry_of_the_table():
     table = normal(0, 32, 2)
-    bias = bucketed_bias(table, jnp.array([[5]]), jnp.array([[5, 4, 9]]), True)
+    bias = BucketedBias(table)(jnp.array([[5]]), jnp.array([[5, 4, 9]]), True)
     close(bias[0, :, 0], np.stack([table[0], table[1], table[16 + 4]], axis=1))
 
 

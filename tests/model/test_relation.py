@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernels.attention import fused_attention
 from model.attention import (
     LONG,
     MultiHeadAttention,
     additive_scores,
     attention,
     chunked_attention,
-    fused_attention,
     general_scores,
     scaled_dot_scores,
 )
@@ -32,6 +32,10 @@ for scheme in RELATIVE:  # those that are a bias
     bias, _ = RelativeBias(scheme, 3).init_with_output(jax.random.key(5))
     if bias:
         RELATIONS[scheme] = Relation.within(jnp.arange(7)[None], causal=scheme == 'alibi').replace(bias=bias)
+
+
+def fused(query, key, value, relation):
+    return fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias())
 
 
 def query_key_value(dtype=jnp.float32):
@@ -93,10 +97,10 @@ def test_the_fused_kernel_is_the_plain_one(relation):
     def total(kernel, *inputs):
         return jnp.sum(jnp.sin(kernel(*inputs)))
 
-    plain, fused = (lambda *args: attention(*args, relation)[0]), (lambda *args: fused_attention(*args, relation))
-    close(jax.jit(fused)(*inputs), plain(*inputs))
+    plain, kernel = (lambda *args: attention(*args, relation)[0]), (lambda *args: fused(*args, relation))
+    close(jax.jit(kernel)(*inputs), plain(*inputs))
     of_plain, of_fused = (jax.jit(jax.grad(functools.partial(total, kernel), argnums=(0, 1, 2)))(*inputs)
-                          for kernel in (plain, fused))
+                          for kernel in (plain, kernel))
     jax.tree.map(close, of_fused, of_plain)
 
 
@@ -134,7 +138,7 @@ def test_dropout_of_weights_keeps_the_mean(kernel):
 
 def test_the_fused_kernel_says_what_it_cannot_do():
     x = jnp.zeros((1, 2, 4))
-    with pytest.raises(ValueError, match='the fused kernel knows neither attention_dropout nor scores'):
+    with pytest.raises(ValueError, match='attention_kernel=fused supports only score=scaled_dot or dot'):
         MultiHeadAttention(1, 4, 4, 4, kernel='fused', score='additive').init(jax.random.key(0), x, x)
 
 
@@ -166,7 +170,7 @@ def test_queries_that_see_no_key_have_zeros_and_no_nan_in_gradients(monkeypatch,
     inputs = query, key, value[..., :4]  # the fused kernel needs values as wide as the keys
     relation = Relation(mask=RELATIONS['mask'].mask.at[:, :, 2].set(False).at[1, 0].set(False))
     function = (lambda *inputs: attention(*inputs, relation)[0]) if kernel == 'plain' else (
-        lambda *inputs: fused_attention(*inputs, relation))
+        lambda *inputs: fused(*inputs, relation))
     with jax.debug_nans(True):
         pooled, transposed = jax.vjp(function, *inputs)
         gradients = transposed(normal(9, *pooled.shape))

@@ -1,0 +1,131 @@
+"""Word alignments from attention, in the Pharaoh format: '0-0 1-2' links source word 0 to target word 0, and 1 to 2.
+
+A target token is linked to the source token of its largest weight; two words are linked if tokens of them are. Words
+are those of `analysis.explain.words`: separated by white space, or single pieces of a script without spaces.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from analysis.explain import words
+from inference.run import Run
+from inference.text import Output
+from inference.translate import Translator
+from input_pipeline.links import Links, gold_links
+from runtime.errors import UserError
+
+SENTENCES = 200  # of the validation split, on which a head is chosen
+SHIFTS = 'output', 'input'
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Where an alignment is read.
+
+    Attributes:
+      layer: of the cross-attention, from 0.
+      head: from 0; None: the mean of the heads.
+      shift: 'output' reads a token where the decoder predicts it, and 'input' one step later, where the decoder reads
+        it (Chen et al. 2020, arXiv:2004.14837).
+    """
+    layer: int
+    head: int | None = None
+    shift: str = 'output'
+
+    def __str__(self) -> str:
+        return f'cross:{self.layer + 1}:{"mean" if self.head is None else self.head + 1}, {self.shift}'
+
+
+def align(model: Translator, output: Output, head: Head) -> Links:
+    """Returns the links of the words of a source and its best translation."""
+    return _links(model, output, _cross(model, output), head) if output.source_tokens else []
+
+
+def as_pharaoh(links: Links) -> str:
+    """Returns links as a line of a file."""
+    return ' '.join(f'{source}-{target}' for source, target in links)
+
+
+def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
+    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|), if all gold links are sure (Och and Ney 2003)."""
+    both = sum(len({*one} & {*other}) for one, other in zip(found, gold, strict=True))
+    return 1 - 2 * both / max(1, sum(len({*each}) for each in (*found, *gold)))
+
+
+def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Links]) -> dict[Head, float]:
+    """Returns the alignment error rate of every head and of the mean of each layer, for both shifts."""
+    weights = [_cross(model, output) for output in outputs]
+    layers, heads = weights[0].shape[:2]
+    choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)
+               for shift in SHIFTS]
+    return {choice: error_rate([_links(model, output, each, choice)
+                                for output, each in zip(outputs, weights, strict=True)], gold) for choice in choices}
+
+
+def gold_of(run: Run, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    """Returns the gold links of pairs of the built-in corpus that a run was trained on.
+
+    Raises:
+      UserError: if the run has other data.
+    """
+    data = run.config.data
+    if data.source != 'builtin':
+        raise UserError(f'{run.workdir}: only data.source=builtin has gold links, but this run has '
+                        f'data.source={data.source}. Choose the head: --look=cross:LAYER:HEAD')
+    return gold_links(pairs, data.source_lang, data.target_lang, seed=data.seed)
+
+
+def best_head(run: Run, sentences: int = SENTENCES) -> Head:
+    """Returns the head with the least alignment error rate on the references of the validation split.
+
+    Of a run without gold links, it is the mean of the heads of the layer before the last one, at the decoder's output
+    (Garg et al. 2019, arXiv:1909.02074).
+    """
+    model: Any = run.model
+    pairs = run.data().pairs('validation')[:sentences]  # pyright: ignore[reportAttributeAccessIssue]
+    if run.config.data.source != 'builtin':
+        layers = len(_cross(model, model.forced_all(pairs[:1])[0]))
+        return Head(max(0, layers - 2))
+    rates = error_rates(model, model.forced_all(pairs), gold_of(run, pairs))
+    return min(rates, key=lambda choice: rates[choice])
+
+
+def chosen_head(look: str, model: Translator) -> Head:
+    """Returns the head that --look=cross:LAYER[:HEAD] names; numbers from 1, or 'mean'.
+
+    Raises:
+      UserError: if there is no such head.
+    """
+    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
+    shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
+    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
+    if kind != 'cross' or any(rest) or not 1 <= numbers[0] <= shape[0] or not (
+            head == 'mean' or 1 <= numbers[1] <= shape[1]):
+        raise UserError(f'look={look!r}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
+                        f'from 1 to {shape[1]}, or mean')
+    return Head(numbers[0] - 1, None if head == 'mean' else numbers[1] - 1)
+
+
+def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t s']:
+    weights = model.attention(output)
+    if 'cross' not in weights:
+        raise UserError('alignments need attention from the target to the source, which this model lacks. Use a model '
+                        'with attention')
+    return weights['cross']
+
+
+def _links(model: Translator, output: Output, weights: Float[np.ndarray, 'layer head t s'], head: Head) -> Links:
+    source, target = model.axes(output)['cross'][1][:-1], model.axes(output)['cross'][0][:-1]
+    if not source or not target:
+        return []
+    layer = weights[head.layer]
+    matrix = layer.mean(axis=0) if head.head is None else layer[head.head]
+    first = SHIFTS.index(head.shift)
+    best = matrix[first:first + len(target), :len(source)].argmax(axis=-1)
+    word_of = {side: {piece: number for number, (_, begin, end) in enumerate(words(pieces))
+                      for piece in range(begin, end)} for side, pieces in {'source': source, 'target': target}.items()}
+    return sorted({(word_of['source'][int(best[piece])], word_of['target'][piece]) for piece in range(len(target))})

@@ -1,0 +1,158 @@
+"""Scores of translations by the length of a sentence or the frequency of its rarest word, for one run or several.
+
+    for bucket in buckets(['runs/a', 'runs/b'], by='length')['runs/a']: ...
+
+Buckets have about the same number of sentences. Every score has the 95 % interval of 1,000 bootstrap resamples.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Num
+
+from analysis.request import BY
+from inference.scores import SAMPLES, interval, read_table
+from input_pipeline.data import open_data
+from run_directory.records import read_config
+from runtime.errors import UserError
+from runtime.files import expanded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COUNT = 5  # buckets
+
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """The scores of the sentences whose key is within a range.
+
+    Attributes:
+      low: the least key.
+      high: the greatest key.
+      n: number of sentences.
+      scores: 'bleu', 'chrf', 'exact_match' (a share of 1) and, if given, 'log_prob' (the mean of a reference), each
+        [score, low, high].
+    """
+    low: int
+    high: int
+    n: int
+    scores: dict[str, list[float]]
+
+
+def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]]) -> list[int]:
+    """Returns the number by which each pair (source, reference) is put into a bucket.
+
+    Words are separated by white space. `train` returns the pairs of the training data, in which words are counted.
+
+    Raises:
+      UserError: if `by` is not one of BY.
+    """
+    if by not in BY:
+        raise UserError(f'by={by!r} must be one of {", ".join(BY)}')
+    if by != 'frequency':
+        return [len(pair[BY.index(by)].split()) for pair in pairs]
+    counts = collections.Counter(word for source, _ in train() for word in source.split())
+    return [min((counts[word] for word in source.split()), default=0) for source, _ in pairs]
+
+
+def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Sequence[str],
+                  log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
+    """Returns the scores in at most `count` buckets, by ascending keys; equal keys share a bucket."""
+    order = sorted(keys)
+    ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
+    rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
+               for low, high in zip([min(keys) - 1, *ends], ends, strict=False)]
+    return [Bucket(int(min(keys[row] for row in rows)), int(max(keys[row] for row in rows)), len(rows),
+                   _scores(*([values[row] for row in rows] for values in (outputs, references)),
+                           None if log_probs is None else [log_probs[row] for row in rows])) for rows in rows_of]
+
+
+def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'length',
+            count: int = COUNT) -> dict[str, list[Bucket]]:
+    """Returns the buckets of several runs, from the translations that `decode.py --split` has written.
+
+    The keys are those of the first run, whose training data has the frequencies.
+
+    Raises:
+      UserError: if a run has no translations of this split, or of other sentences than the first run.
+    """
+    tables = {str(workdir): _translations(workdir, split) for workdir in workdirs}
+    first = next(iter(tables.values()))
+    pairs: list[Any] = [tuple(row[:2]) for row in first]
+    for workdir, table in tables.items():
+        if [tuple(row[:2]) for row in table] != pairs:
+            raise UserError(f'{workdir}: results/{split}.tsv has other sentences than {workdirs[0]}. Score both runs '
+                            'on the same split')
+
+    def train():
+        data: Any = open_data(read_config(expanded(workdirs[0])), expanded(workdirs[0]))
+        return data.pairs('train')
+
+    keys = keys_of(pairs, by, train)
+    return {workdir: bucket_scores(keys, [row[2] for row in table], [row[1] for row in table], count=count)
+            for workdir, table in tables.items()}
+
+
+def as_table(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> str:
+    """Returns a text table with a line for each bucket and a column for each run."""
+    width = max(22, *map(len, found))
+    lines = [' ' * 12 + '     n' + ''.join(f'  {name:>{width}}' for name in found)]
+    for row in zip(*found.values(), strict=True):
+        cells = ['{:.2f} [{:.2f}, {:.2f}]'.format(*bucket.scores[metric]) for bucket in row]
+        label = f'{row[0].low}-{row[0].high}'
+        lines.append(f'{label:12}{row[0].n:6}' + ''.join(f'  {cell:>{width}}' for cell in cells))
+    return '\n'.join(lines)
+
+
+def buckets_figure(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', by: str = 'length') -> 'Figure':
+    """Returns a picture with a line for each run; bars are the 95 % intervals."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(6, 4), layout='constrained')
+    axes = figure.add_subplot()
+    for index, (name, row) in enumerate(found.items()):
+        values = np.array([bucket.scores[metric] for bucket in row])
+        places = np.arange(len(row)) + 0.08 * (index - (len(found) - 1) / 2)
+        # The score of all sentences may be outside the interval of the resamples.
+        axes.errorbar(places, values[:, 0], np.maximum(0, [values[:, 0] - values[:, 1], values[:, 2] - values[:, 0]]),
+                      marker='o', capsize=3, label=name)
+    first = next(iter(found.values()))
+    axes.set_xticks(range(len(first)), [f'{bucket.low}-{bucket.high}\nn={bucket.n}' for bucket in first])
+    axes.set(xlabel=by, ylabel=metric)
+    axes.legend()
+    return figure
+
+
+def _scores(outputs, references, log_probs):
+    from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
+    from sacrebleu.metrics.chrf import CHRF
+
+    # A bucket may have few sentences: of one, every resample is the same.
+    scores = {name: [metric.corpus_score(outputs, [references]).score, *interval(metric, outputs, references)]
+              for name, metric in {'bleu': BLEU(), 'chrf': CHRF()}.items()}
+    scores['exact_match'] = _mean(np.array([one == other for one, other in zip(outputs, references, strict=True)]))
+    return scores if log_probs is None else scores | {'log_prob': _mean(np.array(log_probs))}
+
+
+def _mean(values: Num[np.ndarray, ' n'] | np.ndarray) -> list[float]:
+    """Returns the mean of values and its 95 % interval."""
+    draws = np.random.default_rng(0).integers(len(values), size=(SAMPLES, len(values)))
+    return [float(values.mean()), *np.percentile(values[draws].mean(axis=1), [2.5, 97.5]).tolist()]
+
+
+def _translations(workdir: str | Path, split: str) -> list[list[str]]:
+    path = expanded(workdir) / 'results' / f'{split}.tsv'
+    try:
+        rows = read_table(path)
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror}. Score the run first: python decode.py --workdir={workdir} '
+                        f'--split={split}') from None
+    if {len(row) for row in rows} != {3}:
+        raise UserError(f'{path}: the file has no translations. Use runs of task=translation')
+    return rows

@@ -1,0 +1,95 @@
+"""Gold links of the built-in corpus: which words of a target are written from which words of its source.
+
+A sentence is a value that is written in two locales (input_pipeline/builtin.py), so the fields of the value are known:
+the day, the month and the year of a date, the number and the unit of a quantity, the parts of a list. Two words are
+linked if both are written from one field.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from babel import Locale
+from babel.dates import DateTimeFormat, tokenize_pattern
+
+from input_pipeline import builtin
+
+Span = tuple[str, int, int]  # a field, its first character and the one after its last
+Links = list[tuple[int, int]]  # a word of the source and a word of the target, from 0
+# The symbols of a date pattern that one field writes; the period of the day belongs to the hour.
+SYMBOLS = {'E': 'weekday', 'c': 'weekday', 'e': 'weekday', 'M': 'month', 'L': 'month', 'd': 'day', 'y': 'year',
+           'Y': 'year', 'G': 'year', 'h': 'hour', 'H': 'hour', 'K': 'hour', 'k': 'hour', 'a': 'hour', 'b': 'hour',
+           'B': 'hour', 'm': 'minute', 's': 'second'}
+NUMBER = re.compile(r'\d(?:[\d.,\s\u066b\u066c\u2019\'/]*\d)?')
+
+
+def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_locale: str, *, seed: int = 0,
+               sizes: Mapping[str, int] | None = None) -> list[Links]:
+    """Returns the links of pairs (source, target) of the built-in corpus. Words are separated by white space.
+
+    Args:
+      pairs: of any splits.
+      source_locale: of the corpus, as for `builtin.make_corpus`.
+      target_locale: of the corpus.
+      seed: of the corpus.
+      sizes: of the corpus.
+
+    Raises:
+      ValueError: if a pair is not of this corpus.
+    """
+    writers: dict[tuple[str, str], Callable[[Locale], str]] = {}
+    arguments: dict[str, Any] = {} if sizes is None else {'sizes': sizes}
+    builtin.make_corpus(source_locale, target_locale, seed=seed, **arguments, writers=writers)
+    typed = {(source.translate(builtin.TYPED), target): writer for (source, target), writer in writers.items()}
+    locales = builtin.parse_locale(source_locale), builtin.parse_locale(target_locale)
+    links = []
+    for source, target in pairs:
+        writer = typed.get((source.translate(builtin.TYPED), target))
+        if writer is None:
+            raise ValueError(f'{source!r} is not a sentence of the built-in corpus {source_locale}-{target_locale} '
+                             f'with seed={seed}')
+        sides = [_words(text, fields(writer, locale)) for text, locale in zip((source, target), locales, strict=True)]
+        links.append([(i, j) for i, one in enumerate(sides[0]) for j, other in enumerate(sides[1]) if one & other])
+    return links
+
+
+def fields(writer: Any, locale: Locale) -> list[Span]:
+    """Returns the spans of the fields in the text that a writer of builtin.py writes."""
+    text, write, arguments = writer(locale), writer.func, writer.args
+    if write is builtin.write_joined:
+        spans, begin = [], 0
+        for number, part in enumerate(arguments[1]):
+            begin = max(begin, text.find(part(locale), begin))
+            inner = fields(part, locale) if hasattr(part, 'func') else [('name', 0, len(part(locale)))]
+            spans += [(f'{number} {name}', begin + first, begin + last) for name, first, last in inner]
+            begin += len(part(locale))
+        return spans
+    if write is builtin.write_date:
+        return _date_fields(text, *arguments, locale)
+    number = NUMBER.search(text)
+    if write is builtin.write_name or number is None:
+        return [('unit', 0, len(text))]
+    return [('unit', 0, number.start()), ('number', *number.span()), ('unit', number.end(), len(text))]
+
+
+def _date_fields(text: str, date_length: str, time_length: str | None, moment: Any, locale: Locale) -> list[Span]:
+    """Returns the spans of a date, symbol by symbol of its patterns."""
+    patterns = [locale.date_formats[date_length].pattern]
+    patterns += [locale.time_formats[time_length].pattern] if time_length else []
+    spans, formatter = [], DateTimeFormat(moment, locale)
+    for pattern in patterns:
+        pieces = [(SYMBOLS.get(value[0], ''), formatter[value[0] * value[1]]) if kind == 'field' else ('', value)
+                  for kind, value in tokenize_pattern(pattern)]
+        begin = text.find(''.join(piece for _, piece in pieces))
+        if begin < 0:
+            return [('date', 0, len(text))]
+        for name, piece in pieces:
+            spans += [(name, begin, begin + len(piece))] if name else []
+            begin += len(piece)
+    return spans
+
+
+def _words(text: str, spans: Sequence[Span]) -> list[set[str]]:
+    """Returns the fields of each word."""
+    return [{name for name, begin, end in spans if begin < word.end() and word.start() < end}
+            for word in re.finditer(r'\S+', text)]

@@ -1,0 +1,62 @@
+"""Attention in little memory: queries in chunks, and the kernels of accelerators."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Shaped
+
+
+def in_chunks(function: Callable[[dict[str, Array], Array], Array], rows: Mapping[str, Shaped[Array | np.ndarray,
+'...']],
+              axes: Mapping[str, int], chunk: int) -> Shaped[Array, '...']:
+    """Returns `function(rows, 0)`, computed for at most `chunk` rows at a time.
+
+    The backward pass computes each chunk again instead of keeping its intermediate values (Rabe and Staats 2021,
+    arXiv:2112.05682, section 3).
+
+    Args:
+      function: maps some of the rows, and the number of the chunk, to an array [batch, rows, ...].
+      rows: arrays by name.
+      axes: the axis of each array along which the rows lie.
+      chunk: rows at a time.
+    """
+    name = next(iter(rows))
+    length = rows[name].shape[axes[name]]
+    count = -(-length // chunk)
+    size = -(-length // count)  # all chunks have the same size, so few rows of padding are needed
+
+    def split(array, axis):
+        padding = [(0, 0)] * array.ndim
+        padding[axis] = 0, count * size - length
+        array = jnp.pad(array, padding)
+        return jnp.moveaxis(array.reshape(*array.shape[:axis], count, size, *array.shape[axis + 1:]), axis, 0)
+
+    parts = {name: split(array, axes[name]) for name, array in rows.items()}
+    outputs = jax.lax.map(jax.checkpoint(lambda part: function(*part)), (parts, jnp.arange(count)))
+    outputs = jnp.moveaxis(outputs, 0, 1)
+    return outputs.reshape(len(outputs), count * size, *outputs.shape[3:])[:, :length]
+
+
+def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Array, 'batch source groups d_k'],
+                    value: Float[Array, 'batch source groups d_v'],
+                    mask: Bool[Array, '#batch #heads #target #source'] | None = None,
+                    bias: Float[Array, '#batch heads target source'] | None = None,
+                    scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
+    """Computes `model.attention.attention` with dot scores times `scale` (default 1 / sqrt(d_k)) by one kernel.
+
+    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Otherwise the kernel is XLA's, which is not O(n).
+    """
+    on_gpu = jax.default_backend() == 'gpu' and query.dtype in (jnp.float16, jnp.bfloat16)
+    sees_any = None
+    if bias is not None:
+        bias = bias.astype(query.dtype)
+    if mask is not None:
+        # A query that sees no key is given all keys, and its output is set to 0 below. cuDNN's kernel may compute NaN
+        # for a query without keys, and jnp.where would not keep that NaN out of the gradients.
+        sees_any = mask.any(axis=-1, keepdims=True)
+        mask = mask | ~sees_any
+    pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,
+                                          implementation='cudnn' if on_gpu else 'xla')
+    return pooled if sees_any is None else jnp.where(jnp.moveaxis(sees_any, 1, 2), pooled, 0)

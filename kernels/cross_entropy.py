@@ -1,0 +1,222 @@
+"""Cross-entropy from states and an output matrix, computed in tiles, so that the logits of a batch are never in memory.
+
+The values are those of `model.losses.cross_entropy` of the logits. The gradients are computed together with the values,
+tile by tile, so no tile is computed twice. With p the softmax and q the smoothed target distribution, the gradient of
+the loss with respect to the logits of a position is weight * (p - q).
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Bool, Float, Int
+
+from kernels.product import matrix_gradient, narrowed
+
+TILE = 2 ** 24  # logits of a device that are in memory at a time
+WHOLE = 'Use cross_entropy(projection.logits(), ...).'
+
+# States [batch, ..., d], the matrix [classes, d], and the bias [classes] or None.
+Factors = tuple[Float[Array, '*batch d'], Float[Array, 'classes d'], Float[Array, ' classes'] | None]
+Scalar = Float[Array, '']
+
+
+def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
+              target_logit: Float[Array, '*batch'], maximum: Float[Array, '*batch']) -> Bool[Array, '*batch']:
+    """Returns logits.argmax(axis=-1) == targets, from the logit of the target and the maximum of the logits.
+
+    An argmax takes longer: of 8 million logits and their products 208 ms, this 166 ms (2 cores of a CPU).
+    """
+    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    earlier = (classes < targets[..., None]) & (logits >= target_logit[..., None])
+    return (target_logit >= maximum) & ~earlier.any(axis=-1)
+
+
+def possible_classes(classes: int, absent: tuple[int, ...]) -> Bool[np.ndarray, '{classes}'] | None:
+    """Returns a mask of the classes that are not `absent`; None if no class is absent."""
+    if not absent:
+        return None
+    mask = np.ones(classes, bool)
+    mask[list(absent)] = False
+    return mask
+
+
+def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]:
+    """Returns the number of tiles of a batch, and the number of positions that a tile has of each row.
+
+    A tile has about TILE logits on each of the `devices`. It is a part of each row, so that rows stay on their devices.
+    """
+    least = min(length, -(-rows * length * classes // (TILE * devices)))
+    count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
+    return count, -(-length // count)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def tiled_cross_entropy(factors: Factors, targets: Int[Array, '*batch'], weights: Float[Array, '*batch'],
+                        label_smoothing: float, absent: tuple[int, ...] = (),
+                        devices: int = 1) -> tuple[Scalar, Scalar, Scalar]:
+    """Returns the sums (loss, nll, accuracy) of `model.losses.cross_entropy`, of the logits states . matrix + bias.
+
+    `devices` share the batch. The loss has gradients with respect to the factors. Other gradients would cost time in
+    every training, which needs none of them.
+
+    Raises:
+      NotImplementedError: if a gradient of 'nll', or with respect to the weights, is asked for.
+    """
+    return scan_tiles(factors, targets, weights, label_smoothing, absent, devices, gradients=False)[0]
+
+
+def _forward(factors, targets, weights, label_smoothing, absent, devices):
+    if weights.perturbed:
+        raise NotImplementedError(f'cross_entropy of a Projection has no gradient with respect to its weights. {WHOLE}')
+    arguments = jax.tree.map(lambda argument: argument.value, (factors, targets, weights))
+    options = {'label_smoothing': label_smoothing, 'absent': absent, 'devices': devices}
+    # On a CPU, the gradient of the matrix is a sum that stays in the cache from tile to tile. A TPU would read and
+    # write the sum, which is larger than a tile, in its memory for each tile.
+    return jax.lax.platform_dependent(*arguments, default=functools.partial(one_product, **options),
+                                      cpu=functools.partial(scan_tiles, **options))
+
+
+def _backward(label_smoothing, absent, devices, gradients, cotangents):
+    scale, grad_nll, _ = cotangents  # the accuracy is piecewise constant, so its gradient is 0
+    if not isinstance(grad_nll, SymbolicZero):
+        raise NotImplementedError(f"cross_entropy of a Projection has a gradient of its loss, not of 'nll'. {WHOLE}")
+    if isinstance(scale, SymbolicZero):
+        scale = jnp.zeros((), jnp.float32)
+    return jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), gradients), None, None
+
+
+tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
+    """Returns the sums, and the gradients of the loss with respect to the factors or None. For CPUs.
+
+    Of p - q, only p is a matrix of a tile. The part of q is a row of the output matrix, and the mean of the rows.
+    """
+    states, table, bias = factors
+    dtype, (classes, width) = states.dtype, table.shape
+    narrow, possible = narrowed(dtype), possible_classes(classes, absent)
+    matrix, mean_row = table.astype(narrow), table.mean(axis=0, where=None if possible is None else possible[:, None])
+
+    def step(carry, tile):
+        states, targets, weights = tile
+        logits = _logits(states.astype(narrow), matrix, bias)
+        maximum = logits.max(axis=-1)
+        unnormalised = jnp.exp(logits - maximum[..., None])
+        total = unnormalised.sum(axis=-1)
+        target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        mean_logit = [states.astype(jnp.float32) @ mean_row, *([] if bias is None else [bias.mean(where=possible)])]
+        sums = _sums(logits, targets, weights, maximum + jnp.log(total), maximum, target_logit, mean_logit,
+                     label_smoothing)
+        if not gradients:
+            return jax.tree.map(jnp.add, carry, (sums, None, None)), None
+        grad_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
+        # The softmax is normalised in the factors of its products, because they are smaller.
+        scale, unnormalised = (weights / total)[..., None], unnormalised.astype(narrow)
+        grad_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
+        grad_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
+        # As matrices, because XLA for CPUs cannot compute a transposed sum over two axes of one tile in bfloat16.
+        scaled, unnormalised = (array.reshape(-1, array.shape[-1])
+                                for array in ((scale * states).astype(narrow), unnormalised))
+        grad_table = matrix_gradient(scaled, unnormalised, jnp.float32)
+        return jax.tree.map(jnp.add, carry, (sums, grad_table, grad_bias)), grad_states.astype(dtype)
+
+    zeros = (_zero_sums(), jnp.zeros((width, classes), jnp.float32) if gradients else None,
+             jnp.zeros(classes, jnp.float32) if gradients and bias is not None else None)
+    scanned: Any = jax.lax.scan(step, zeros, _split(states, targets, weights, classes, devices))
+    (sums, grad_table, grad_bias), grad_states = scanned
+    if not gradients:
+        return sums, None
+    weighted = weights[..., None] * states.astype(jnp.float32)
+    uniform = _uniform(classes, label_smoothing, absent)
+    grad_table = grad_table.T.at[targets].add((label_smoothing - 1) * weighted)
+    grad_table -= uniform[:, None] * weighted.reshape(-1, width).sum(axis=0)
+    if bias is not None:
+        grad_bias = grad_bias.at[targets].add((label_smoothing - 1) * weights) - uniform * weights.sum()
+    return sums, (_join(grad_states, states.shape), grad_table, grad_bias)
+
+
+def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1):
+    """Returns the same as `scan_tiles`, for accelerators.
+
+    Keeps the gradient with respect to the logits of all tiles, in the dtype of the states. Then the gradient of the
+    matrix is one product, which is written once and reduced once over the devices.
+    """
+    states, table, bias = factors
+    dtype, classes = states.dtype, len(table)
+    matrix, possible = table.astype(dtype), possible_classes(classes, absent)
+    uniform = _uniform(classes, label_smoothing, absent)
+
+    def step(carry, tile):
+        states, targets, weights = tile
+        logits = _logits(states, matrix, bias)
+        maximum = logits.max(axis=-1)
+        normaliser = maximum + jnp.log(jnp.exp(logits - maximum[..., None]).sum(axis=-1))
+        at_target = targets[..., None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+        target_logit = jnp.where(at_target, logits, 0).sum(axis=-1)
+        mean_logit = [logits.mean(axis=-1, where=possible)]
+        sums = _sums(logits, targets, weights, normaliser, maximum, target_logit, mean_logit, label_smoothing)
+        smoothed = jnp.where(at_target, 1 - label_smoothing, 0) + uniform
+        grad_logits = weights[..., None] * (jnp.exp(logits - normaliser[..., None]) - smoothed)
+        grad_bias = None if bias is None else grad_logits.sum(axis=(0, 1))
+        grad_logits = grad_logits.astype(dtype)
+        grad_states = jnp.einsum('btv,vd->btd', grad_logits, matrix, preferred_element_type=jnp.float32).astype(dtype)
+        return jax.tree.map(jnp.add, carry, (sums, grad_bias)), (grad_states, grad_logits)
+
+    zeros = _zero_sums(), None if bias is None else jnp.zeros(classes, jnp.float32)
+    parts = _split(states, targets, weights, classes, devices)
+    scanned: Any = jax.lax.scan(step, zeros, parts)
+    (sums, grad_bias), (grad_states, grad_logits) = scanned
+    grad_table = jnp.einsum('nbtv,nbtd->vd', grad_logits, parts[0], preferred_element_type=jnp.float32)
+    return sums, (_join(grad_states, states.shape), grad_table, grad_bias)
+
+
+def _sums(logits, targets, weights, normaliser, maximum, target_logit, mean_logit, label_smoothing):
+    """Returns the sums (loss, nll, accuracy) over positions. `mean_logit` is a list of summands."""
+    losses = normaliser - (1 - label_smoothing) * target_logit
+    if label_smoothing:
+        for summand in mean_logit:
+            losses -= label_smoothing * summand
+    correct = is_argmax(logits, targets, target_logit, maximum)
+    return tuple(jnp.sum(values * weights) for values in (losses, normaliser - target_logit, correct))
+
+
+def _uniform(classes, label_smoothing, absent):
+    """Returns the part of the smoothed target distribution that does not depend on the target, float [classes]."""
+    possible = np.ones(classes) if (mask := possible_classes(classes, absent)) is None else mask
+    return jnp.asarray(label_smoothing / possible.sum() * possible, jnp.float32)
+
+
+def _zero_sums():
+    """Returns the sums of no positions. Their dtype is given, because it would be float64 with jax_enable_x64."""
+    return (jnp.zeros((), jnp.float32),) * 3
+
+
+def _logits(states, matrix, bias):
+    """Returns float32 logits [batch, tile, classes] of states in any dtype."""
+    logits = jnp.einsum('btd,vd->btv', states, matrix, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias
+
+
+def _split(states, targets, weights, classes, devices):
+    """Returns (states, targets, weights) in tiles: [batch, length, ...] -> [count, batch, tile, ...]."""
+    positions = [array.reshape(len(targets), -1, *array.shape[targets.ndim:]) for array in (states, targets, weights)]
+    length = positions[0].shape[1]
+    count, tile = tiles(len(targets), length, classes, devices)
+
+    def split(array):
+        padding = [(0, 0), (0, count * tile - length), *[(0, 0)] * (array.ndim - 2)]
+        return jnp.moveaxis(jnp.pad(array, padding).reshape(len(array), count, tile, *array.shape[2:]), 1, 0)
+
+    return tuple(map(split, positions))
+
+
+def _join(parts, shape):
+    """Returns the states of all tiles in their original shape: the inverse of `_split`."""
+    rows = jnp.moveaxis(parts, 0, 1).reshape(shape[0], -1, shape[-1])
+    return rows[:, :math.prod(shape[1:-1])].reshape(shape)

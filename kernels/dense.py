@@ -1,0 +1,34 @@
+"""A dense layer with the gradients of kernels/product.py."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from kernels.product import add_bias, dot_general
+
+
+class Dense(nn.Module):
+    """x W + b: nn.Dense with the same parameters and values, and with faster gradients on CPUs.
+
+    Attributes:
+      features: width of the output.
+      axes: names of the axes of W.
+      use_bias: whether there is b.
+      dtype: of the computation; parameters are float32.
+    """
+    features: int
+    axes: tuple[str, str]
+    use_bias: bool = True
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, '*batch d']) -> Float[Array, '*batch features']:
+        """Applies the layer to the last axis."""
+        init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), self.axes)
+        kernel = self.param('kernel', init, (inputs.shape[-1], self.features), unbox=True)
+        last_with_first = ((inputs.ndim - 1,), (0,)), ((), ())
+        product = dot_general(inputs.astype(self.dtype), kernel.astype(self.dtype), last_with_first)
+        if not self.use_bias:
+            return product
+        return add_bias(product, self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype))

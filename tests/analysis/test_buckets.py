@@ -1,0 +1,55 @@
+"""Scores by length and frequency: buckets of about one size, scores of their own sentences, intervals around them."""
+
+import numpy as np
+import pytest
+
+from analysis.buckets import as_table, bucket_scores, buckets, buckets_figure, keys_of
+from inference.scores import corpus_scores, table_line
+from runtime.errors import UserError
+
+REFERENCES = [' '.join(['word'] * length) for length in range(1, 21)]
+OUTPUTS = [text if len(text) < 50 else text.replace('word', 'other', 3) for text in REFERENCES]
+PAIRS = [(text, text) for text in REFERENCES]
+
+
+def test_buckets_have_the_scores_of_their_sentences():
+    found = bucket_scores(keys_of(PAIRS, 'length', list), OUTPUTS, REFERENCES, log_probs=range(20))
+    assert [(bucket.low, bucket.high, bucket.n) for bucket in found] == [
+        (1, 4, 4), (5, 8, 4), (9, 12, 4), (13, 16, 4), (17, 20, 4)]
+    for bucket in found:
+        rows = slice(bucket.low - 1, bucket.high)
+        expected = corpus_scores(OUTPUTS[rows], REFERENCES[rows])
+        assert bucket.scores['bleu'][0] == pytest.approx(expected['bleu'])
+        assert bucket.scores['exact_match'][0] == expected['exact_match']
+        assert bucket.scores['log_prob'][0] == np.mean(range(20)[rows])
+        for score, low, high in bucket.scores.values():
+            assert low - 1e-3 <= score <= high + 1e-3
+
+
+def test_equal_keys_share_a_bucket():
+    assert [bucket.n for bucket in bucket_scores([2, 2, 2, 2, 2, 7], OUTPUTS[:6], REFERENCES[:6])] == [5, 1]
+
+
+def test_the_frequency_is_that_of_the_rarest_source_word():
+    train = [('a a b', ''), ('a c', 'z')]
+    assert keys_of([('a b', ''), ('a', ''), ('z c', ''), ('', '')], 'frequency', lambda: train) == [1, 3, 0, 0]
+    with pytest.raises(UserError, match="by='size' must be one of length, target_length, frequency"):
+        keys_of([], 'size', list)
+
+
+def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
+    for name, outputs in {'a': REFERENCES, 'b': OUTPUTS}.items():
+        (tmp_path / name / 'results').mkdir(parents=True)
+        rows = zip(REFERENCES, REFERENCES, outputs, strict=True)
+        (tmp_path / name / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
+    runs = [tmp_path / 'a', tmp_path / 'b']
+    found = buckets(runs, by='target_length', count=2)
+    table = as_table(found).splitlines()
+    assert len(table) == 3 and '100.00 [100.00, 100.00]' in table[1] and table[2].startswith('11-20')
+    axes, = buckets_figure(found).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
+    (tmp_path / 'b' / 'results' / 'test.tsv').write_text(table_line(['x', 'y', 'z']))
+    with pytest.raises(UserError, match='has other sentences than'):
+        buckets(runs)
+    with pytest.raises(UserError, match=r'Score the run first: python decode.py --workdir=.*c --split=test'):
+        buckets([tmp_path / 'c'])

@@ -1,0 +1,29 @@
+"""The Python of docs/inside.md runs, in order, with a run that was never trained."""
+
+import re
+import types
+from pathlib import Path
+
+import allyouneed
+from inference.scores import table_line
+from input_pipeline.builtin import make_corpus
+from tests.random_run import random_run
+
+PAGE = Path(__file__).parents[2] / 'docs' / 'inside.md'
+
+
+def test_the_python_of_the_page_runs(monkeypatch, tmp_path):
+    run, corpus = random_run('transformer', num_layers=1), make_corpus('en', 'fr')
+    run.options, run.workdir = allyouneed.search_options(run.config, method='greedy', extra_length=1), tmp_path
+    run.data = lambda: types.SimpleNamespace(pairs=corpus.__getitem__)
+    monkeypatch.setattr(allyouneed, 'load', lambda workdir: run, raising=False)
+    (tmp_path / 'runs' / 'demo' / 'results').mkdir(parents=True)
+    rows = [(source, target, target) for source, target in corpus['test'][:20]]
+    (tmp_path / 'runs' / 'demo' / 'results' / 'test.tsv').write_text(''.join(map(table_line, rows)))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for snippet in re.findall('```python\n(.*?)```', PAGE.read_text('utf-8'), re.DOTALL):
+        exec(compile(snippet, str(PAGE), 'exec'), names)
+    assert names['weights'].axes == ('layer', 'head', 'query', 'key')
+    assert [count for count, _ in names['by_importance']] == [0, 3, 6]
+    assert (tmp_path / 'pictures' / 'by_length.png').exists()
