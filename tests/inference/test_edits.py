@@ -52,8 +52,9 @@ def runs():
     return {kind: random_run(kind) for kind in ('transformer', 'rnnsearch', 'language_model', 'patches')}
 
 
-@pytest.mark.parametrize('kind, method', [('transformer', 'beam'), ('rnnsearch', 'beam'), ('language_model', 'beam'),
-                                          ('language_model', 'sample')])
+@pytest.mark.parametrize('kind, method', [
+    ('transformer', 'beam'), ('language_model', 'sample'), pytest.param('rnnsearch', 'beam', marks=pytest.mark.slow),
+    pytest.param('language_model', 'beam', marks=pytest.mark.slow)])
 def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, method, runs):
     options = dataclasses.replace(OPTIONS, method=method)
     plain, edited = runs[kind], runs[kind].edited(BATTERY[kind])
