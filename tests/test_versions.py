@@ -1,4 +1,4 @@
-"""Runs of earlier versions: what was trained once opens, decodes and resumes ever after.
+"""Runs of earlier versions open, decode and resume.
 
 tests/runs/first.tar.gz is a run directory as the first version wrote it, stopped at step 6, with its data beside it and
 the scores that the version itself gave: a translator of 1+1 layers that reverses what it reads, or would.
@@ -23,11 +23,6 @@ from runtime.errors import UserError
 from tests.tiny_run import start, steps
 
 ROOT = Path(__file__).parent
-
-
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
 
 
 @pytest.fixture
