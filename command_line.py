@@ -92,7 +92,9 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
             absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax logs a lot
-            # We report one failed task of Orbax; asyncio would log a traceback for each further one.
+            # We report one failed task of Orbax; Orbax and asyncio would log a traceback for each one.
+            absl_logging.get_absl_handler().addFilter(
+                lambda record: not (record.exc_info and 'orbax' in record.pathname))
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
             sys.unraisablehook = _unless_left_behind(sys.unraisablehook)
             threading.excepthook = _unless_left_behind(threading.excepthook)

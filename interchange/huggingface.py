@@ -34,7 +34,7 @@ from run_directory.records import CONFIG
 from run_directory.trained import TrainedModel, parameter_shapes
 from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
-from runtime.schema import read_as
+from runtime.schema import decoded, read_as
 
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
@@ -53,8 +53,8 @@ class _Index(msgspec.Struct):
 def is_huggingface(folder: Path) -> bool:
     """Returns whether a folder is one of Hugging Face's: its config.json has a model_type."""
     try:
-        return 'model_type' in msgspec.json.decode(read_bytes(folder / CONFIG), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        return 'model_type' in decoded(read_bytes(folder / CONFIG), dict[str, Any])
+    except (OSError, ValueError):
         return False
 
 

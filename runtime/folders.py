@@ -42,14 +42,13 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
                         os.fsync(file.fileno())
             os.rename(temporary, folder)
         except BaseException as error:
-            afterwards.callback(_remove_empty, created)
-            if isinstance(error, Exception) and (reason := full_disk(error)):
-                name = _newest_file(temporary)
+            reason, name = full_disk(error), _newest_file(temporary)
+            afterwards.close()
+            _remove_empty(created)
+            if isinstance(error, Exception) and reason:
                 raise UserError(f'{folder} cannot be written: {reason}{f" ({name})" if name else ""}. Nothing was '
                                 f'left. {advice}') from error
             raise
-        finally:
-            afterwards.close()
 
 
 def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:

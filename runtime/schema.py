@@ -37,7 +37,8 @@ def decoded(content: bytes | str, schema: type[Content]) -> Content:
       ValueError: naming the field, if the text is not JSON or does not match the schema.
     """
     try:
-        return msgspec.json.decode(content, type=schema)
+        # msgspec does not check the encoding of the texts that it skips.
+        return msgspec.json.decode(content.decode() if isinstance(content, bytes) else content, type=schema)
     except RecursionError:
         raise ValueError('it is nested too deeply') from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # 'Expected `int`, got `str` - at `$.n_head`'
