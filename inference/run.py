@@ -25,7 +25,7 @@ from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
 from model.places import EDITS, Observed
-from run_directory.trained import Trained, parts_of_one_run
+from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
@@ -88,7 +88,7 @@ class Run:
 
     edits: tuple[Edit, ...] = ()
 
-    def __init__(self, trained: Trained):
+    def __init__(self, trained: TrainedModel):
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):
