@@ -22,11 +22,14 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     path = tmp_path / 'results.json'
     files.write_text(path, 'präzise\n')
     assert path.read_bytes() == 'präzise\n'.encode()
-    with pytest.raises(KeyError), files.written_whole(path, '.half') as file:
+    with pytest.raises(KeyError), files.written_whole(path, files.PARTIAL) as file:
         file.write('other')
         raise KeyError
     assert path.read_bytes() == 'präzise\n'.encode()
-    assert {each.name for each in tmp_path.iterdir()} == {'results.json', 'results.json.half'}
+    with pytest.raises(KeyError), files.written_whole(path) as file:
+        file.write('other')
+        raise KeyError
+    assert {each.name for each in tmp_path.iterdir()} == {'results.json', 'results.json.partial'}
 
 
 @pytest.mark.parametrize('name', ['file/x', 'x' * 300, 'folder/' + 'x' * 300, 'loop/x'])
