@@ -59,7 +59,7 @@ interchange: $(VENV)/installed  ## Install PyTorch, transformers, CTranslate2, W
 
 test-interchange: interchange  ## Test against these libraries
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interchange tests/model/test_torch.py \
-		tests/model/test_transformers.py tests/training/test_trackers.py
+		tests/training/test_trackers.py
 
 # In a separate environment, because every program that finds libtpu looks for a TPU when it starts, and complains.
 test-plan:  ## Compile the recipes for TPUs, without one, and check their memory and traffic

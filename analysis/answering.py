@@ -207,7 +207,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
-    name = results_name(split, run.workdirs, bool(run.edits))
+    name = results_name(split, run.workdirs, request.edits_model)
     write_text(folder / f'{name}.tsv', ''.join(map(table_line, table)))
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):

@@ -69,8 +69,8 @@ def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Seque
     ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
     rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
                for low, high in zip([min(keys) - 1, *ends], ends, strict=False)]
-    return [Bucket(int(min(keys[row] for row in rows)), int(max(keys[row] for row in rows)), len(rows),
-                   _scores(*([values[row] for row in rows] for values in (outputs, references)),
+    return [Bucket(min(keys[row] for row in rows), max(keys[row] for row in rows), len(rows),
+                   _scores([outputs[row] for row in rows], [references[row] for row in rows],
                            None if log_probs is None else [log_probs[row] for row in rows])) for rows in rows_of]
 
 

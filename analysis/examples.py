@@ -1,4 +1,4 @@
-"""Trained runs for notebooks, which train a short one if there is none."""
+"""Trained runs for notebooks. If a run is missing, a short one is trained."""
 
 import os
 import subprocess
@@ -14,14 +14,17 @@ SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bl
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """A run of a recipe: the first that there is of the following.
+    """Returns a run of a recipe: the first of the following that exists.
 
-    The run directory that the environment variable names, relative to the project's root; runs/RECIPE; and
-    runs/RECIPE-STEPS, which is trained now, by the README's command with --config.train.steps. That takes a minute or
-    two, enough for attention to align words; if it is interrupted, the next call resumes it.
+      1. the run directory in the environment variable `variable`, relative to the root of the project;
+      2. runs/RECIPE;
+      3. runs/RECIPE-STEPS, which is trained now if necessary, with --config.train.steps.
+
+    The training takes a minute or two, enough for attention to align words. If it is interrupted, the next call resumes
+    it.
 
     Raises:
-      UserError: if the training fails; its output is above.
+      UserError: if the training fails. Its output was printed before.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
     if os.environ.get(variable):
@@ -34,13 +37,14 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
 
 
 def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
-    """The directory of a sweep: the first that there is of the following.
+    """Returns the directory of a sweep: the first of the following that exists.
 
-    The directory that the environment variable names, relative to the project's root; sweeps/NAME; and
-    sweeps/NAME-STEPS, a short sweep of small models that is run now, in a few minutes.
+      1. the directory in the environment variable `variable`, relative to the root of the project;
+      2. sweeps/NAME;
+      3. sweeps/NAME-STEPS, a short sweep of small models that is run now if necessary, in a few minutes.
 
     Raises:
-      UserError: if the sweep fails; its output is above.
+      UserError: if the sweep fails. Its output was printed before.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
     if os.environ.get(variable):
@@ -55,7 +59,7 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
 
 
 def _make(*command: str) -> None:
-    """Runs a script in the project's root; its output goes to stderr."""
+    """Runs a script in the root of the project, and prints its output on stderr."""
     print(f'made first, once:\n  python {" ".join(command)}', file=sys.stderr)
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                text=True)

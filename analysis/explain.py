@@ -1,4 +1,4 @@
-"""What a model did with each sentence or image, as plain data and as one web page that needs nothing else.
+"""Explains the answers of a model for sentences or images, as plain data and as one self-contained web page.
 
 An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
 wrote, and its hypotheses. `Page` writes many of them into the page of explorer/, whose script shows them.
@@ -33,7 +33,7 @@ from runtime.files import write_text
 PARTS = Path(__file__).with_name('explorer')  # of the page: its text, its style, and its script in two files
 STEPS = 2000  # attention is written in multiples of 1 / STEPS, so at most 1 / 4000 from the array
 MOST_TOKENS = 256  # tokens of a row that are shown
-MOST_BYTES = 64_000_000  # a page of this size takes no more explanations, so that browsers stay quick
+MOST_BYTES = 64_000_000  # a page of this size is full, so that browsers stay quick
 ALTERNATIVES = 5
 ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte, and a character that cannot be seen
 INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')
@@ -43,7 +43,7 @@ UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf9
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The weights of one kind of attention, and what their rows and columns stand for.
+    """The weights of one kind of attention, and the pieces of their rows and columns.
 
     Attributes:
       kind: 'cross', 'encoder' or 'decoder'.
@@ -63,7 +63,7 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """All that the page shows of a sentence, an image or a series.
+    """The data that the page shows for a sentence, an image or a series.
 
     Attributes:
       number: its place in the input, from 1.
@@ -85,7 +85,7 @@ class Explanation:
 
 def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.ndarray, 'layer head t s']],
                  number: int = 1, reference: str = '') -> Explanation:
-    """Explains what a model made of a text: a translation, a continuation.
+    """Returns the explanation of an output for a text, a translation or a continuation.
 
     Args:
       model: that wrote it.
@@ -114,7 +114,7 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
 
 def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
                     output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
-    """Explains a prediction, `output`, that model.predict has made of a raw image or series.
+    """Returns the explanation of `output`, the prediction of `model.predict` for a raw image or series.
 
     Raises:
       UserError: if this is neither a series nor an image.
@@ -164,12 +164,12 @@ class Page:
 
     @property
     def count(self) -> int:
-        """Explanations so far."""
+        """The number of explanations on the page."""
         return len(self._items)
 
     @property
     def full(self) -> bool:
-        """Whether the page takes no more."""
+        """Whether the page is full."""
         return len(self._items) >= self._most or self._bytes >= MOST_BYTES
 
     def add(self, explanation: Explanation) -> None:
@@ -178,15 +178,15 @@ class Page:
         self._bytes += len(self._items[-1])
 
     def write(self) -> None:
-        """Writes the file, which appears under its name when it is whole."""
+        """Writes the file; it appears under its name only when it is complete."""
         data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
         write_text(self.path, _html(data))
 
 
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The words that `pieces` make up: (text, first piece, one after the last).
+    """Returns the words of `pieces` as tuples (text, first piece, one after the last piece).
 
-    A word begins with its space. In a script without spaces every piece is a word, and so are start and end tokens.
+    A word begins with its space. Start and end tokens are words; in a script without spaces, every piece is a word.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
     return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
@@ -205,7 +205,7 @@ def _begins_word(previous: str, piece: str) -> bool:
 
 
 def _spelled(pieces: Sequence[str]) -> str:
-    """Pieces as text: bytes put together, spaces around it removed."""
+    """Returns pieces as text: bytes are decoded together, and spaces at both ends are removed."""
     text = b''.join(bytes([int(byte[1], 16)]) if (byte := ENCODED.fullmatch(piece))
                     else chr(int(code[1], 16)).encode() if (code := INVISIBLE.fullmatch(piece))
                     else piece.replace(SPACE, ' ').encode() for piece in pieces)
@@ -213,7 +213,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """An explanation as JSON can hold it."""
+    """Returns an explanation as values that JSON can hold."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -228,7 +228,10 @@ def _packed(explanation: Explanation) -> dict[str, Any]:
 
 
 def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
-    """Weights in multiples of 1 / STEPS: all low bytes, then all high bytes, nearly all 0, deflated, in base 64."""
+    """Returns weights as multiples of 1 / STEPS, deflated and in base 64.
+
+    All low bytes come first, then all high bytes, which are nearly all 0, so that they compress well.
+    """
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
 
@@ -246,13 +249,13 @@ def _base64(content: bytes) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON for a script element: its strings can neither end that nor begin a tag or a comment."""
+    """Returns JSON for a script element. No string in it can end the element or begin a tag or a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
     return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
 
 
 def _html(data: str) -> str:
-    """The template with the data. Its policy allows only its own script and style to run and load."""
+    """Returns the template with the data. Its policy allows only its own script and style."""
     page, style, *script = ((PARTS / name).read_text('utf-8') for name in (
         'page.html', 'style.css', 'state.js', 'drawing.js'))
     template = page.replace('STYLE\n', style).replace('SCRIPT\n', '\n'.join(script))
@@ -266,7 +269,7 @@ def _html(data: str) -> str:
 
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
-    """A PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
+    """Returns a PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
     import matplotlib.image
     from matplotlib.figure import Figure
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Pictures of attention, as matrices with the tokens on both axes or over an image or a series; and of positions."""
+"""Pictures of attention (matrices of tokens, or shades over an image or a series) and of positional encodings."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from model.patches import patch_grid
 from model.positional import sinusoids
 from runtime.errors import UserError
 
-if TYPE_CHECKING:  # otherwise when something is drawn: it takes time, and most commands draw nothing
+if TYPE_CHECKING:  # functions that draw import it, because the import is slow and most commands draw nothing
     from matplotlib.figure import Figure
 
 MOST_TOKENS = 128  # on an axis, with their names readable
@@ -24,13 +24,14 @@ MOST_TOKENS = 128  # on an axis, with their names readable
 
 def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
            look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
-    """The kind, the matrices and their titles that `look`, KIND[:LAYER[:HEAD]], chooses from a model's attention.
+    """Returns the kind of attention that `look` chooses, its matrices, and a title for each matrix.
 
-    KIND is 'cross', 'encoder' or 'decoder'; if it is empty, 'cross' or the first that there is. LAYER is a number from
-    1 or 'last', the default. HEAD is a number from 1, 'mean', or 'all', the mean and each head, which is the default.
+    `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'; if it is empty, it is 'cross' or the first
+    kind of the model. LAYER is a number from 1, or 'last', the default. HEAD is a number from 1, 'mean', or 'all', the
+    default: the mean and each head.
 
     Raises:
-      UserError: naming what there is.
+      UserError: if the model has no such attention; the message lists the choices.
     """
     kind, layer, head, *rest = [*look.split(':'), '', ''] if look.count(':') < 2 else look.split(':')
     if any(rest):
@@ -49,10 +50,10 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
 
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
-    """`kind`; if it is empty, 'cross' or else the first kind that there is.
+    """Returns `kind`; if it is empty, 'cross' if the model has it, or else the first kind of the model.
 
     Raises:
-      UserError: naming what there is.
+      UserError: if the model has no attention of this kind; the message lists the kinds.
     """
     if not weights:
         raise UserError('this model has no attention to look at')
@@ -64,9 +65,9 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
 
 def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, look: str = '',
                   weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> 'Figure':
-    """The attention that `look` chooses, as `attention_figure` shows it of text, and `example_figure` of an example.
+    """Draws the attention that `look` chooses: of text by `attention_figure`, of an example by `example_figure`.
 
-    `weights` are what `model.attention` gives for the answer, which is called if they are not given.
+    `weights` are those that `model.attention` returns for the answer. By default they are computed.
     """
     if isinstance(answer, Prediction):
         assert isinstance(model, Predictor), 'whose answer it is'
@@ -81,7 +82,7 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> 'Figure':
-    """One matrix a panel, with a row for each query and a column for each key; dark is 1, white 0."""
+    """Draws one matrix per panel, with a row for each query and a column for each key. Dark is 1, white is 0."""
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
@@ -101,7 +102,7 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
-    """Attention of a model of patches, over the image or the series itself.
+    """Draws the attention of a model of patches over the image or the series.
 
     The weights are those of the class token; without one, the mean over all patches as queries. Patches of large
     weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its largest weight.
@@ -127,7 +128,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
-    """A panel for each kind of attention, with a number for each head; the highest of all is dark, the lowest white."""
+    """Draws a panel for each kind of attention, with a number for each head; the highest is dark, the lowest white."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):
@@ -145,7 +146,7 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
 
 
 def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
-    """The sinusoidal encoding as an image: a row for each position, a column for each dimension (section 3.5)."""
+    """Draws the sinusoidal encoding: a row for each position, a column for each dimension (section 3.5)."""
     figure, (axes,) = _panels(1, (6, 5))
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
                         interpolation='nearest')  # a pixel is a number, and a small file
@@ -170,7 +171,7 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """A figure of `count` panels, each of `size`, with `beside` more width for what stands beside them; in inches."""
+    """Returns a figure and its `count` panels of `size`, with `beside` more width for a color bar; in inches."""
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)

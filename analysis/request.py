@@ -87,16 +87,16 @@ class Request:
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
-            raise UserError(f'{flags} applies only to --split. Give --split=test')
+            raise UserError(f'{flags} can be used only with --split. Give --split=test')
         if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
-            raise UserError(f'{flags} does not apply to --split. Give --input=FILE (or -)')
+            raise UserError(f'{flags} cannot be used with --split. Give --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
-            raise UserError(f'{flags} does not apply to --score, which searches for nothing. Remove one of them')
+            raise UserError(f'{flags} cannot be used with --score, which searches for nothing. Remove one of them')
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
         several = (self.search.get('n_best') or 1) > 1
         if self.format == 'text' and (flags := self._given('attention', *['n_best'] * several)):
-            raise UserError(f'{flags} needs --format=jsonl, because the text of an answer is one line')
+            raise UserError(f'{flags} can be used only with --format=jsonl, because the text of an answer is one line')
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if values[name] < least:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
@@ -134,7 +134,7 @@ class Request:
         if self.pictures:
             check_folder(Path(self.pictures))
         if len(splits) > 1 and (flags := self._given('pictures', 'explain')):
-            raise UserError(f'{flags} shows one set of the test. Give --split={" or --split=".join(splits)}')
+            raise UserError(f'{flags} can show only one set of the test. Give --split={" or --split=".join(splits)}')
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)
@@ -146,13 +146,13 @@ class Request:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
         flags = self._given('attention', 'alignments', 'pictures', 'explain')
         if flags and len(run.workdirs) > 1 and self.look != 'positions':
-            raise UserError(f'{flags} does not apply to an ensemble, whose runs have an attention each. Give one of '
+            raise UserError(f'{flags} cannot be used with an ensemble, whose runs have an attention each. Give one of '
                             'the runs')
         task, answerer = run.config.task, TASKS[run.config.task].answerer
         if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
-            raise UserError(f'{flags} applies only to translation, but the run has task={task}. Remove the flag')
+            raise UserError(f'{flags} can be used only for translation, but the run has task={task}. Remove the flag')
         if answerer == 'predictor' and (flags := self._given('score', 'avoid')):
-            raise UserError(f'{flags} applies only to text, but the run has task={task}. Remove the flag')
+            raise UserError(f'{flags} can be used only for text, but the run has task={task}. Remove the flag')
         options = flatten(run.config)
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):

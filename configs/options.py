@@ -250,6 +250,9 @@ OPTIONS = (
            TEXT, TEXTS, resume='its parameters are the same'),
     Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
            'the targets', Between(0, 1), TEXTS),
+    Option('train.edits', '', 'edits of the values inside the model, in training and afterwards: a JSON list, such as '
+           '[{"edit": "freeze", "place": "encoder/layers_0/self_attention/weights", "by": "uniform"}] (docs/inside.md)',
+           TEXT),
     Option('train.init_from', '', "run directory whose parameters a new run starts with, or RUN:CHECKPOINT, in the "
            "syntax of decode.py --checkpoint; '': none", FILE),
     Option('train.init_vocabulary', True, 'use the vocabulary of train.init_from; False: learn one from the data, and '

@@ -104,12 +104,25 @@ def read_edits(path: str) -> list[Edit]:
       UserError: if it cannot be read or has something else.
     """
     try:
-        listed = json.loads(Path(path).read_text('utf-8'))
+        text = Path(path).read_text('utf-8')
     except (OSError, ValueError) as error:
         raise UserError(f'--edit={path} cannot be read: {error}. Give a JSON file with a list of edits') from None
+    return parsed(text, f'--edit={path}')
+
+
+def parsed(text: str, where: str) -> list[Edit]:
+    """Returns the edits in a JSON text; `where` begins the messages.
+
+    Raises:
+      UserError: if the text is not a list of edits.
+    """
+    try:
+        listed = json.loads(text)
+    except ValueError as error:
+        raise UserError(f'{where} is not JSON: {error}. Give a list of edits') from None
     if not isinstance(listed, list):
-        raise UserError(f'--edit={path}: the file must hold a list of edits, [{{"edit": ..., "place": ...}}, ...]')
-    return [Edit.of(fields, f'--edit={path}') for fields in listed]
+        raise UserError(f'{where} must be a list of edits, [{{"edit": ..., "place": ...}}, ...]')
+    return [Edit.of(fields, where) for fields in listed]
 
 
 def without(heads: str) -> Edit:
@@ -127,6 +140,12 @@ def without(heads: str) -> Edit:
                         'from 1. Use for example --without=cross:1:2,3')
     place = ATTENTION[kind].format(int(layer) - 1) + '/heads'
     return Edit('zero', place, heads=[int(each) - 1 for each in listed])
+
+
+def has_text(by: Any) -> bool:
+    """Returns whether `Edit.by` has texts, a split or an output, rather than numbers."""
+    return isinstance(by, str) or hasattr(by, 'source_tokens') or (
+        isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
 
 def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:

@@ -89,7 +89,7 @@ class Generator(SearchModel):
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
         open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
         automaton = self.automaton(options)
-        places = [automaton.behind(each) for each in tokens] if automaton else []
+        places = [automaton.behind(read) for read in tokens] if automaton else []
         draw = 0  # number of windows that each open row has filled
         while open_rows:
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
@@ -101,16 +101,16 @@ class Generator(SearchModel):
                                     for row in open_rows]
             found = self.find_all(sources, [first + row for row in open_rows],
                                   dataclasses.replace(options, extra_length=longest), draw, rooms, states)
-            still = []
+            still_open = []
             for row, hypotheses in zip(open_rows, found, strict=True):
                 best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
                 if not best[row].ended and len(best[row].tokens) < options.extra_length:
-                    still.append(row)
-            open_rows, draw = still, draw + 1
+                    still_open.append(row)
+            open_rows, draw = still_open, draw + 1
         tokenizer = self.tokenizers['target']
         return [Output(prompt, read, [
-            dataclasses.replace(each, text=tokenizer.continuation(read, each.tokens, known))
-            for each in (best[row], *rest.get(row, []))])
+            dataclasses.replace(hypothesis, text=tokenizer.continuation(read, hypothesis.tokens, known))
+            for hypothesis in (best[row], *rest.get(row, []))])
             for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
@@ -125,8 +125,8 @@ class Generator(SearchModel):
         kept = max(1, self.context // 2)
         size = max(self.context, kept + 1)
         windows, origins = [], []  # of each window: its text, and how many of its targets are known
-        for row, each in enumerate(tokens):
-            whole, done = [BOS, *each, EOS], 1
+        for row, text_tokens in enumerate(tokens):
+            whole, done = [BOS, *text_tokens, EOS], 1
             while done < len(whole):
                 begin = max(0, done - kept) if done > 1 else 0
                 window = whole[begin:begin + size]
@@ -134,10 +134,10 @@ class Generator(SearchModel):
                 origins.append((row, done - begin - 1))
                 done = begin + len(window)
         log_probs: list[list[float]] = [[] for _ in texts]
-        for (row, known), found in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
-            log_probs[row] += found[known:]
-        return [Output('', [BOS], [Hypothesis.forced(text, each, found, options.alpha)])
-                for text, each, found in zip(texts, tokens, log_probs, strict=True)]
+        for (row, known), values in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
+            log_probs[row] += values[known:]
+        return [Output('', [BOS], [Hypothesis.forced(*row, options.alpha)])
+                for row in zip(texts, tokens, log_probs, strict=True)]
 
     @override
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
@@ -174,8 +174,8 @@ class Generator(SearchModel):
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
         decode = self.tokenizers['source'].decode
-        nothing = Hypothesis('', [], 0.0, 0.0, ended=False)
-        return [(Output(decode(each), each, [nothing]), '') for each in tokens if each]
+        empty = Hypothesis('', [], 0.0, 0.0, ended=False)
+        return [(Output(decode(window), window, [empty]), '') for window in tokens if window]
 
     @property
     def opening(self) -> str:

@@ -9,11 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from inference.edits import FREE, Edit, Sizes, matching
+from inference.edits import FREE, Edit, Sizes, has_text, matching
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.predict import Predictor
@@ -65,15 +67,19 @@ class Inspected(dict[str, Values]):
 
 
 def list_places(model: Answerer) -> dict[str, Sizes]:
-    """Returns {name: {axis: size}} of all places; the size is None if it depends on the text."""
+    """Returns {name: {axis: size}} of all places; the size is None if it depends on the text.
+
+    The parameters of the model may be missing, {}: only shapes are computed.
+    """
     if isinstance(model, Predictor):
-        inputs: Any = {'inputs': np.zeros((1, *model.shape), np.float32)}
+        inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
     elif isinstance(model, Translator):
-        inputs = {name: np.ones((1, 4), np.int32) for name in ('source', 'target')}
+        inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
-        inputs = {'tokens': np.ones((1, 4), np.int32)}
+        inputs = {'tokens': jnp.ones((1, 4), jnp.int32)}
     apply = observing(model.module.apply, read=lambda name: True)
-    _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), model.params, inputs)
+    params = model.params or nn.unbox(jax.eval_shape(model.module.init, jax.random.key(0), **inputs))['params']
+    _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
     return {name: {axis: None if axis in FREE else size
                    for axis, size in zip(axes_of(name), shapes[name].shape, strict=True)}
             for name in sorted(shapes, key=_in_order)}
@@ -200,17 +206,13 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
     names, by = matching(edit.place, places), edit.by
     if edit.edit == 'freeze' and isinstance(by, str):
         return {}
-    if edit.edit in ('mean', 'replace') and _has_text(by):
+    if edit.edit in ('mean', 'replace') and has_text(by):
         if edit.edit == 'replace':
             values, = inspect(model, [by], names, options)
             return {name: values[name].values for name in names}
         texts = split(by) if isinstance(by, str) else by
         return _means(inspect(model, texts, names, options), names)
     return {} if by is None else dict.fromkeys(names, by)
-
-
-def _has_text(by: Any) -> bool:
-    return isinstance(by, (str, Output)) or isinstance(by, Sequence) and bool(by) and _has_text(by[0])
 
 
 def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from configs.options import choices
 from configs.tasks import TASKS
-from inference.edits import Edit, Editor, Sizes
+from inference.edits import Edit, Editor, Sizes, has_text, matching, parsed
 from inference.generate import Generator
 from inference.inspection import MOST_GB, Inspected, inspect, list_places, resolved
 from inference.options import SearchOptions, search_options
@@ -25,13 +25,14 @@ from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
 from model.places import EDITS, Observed
-from run_directory.trained import Trained, parts_of_one_run
+from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import expanded
 from runtime.processes import check_devices
 
 Answerer = Translator | Generator | Predictor
+EDITS_OPTION = 'config.train.edits'
 WINDOWS = 100  # of a language model's split, of which a mean is taken
 
 
@@ -52,6 +53,26 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
 }
 
 
+def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mapping[str, Tokenizer],
+                        sizes: Mapping[str, Any]) -> Any:
+    """Returns the module with the edits of config.train.edits in each pass; without any, the module itself.
+
+    Raises:
+      UserError: if there is no such edit or place, or an edit needs texts, which a training has not read yet.
+    """
+    if not config.train.edits:
+        return module
+    edits, places = parsed(config.train.edits, EDITS_OPTION), list_places(
+        make_answerer(config, module, {}, tokenizers, sizes))
+    for edit in edits:
+        if edit.edit in ('mean', 'replace') and has_text(edit.by):
+            raise UserError(f'{EDITS_OPTION}: edit {edit.edit!r} at {edit.place} needs the model to read texts, which '
+                            'is not possible in training. Give numbers')
+    numbers = [{} if edit.by is None or isinstance(edit.by, str) else
+               dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
+    return Observed(module, Editor(edits, numbers, places))
+
+
 class Run:
     """An opened run, or an ensemble of several.
 
@@ -62,12 +83,12 @@ class Run:
       checkpoint: the steps of the parameters, more than one if they are a mean. For an ensemble, a list per run.
       model: a Translator, Generator or Predictor, with the module and its parameters.
       options: the search options of the config.
-      edits: the edits of the model; see `edited`.
+      edits: the edits of the model; see `edited`. A run that was trained under edits (config.train.edits) has them.
     """
 
     edits: tuple[Edit, ...] = ()
 
-    def __init__(self, trained: Trained):
+    def __init__(self, trained: TrainedModel):
         self.workdirs, self.workdir = trained.workdirs, trained.workdirs[0]
         self.config, self.checkpoint = trained.config, trained.steps
         with parts_of_one_run(self.workdir):
@@ -76,6 +97,9 @@ class Run:
             self.model.name = ', '.join(map(str, self.workdirs))
         self._trained, self._plain, self._numbers = trained, self.model, ()
         self.options = search_options(self.config)
+        if self.config.train.edits:
+            learned = self.edited(parsed(self.config.train.edits, EDITS_OPTION))
+            self.model, self.edits, self._numbers = learned.model, learned.edits, learned._numbers
 
     def __repr__(self) -> str:
         languages = f' {self.config.data.source_lang}-{self.config.data.target_lang}' if (

@@ -296,15 +296,15 @@ class Beam:
               places: Int[Array, ' batch'] | None = None) -> BeamState:
         """Returns the first state: one empty hypothesis, which has ended if the limit is 0. See `Sample.begin`."""
         shape = limits.shape[0], self.beam
-        nothing = jnp.full(shape, IMPOSSIBLE)
+        no_scores = jnp.full(shape, IMPOSSIBLE)
         empty = jnp.full((*shape, self.max_length), self.vocabulary.pad, jnp.int32)
         ends = limits <= 0
-        ended = nothing.at[:, 0].set(jnp.where(ends, 0.0, IMPOSSIBLE))
+        ended = no_scores.at[:, 0].set(jnp.where(ends, 0.0, IMPOSSIBLE))
         return BeamState(step=jnp.zeros((), jnp.int32), limits=limits,
                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
-                     alive_tokens=empty, alive_scores=nothing.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
+                     alive_tokens=empty, alive_scores=no_scores.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
                      ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache,
-                         prefixes=prefixes, places=_spread(places, shape))
+                     prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
         """Returns which sentences have a hypothesis that may still become one of the n best."""

@@ -14,8 +14,9 @@ from input_pipeline import dynamics
 from input_pipeline.array_files import Examples, check_numbers, open_folder
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
-from input_pipeline.sources import open_tfds, source_of, tfds_errors
+from input_pipeline.sources import source_of
 from input_pipeline.splits import HeldOut, Parts, key
+from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -187,16 +188,15 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
 
 def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens a TensorFlow Datasets dataset of images of one size with one label each: mnist, cifar10, ..."""
-    name, folder, names = data['name'], data['dir'], dict(data['splits'])
-    builder = open_tfds(name, folder, ('image', 'label'), 'config.task')
-    image, label = (builder.info.features[feature] for feature in ('image', 'label'))
+    name, names = data['name'], dict(data['splits'])
+    dataset = Dataset(name, data['dir'], names, ('image', 'label'), 'config.task')
+    image, label = (dataset.info.features[feature] for feature in ('image', 'label'))
     if None in image.shape or not getattr(label, 'names', None):
         raise UserError(f'config.data.name={name}: the dataset has images of shape {image.shape} and the label '
                         f'{label}. It must have images of one size and a ClassLabel')
 
     def load(split: str) -> Examples:
-        with tfds_errors(f'config.data.splits.{split}={names[split]!r} cannot be read from {builder.data_dir}'):
-            records = list(builder.as_data_source(names[split]))
+        records = list(dataset.records(split))
         images = np.stack([record['image'] for record in records]) if records else np.empty((0, *image.shape))
         return Examples(images, np.array([record['label'] for record in records], np.int32), f'{name} {names[split]}')
 

@@ -14,22 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 from typing_extensions import override
 
-from input_pipeline.sources import (
-    decode_lines,
-    decode_text,
-    has_mark,
-    open_binary,
-    open_tfds,
-    read_lines,
-    sha256,
-    source_of,
-    tfds_errors,
-    tfds_files,
-    tfds_text,
-)
+from input_pipeline.sources import decode_lines, decode_text, has_mark, open_binary, read_lines, source_of
 from input_pipeline.splits import HeldOut, Parts, naming_option, split_names, text_key, without_files
+from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, named_files
+from runtime.files import expanded, named_files, sha256
 
 log = logging.getLogger('allyouneed.data')
 
@@ -186,24 +175,16 @@ class TfdsDocuments(Documents):
     """A TensorFlow Datasets dataset: each record's text in one feature is a document."""
 
     def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
-        self._feature, self._names = feature, names
-        self._builder = open_tfds(name, folder, [feature], 'config.data.feature')
+        self._feature = feature
+        self._dataset = Dataset(name, folder, names, [feature], 'config.data.feature')
 
     @override
     def documents(self, split: str) -> Iterator[str]:
-        with self._reading(split):
-            for record in self._builder.as_data_source(self._names[split]):
-                yield tfds_text(record[self._feature])
+        return (text for text, in self._dataset.texts(split))
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        with self._reading(split):
-            return {'source': 'tfds', 'feature': self._feature, 'split': self._names[split],
-                    'files': tfds_files(self._builder, self._names[split])}
-
-    def _reading(self, split: str):
-        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
-                           f'{self._builder.data_dir}')
+        return {'source': 'tfds', 'feature': self._feature} | self._dataset.fingerprint(split)
 
 
 class LibraryDocuments(Documents):

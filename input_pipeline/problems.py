@@ -17,7 +17,7 @@ from input_pipeline.documents import FileDocuments, OneFile, open_documents
 from input_pipeline.sources import Corpus, TextCorpus, open_corpus
 from input_pipeline.splits import SPLITS, sets_to_test
 from input_pipeline.token_store import document_tokenizers, tokenizers_for
-from runtime.errors import UserError, told
+from runtime.errors import UserError, messages_of
 from runtime.files import expanded
 
 SMALL = 10_000_000  # bytes; of larger files, only the first lines are read
@@ -57,11 +57,11 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     tests = sets_to_test(config.data)
     has_test = 'test' in text.parts.names or any(map(text.has_files, tests))
     splits = [*SPLITS[:2], *(tests if has_test else ())]
-    found = {split: told(functools.partial(_check_split, text, split)) for split in splits}
+    found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
     possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # the `others` report this
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
-        problems += told(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
+        problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
     return problems
 
 
@@ -86,7 +86,7 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
     if not _is_small([path for path in folder.iterdir() if path.is_file()]):
         return []
     splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, 'test') else SPLITS[:2]
-    return [problem for split in splits for problem in told(functools.partial(arrays.inputs, split))]
+    return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]
 
 
 def _is_small(files: Sequence[Path]) -> bool:

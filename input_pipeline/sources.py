@@ -6,13 +6,12 @@ import errno
 import functools
 import gzip
 import hashlib
-import importlib.util
 import itertools
 import os
 import stat
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, runtime_checkable
 
@@ -21,8 +20,9 @@ from typing_extensions import override
 
 from input_pipeline import builtin
 from input_pipeline.splits import HeldOut, naming_option, split_names, text_key, without_files
+from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
-from runtime.files import expanded, named_files, plain_or_gz
+from runtime.files import expanded, named_files, plain_or_gz, sha256
 
 Pair = tuple[str, str]
 T = TypeVar('T')
@@ -50,7 +50,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
     Raises:
       UserError: if there is no such source, file or dataset.
     """
-    return source_of(data, SOURCES).from_config(data)
+    return source_of(data, SOURCES)(data)
 
 
 def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
@@ -69,11 +69,6 @@ class BuiltinCorpus(Corpus):
 
     `plain_spaces` is the share of the source sentences with no-break spaces that get plain spaces instead.
     """
-
-    @classmethod
-    def from_config(cls, data: ConfigDict) -> 'BuiltinCorpus':
-        """Makes the corpus that `config.data` describes."""
-        return cls(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces'])
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
         try:
@@ -110,12 +105,6 @@ class TextCorpus(Corpus):
     Attributes:
       parts: the splits that are held out from the training files.
     """
-
-    @classmethod
-    def from_config(cls, data: ConfigDict) -> 'TextCorpus':
-        """Opens the corpus that `config.data` describes."""
-        return cls(expanded(data['dir']), data['source_lang'], data['target_lang'], split_names(data),
-                   data['validation_share'])
 
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
@@ -212,102 +201,31 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
 class TfdsCorpus(Corpus):
     """A TensorFlow Datasets translation dataset."""
 
-    @classmethod
-    def from_config(cls, data: ConfigDict) -> 'TfdsCorpus':
-        """Opens the corpus that `config.data` describes."""
-        return cls(data['name'], data['dir'], data['source_lang'], data['target_lang'], split_names(data))
-
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)
-        self._languages, self._names = (source_lang, target_lang), names
-        self._builder = open_tfds(name, folder, self._languages,
-                                  'config.data.source_lang and target_lang')
+        self._languages = source_lang, target_lang
+        self._dataset = Dataset(name, folder, names, self._languages, 'config.data.source_lang and target_lang')
 
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
-        with self._reading(split):
-            for record in self._builder.as_data_source(self._names[split]):
-                # A line break inside a record would break line counts.
-                source, target = (' '.join(tfds_text(record[language]).splitlines()) for language in self._languages)
-                yield source, target
+        for texts in self._dataset.texts(split):
+            source, target = (' '.join(text.splitlines()) for text in texts)  # a line break would break line counts
+            yield source, target
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        with self._reading(split):
-            return {'source': 'tfds', 'languages': self._languages, 'split': self._names[split],
-                    'files': tfds_files(self._builder, self._names[split])}
-
-    def _reading(self, split: str) -> contextlib.AbstractContextManager:
-        return tfds_errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
-                           f'{self._builder.data_dir}')
+        return {'source': 'tfds', 'languages': self._languages} | self._dataset.fingerprint(split)
 
 
-# Sources of sentence pairs: the value of config.data.source -> its class. A source that reads files needs all methods
-# of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before training.
-SOURCES: Mapping[str, type[BuiltinCorpus | TextCorpus | TfdsCorpus]] = {
-    'builtin': BuiltinCorpus, 'files': TextCorpus, 'tfds': TfdsCorpus}
-
-
-def open_tfds(name: str, folder: str, features: Collection[str], asked: str) -> Any:
-    """Returns the TFDS builder of a prepared dataset, which is read as array records without TensorFlow.
-
-    Only the preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
-
-    Args:
-      name: the name of the dataset, such as wmt14_translate/de-en.
-      folder: TFDS's data_dir; '' for its default.
-      features: the features that the dataset must have.
-      asked: the options that name the features, for messages.
-
-    Raises:
-      UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
-    """
-    if ':' in name:
-        raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
-                        'the dataset yourself, and give its name without the part before the colon')
-    import tensorflow_datasets as tfds  # slow to import, so only where it is used
-    from tensorflow_datasets.core.constants import DATA_DIR
-    folder = folder or DATA_DIR
-    with tfds_errors(f'config.data.name={name!r} cannot be opened in {folder}'):
-        builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
-        present = set(builder.info.features)
-    if not set(features) <= present:
-        raise UserError(f'config.data.name={name}: the dataset has the features {", ".join(sorted(present))}, but it '
-                        f'must have {" and ".join(features)} (see {asked})')
-    if not builder.is_prepared():
-        if not importlib.util.find_spec('tensorflow'):
-            raise UserError(
-                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
-                'Prepare the dataset once, on any machine: pip install tensorflow; '
-                f'tfds build {name} --file_format=array_record --data_dir={folder}. '
-                'Training does not need TensorFlow')
-        # TFDS prints its progress to stdout, which is for results.
-        with tfds_errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
-            builder.download_and_prepare()
-    return builder
-
-
-@contextlib.contextmanager
-def tfds_errors(what: str) -> Iterator[None]:
-    """Turns errors of TFDS and its libraries about their input into a UserError."""
-    try:
-        yield
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition('\n')[0]  # the rest may be a list of all datasets
-        raise UserError(f'{what}: {reason}') from error
-
-
-def tfds_files(builder: Any, name: str) -> list[list[str]]:
-    """Returns name and digest of each file of a split of a prepared dataset."""
-    files = [Path(part.filename) for part in builder.info.splits[name].file_instructions]
-    return [[file.name, sha256(file)] for file in files]
-
-
-def tfds_text(value: Any) -> str:
-    """Returns the text of a feature. It is bytes in TFDS, and str in its mocks."""
-    if not isinstance(value, bytes | str):
-        raise ValueError(f'a record has {type(value).__name__} instead of text')
-    return value.decode() if isinstance(value, bytes) else value
+# Sources of sentence pairs: the value of config.data.source -> the function that opens it. A source that reads files
+# needs all methods of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before training.
+SOURCES: Mapping[str, Callable[[ConfigDict], Corpus]] = {
+    'builtin': lambda data: BuiltinCorpus(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces']),
+    'files': lambda data: TextCorpus(expanded(data['dir']), data['source_lang'], data['target_lang'], split_names(data),
+                                     data['validation_share']),
+    'tfds': lambda data: TfdsCorpus(data['name'], data['dir'], data['source_lang'], data['target_lang'],
+                                    split_names(data)),
+}
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
@@ -370,16 +288,3 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
             raise UserError(f'{name}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at column '
                             f'{error.start + 1}). Convert the file, for example with iconv -t UTF-8') from None
         yield text.removesuffix('\n').removesuffix('\r')
-
-
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 digest of a file's content.
-
-    Raises:
-      UserError: if the file cannot be read.
-    """
-    try:
-        with open(path, 'rb') as file:
-            return hashlib.file_digest(file, 'sha256').hexdigest()
-    except OSError as error:
-        raise UserError(f'{path} cannot be read: {error}') from None

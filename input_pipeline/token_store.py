@@ -29,6 +29,8 @@ from runtime.errors import UserError
 from runtime.schema import Count, read_as
 
 ADVICE = 'Delete its folder; the next run builds it again'
+# Of the folders in the cache, which versions of this code with other formats may use at the same time. 2: checksums.
+FORMAT = 2
 
 log = logging.getLogger('allyouneed.data')
 
@@ -216,5 +218,6 @@ def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Token
     return open_built(folder, lambda: build_together(folder, rows, write), read)
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(content: Mapping[str, Any]) -> str:
+    """Returns the name of a folder of the cache."""
+    return hashlib.sha256(json.dumps({**content, 'format': FORMAT}, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from interchange.huggingface import is_huggingface, read_huggingface
 from interchange.safetensors_folder import WEIGHTS, read_safetensors
-from run_directory.trained import Trained, read_run, together
+from run_directory.trained import TrainedModel, join_models, read_model
 from runtime.errors import UserError
 
 ONE_CHECKPOINT = ('best', 'latest')  # the choices of a checkpoint that are allowed for a folder with a single one
 
 
-def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:
+def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> TrainedModel:
     """Reads the model of a folder, or the ensemble of several.
 
     Args:
@@ -22,13 +22,13 @@ def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = No
     Raises:
       UserError: if a folder cannot be read, or the models cannot form an ensemble.
     """
-    return together([_read(folder, checkpoint, dtype) for folder in folders])
+    return join_models([_read(folder, checkpoint, dtype) for folder in folders])
 
 
-def _read(folder: Path, checkpoint: str, dtype: str | None) -> Trained:
+def _read(folder: Path, checkpoint: str, dtype: str | None) -> TrainedModel:
     huggingface = is_huggingface(folder)
     if not huggingface and not (folder / WEIGHTS).is_file():
-        return read_run(folder, checkpoint, dtype)
+        return read_model(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
         raise UserError(f'checkpoint={checkpoint!r}: {folder} is not a run directory and has only one checkpoint. '
                         'Remove this option')

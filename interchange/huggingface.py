@@ -31,7 +31,7 @@ from interchange.safetensors_files import open_arrays, save_arrays
 from interchange.safetensors_folder import WEIGHTS
 from model.build import build_model
 from run_directory.records import CONFIG
-from run_directory.trained import Trained, parameter_shapes
+from run_directory.trained import TrainedModel, parameter_shapes
 from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import decoded, read_as
@@ -59,7 +59,7 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None,
-                     allow_nonfinite: bool = False) -> Trained:
+                     allow_nonfinite: bool = False) -> TrainedModel:
     """Reads a model of Hugging Face's library as a trained model of ours: Marian, GPT-2, Llama, Mistral or Qwen2.
 
     Args:
@@ -109,10 +109,10 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
     orders = {side: original_order(each) for side, each in tokenizers.items()}
     params = _read_parameters(folder, family, family.links(config.model, orders), files,
                               parameter_shapes(module, config.task, sizes), allow_nonfinite)
-    return Trained([folder], config, module, params, [], tokenizers, sizes)
+    return TrainedModel([folder], config, module, params, [], tokenizers, sizes)
 
 
-def write_huggingface(trained: Trained, folder: Path) -> None:
+def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
     Parameters that the architecture has and our model lacks are added without any change of the function: biases of 0,

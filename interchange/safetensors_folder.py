@@ -19,7 +19,7 @@ from configs.versions import VERSION
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
 from run_directory.records import CONFIG, read_config
-from run_directory.trained import Trained, assembled, parts_of_one_run
+from run_directory.trained import TrainedModel, make_model, parts_of_one_run
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import write_text
@@ -29,7 +29,7 @@ WEIGHTS = 'model.safetensors'
 STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from
 
 
-def write_safetensors(trained: Trained, folder: Path) -> None:
+def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, for `read_safetensors` and for other programs."""
     config = json.dumps({'version': VERSION, **trained.config.to_dict()}, indent=2) + '\n'
     sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
@@ -42,7 +42,7 @@ def write_safetensors(trained: Trained, folder: Path) -> None:
     write_text(folder / CONFIG, config)
 
 
-def read_safetensors(folder: Path, dtype: str | None = None) -> Trained:
+def read_safetensors(folder: Path, dtype: str | None = None) -> TrainedModel:
     """Reads the model of a folder that `write_safetensors` wrote.
 
     Raises:
@@ -56,4 +56,4 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> Trained:
         steps = file.entry(STEPS, list[Count], [])
         with parts_of_one_run(folder):
             params = unflatten_dict({name: jnp.asarray(file.array(name)) for name in file.shapes}, sep='/')
-    return assembled(folder, config, params, steps, dtype)
+    return make_model(folder, config, params, steps, dtype)

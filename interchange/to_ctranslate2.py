@@ -20,7 +20,7 @@ from input_pipeline.tokenizer import BOS, EOS, SPECIAL, UNK
 from interchange.tokenizer_files import unique_pieces, write_tokenizers
 from model.embedding import with_absent
 from model.positional import MAX_DISTANCE, sinusoids
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
@@ -48,7 +48,7 @@ def refusals(config: ConfigDict) -> list[str]:
     return [option for option, holds in possible.items() if not holds]
 
 
-def write_ctranslate2(trained: Trained, folder: Path, quantization: str = 'float32') -> None:
+def write_ctranslate2(trained: TrainedModel, folder: Path, quantization: str = 'float32') -> None:
     """Writes model.bin, config.json and the vocabulary of a trained model into an existing folder.
 
     Args:
@@ -77,7 +77,7 @@ def _head_widths(model: ConfigDict) -> tuple[int, int]:
 class _Writer:
     """Fills CTranslate2's specifications with the parameters of one model."""
 
-    def __init__(self, trained: Trained):
+    def __init__(self, trained: TrainedModel):
         self.specs: Any = importlib.import_module('ctranslate2.specs')
         self.config, self.tokenizers, self.sizes = trained.config, trained.tokenizers, trained.sizes
         self.model = trained.config.model

@@ -1,4 +1,4 @@
-"""Attention in little memory: queries in chunks, and the kernels of accelerators."""
+"""Attention in O(n) memory: queries in chunks, and the fused kernels of accelerators."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 
-def in_chunks(function: Callable[[dict[str, Array], Array], Array], rows: Mapping[str, Shaped[Array | np.ndarray,
-'...']],
-              axes: Mapping[str, int], chunk: int) -> Shaped[Array, '...']:
+def in_chunks(function: Callable[[dict[str, Array], Array], Array],
+              rows: Mapping[str, Shaped[Array | np.ndarray, '...']], axes: Mapping[str, int],
+              chunk: int) -> Shaped[Array, '...']:
     """Returns `function(rows, 0)`, computed for at most `chunk` rows at a time.
 
     The backward pass computes each chunk again instead of keeping its intermediate values (Rabe and Staats 2021,

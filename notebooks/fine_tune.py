@@ -128,7 +128,7 @@ def change_by_head(old, new):
     return np.array(rows)
 
 
-allyouneed.heads_figure({'encoder': 100 * change_by_head(before, after)}, 'change in percent')
+allyouneed.heads_figure({'encoder': 100 * change_by_head(before, after)}, 'how far heads moved, percent of their size')
 
 # %% [markdown]
 # ## Attention of the most changed head
@@ -159,4 +159,4 @@ allyouneed.attention_figure(np.array(panels), *run.model.axes(output)['encoder']
 adapted = allyouneed.train(recipe(peak=1e-2, lora_rank=8), folder / 'adapted')
 print('adapted ', '   '.join(f'{sample} {value:.2f}' for sample, value in bits(adapted).items()))
 moved = jax.tree.leaves(jax.tree.map(lambda a, b: not np.array_equal(a, b), before.model.params, adapted.model.params))
-print(f'{sum(moved)} of {len(moved)} matrices and vectors have changed')
+print(f'{sum(moved)} of {len(moved)} matrices and vectors are other than before')

@@ -1,1 +1,1 @@
-"""The files of a run: config, records, checkpoints, progress, trained models, and what is taken from other runs."""
+"""The files of a run: config, records, checkpoints, progress, trained models, and the parts from other runs."""

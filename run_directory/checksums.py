@@ -1,4 +1,4 @@
-"""The arrays of a state by their paths: checksums, shapes, and the comparison with those of a checkpoint."""
+"""The arrays of a state by their paths: checksums, shapes, and their comparison with a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +18,10 @@ PART = 2 ** 16  # values at a time, which stay in a core's cache
 
 @jax.jit
 def checksum(array: Array) -> UInt32[Array, '2']:
-    """Returns two sums mod 2^32 over hashes of (value, index); they do not depend on the array's sharding.
+    """Returns two sums mod 2^32 over hashes of (value, index). They do not depend on the sharding of the array.
 
     The finaliser of MurmurHash3 (Appleby, public domain) is a bijection of 32 bits. So a change of one value always
-    changes the checksum; a change of several values goes unnoticed with probability 2^-64. Values are compared by
-    their bits.
+    changes the checksum, and a change of several values is missed with probability 2^-64. Values are hashed as bits.
     """
     array = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
@@ -52,41 +51,40 @@ def _mixed(x: Any) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Maps paths such as 'params/Dense_0/kernel' to leaves. A state and Orbax's version of it have the same paths."""
+    """Returns {path: leaf}, such as 'params/Dense_0/kernel'. A state and its form in Orbax have the same paths."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def path_tree(tree: Any) -> Any:
-    """Returns the tree with the path of each leaf in its place."""
+    """Returns the tree with each leaf replaced by its path."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
 
 
 def checksums(tree: Any) -> dict[str, list[int]]:
-    """Maps each leaf's path to its checksum."""
-    # One after the other: programs on several devices that run concurrently may deadlock.
+    """Returns {path: checksum}."""
+    # One after the other, because concurrent programs on several devices may deadlock.
     return {path: np.asarray((numpy_checksum if isinstance(leaf, np.ndarray) and leaf.size < SMALL else checksum)(leaf)
                              ).tolist() for path, leaf in by_path(tree).items()}
 
 
 def shapes(tree: Any) -> dict[str, str]:
-    """Maps each leaf's path to its dtype and shape: 'float32[4,3]'."""
+    """Returns {path: dtype and shape}, such as 'float32[4,3]'."""
     return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
 
 
 def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from those wanted."""
-    found = {
-        'missing there': sorted(wanted.keys() - saved.keys()),
-        'not known here': sorted(saved.keys() - wanted.keys()),
-        'of another shape or type': [f'{path}: {saved[path]} there, {wanted[path]} here' for path in sorted(saved)
-                                     if saved[path] != wanted.get(path, saved[path])]}
-    if any(found.values()):
-        lines = [f'  {len(which)} {what}: {"; ".join(which[:3])}{"; ..." if len(which) > 3 else ""}'
-                 for what, which in found.items() if which]
-        raise UserError('\n'.join([
-            f'{folder} holds other arrays ({len(saved)}) than this training has ({len(wanted)}):', *lines,
-            'It is not damaged: the model, the optimizer or a library has changed since it was written. Go on with the '
-            'version and the config that wrote it, or begin again in another --workdir']))
+    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from the wanted ones."""
+    differences = {
+        'missing in the checkpoint': sorted(wanted.keys() - saved.keys()),
+        'only in the checkpoint': sorted(saved.keys() - wanted.keys()),
+        'with another shape or dtype': [f'{path} {saved[path]} instead of {wanted[path]}' for path in sorted(saved)
+                                        if saved[path] != wanted.get(path, saved[path])]}
+    if any(differences.values()):
+        listed = '; '.join(f'{len(paths)} {kind}: {", ".join(paths[:3])}{", ..." if len(paths) > 3 else ""}'
+                           for kind, paths in differences.items() if paths)
+        raise UserError(f'{folder} has other arrays ({len(saved)}) than this training ({len(wanted)}): {listed}. It is '
+                        'not damaged: the model, the optimizer or a library has changed since it was written. Use the '
+                        'version and the config that wrote it, or start again in another --workdir')
 
 
 def _name(path: tuple) -> str:

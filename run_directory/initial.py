@@ -1,4 +1,4 @@
-"""The parameters that a training begins with, where they are those of another run: fine-tuning."""
+"""Fine-tuning: the initial parameters of a training, taken from another run."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,123 +20,128 @@ from run_directory.records import read_config
 from runtime.errors import UserError
 from runtime.files import expanded
 
-OF_THE_DATA = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes are not options of the model
-MOST_NAMES = 4  # of a kind, in the log
+DATA_AXES = {'vocab', 'position', 'patch'}  # axes whose sizes depend on the data, not on options of the model
+MAX_NAMES = 4  # parameters listed in a line of the log
 
 log = logging.getLogger('allyouneed.train')
 
 
-class Known(NamedTuple):
-    """First values of a parameter.
+class InitialValues(NamedTuple):
+    """Initial values of a parameter.
 
     Attributes:
-      values: of its shape.
-      rows: which of them are meant, broadcast to that shape; the others are drawn as in a training from scratch.
+      values: an array with the shape of the parameter.
+      rows: the rows that get these values; broadcasts to the shape. The remaining rows are initialised randomly.
     """
     values: Float[np.ndarray, '*shape']
     rows: Bool[np.ndarray, '*#shape']
 
 
-def other_run(choice: str) -> tuple[Path, str]:
-    """Returns the run directory and the checkpoint of 'RUN' or 'RUN:CHECKPOINT', as in 'runs/a:average:5'."""
+def split_choice(choice: str) -> tuple[Path, str]:
+    """Returns the run directory and the checkpoint of 'RUN' or 'RUN:CHECKPOINT', such as 'runs/a:average:5'."""
     parts = choice.split(':')
-    for count in range(len(parts), 0, -1):  # a name may have colons of its own
+    for count in range(len(parts), 0, -1):  # the name of a directory may contain colons
         path = expanded(':'.join(parts[:count]))
         if path.is_dir():
             return path, ':'.join(parts[count:]) or 'best'
-    return expanded(choice), 'best'  # whoever opens it says that it is not there
+    return expanded(choice), 'best'  # the reader of the run reports that it does not exist
 
 
-def begin_from(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Known]:
-    """Reads what config.train.init_from names, and logs what is taken from it, what is fresh and what is left there.
+def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, InitialValues]:
+    """Reads initial parameters from config.train.init_from, and logs which parameters are taken.
 
-    A parameter is taken where that run has one of the same name and shape. Some axes depend on the data: where the
-    vocabularies differ, a piece that both have keeps its row; of learned positions those that both have are taken.
-    `boxed` are the parameters' shapes, in Flax's boxes with the names of the axes.
+    A parameter is taken if the other run has a parameter with the same name and shape. Axes that depend on the data may
+    differ. If the vocabularies differ, the pieces that are in both keep their rows. If the tables of learned positions
+    differ in length, the positions that are in both keep their rows.
+
+    Args:
+      config: the config of the new run.
+      data: the data of the new run.
+      boxed: the shapes of the new run's parameters, in Flax's boxes with the names of the axes.
 
     Returns:
-      {name: first values}, without the parameters that are fresh.
+      {name: initial values}, without the parameters that are initialised randomly.
 
     Raises:
-      UserError: if the run cannot be read, or is of a model of other sizes.
+      UserError: if the run cannot be read, or its model has other sizes.
     """
-    path, choice = other_run(config.train.init_from)
+    path, choice = split_choice(config.train.init_from)
     params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
-    there: dict[str, Any] = flatten_dict(params, sep='/')
+    saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
-    known, partly, fresh, unlike = {}, [], [], []
+    initial, partial, random, mismatched = {}, [], [], []
     for name, leaf in leaves.items():
-        shape, axes, values = nn.unbox(leaf).shape, getattr(leaf, 'names', ()), there.pop(name, None)
+        shape, axes, values = nn.unbox(leaf).shape, getattr(leaf, 'names', ()), saved.pop(name, None)
         if values is None:
-            fresh.append(name)
+            random.append(name)
             continue
-        values, sizes = np.asarray(values), f'{name} ({values.shape} there, {shape} here)'
-        pair = _vocabularies(name, tokenizers, data.tokenizers) if 'vocab' in axes else None
-        others = {axis for axis, here, size in zip(axes or shape, shape, values.shape, strict=False) if here != size}
-        if len(values.shape) != len(shape) or others - OF_THE_DATA:
-            unlike.append(sizes)
-        elif pair:
-            known[name] = _by_piece(values, axes.index('vocab'), *pair)
-        elif others == {'position'}:
-            known[name] = _by_position(values, axes.index('position'), shape)
-        elif others:
-            fresh.append(sizes)
+        values, sizes = np.asarray(values), f'{name} ({values.shape} in that run, {shape} in this one)'
+        vocabularies = _vocabularies(name, tokenizers, data.tokenizers) if 'vocab' in axes else None
+        differing = {axis for axis, new, old in zip(axes or shape, shape, values.shape, strict=False) if new != old}
+        if len(values.shape) != len(shape) or differing - DATA_AXES:
+            mismatched.append(sizes)
+        elif vocabularies:
+            initial[name] = _by_piece(values, axes.index('vocab'), *vocabularies)
+        elif differing == {'position'}:
+            initial[name] = _by_position(values, axes.index('position'), shape)
+        elif differing:
+            random.append(sizes)
         else:
-            known[name] = Known(values, np.ones((), bool))
-        if name in known and known[name].rows.ndim:
-            partly.append(f'{name} ({known[name].rows.sum():,} of {known[name].rows.size:,})')
-    if unlike or not known:
-        raise UserError(f'config.train.init_from={config.train.init_from}: is of a model of other sizes: '
-                        f'{"; ".join(unlike[:MOST_NAMES]) or "no parameter has a name that one here has"}. Give the '
-                        f'model options of that run, as --config=configs/fine_tune.py:{path} does')
-    log.info('begins with the parameters of %s, step %s: %d of %d, %s numbers', path, ', '.join(map(str, steps)),
-             len(known), len(known) + len(fresh), f'{sum(map(_count, known.values())):,}')
-    for names, what in ((partly, 'rows that both have'), (fresh, 'fresh'),
-                        (sorted(there), 'left there, as this model has none of this name')):
+            initial[name] = InitialValues(values, np.ones((), bool))
+        if name in initial and initial[name].rows.ndim:
+            partial.append(f'{name} ({initial[name].rows.sum():,} of {initial[name].rows.size:,})')
+    if mismatched or not initial:
+        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has other sizes: '
+                        f'{"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the model '
+                        f'options of that run: --config=configs/fine_tune.py:{path}')
+    log.info('initial parameters from %s, step %s: %d of %d parameters, %s numbers', path, ', '.join(map(str, steps)),
+             len(initial), len(initial) + len(random), f'{sum(map(_count, initial.values())):,}')
+    for names, meaning in ((partial, 'only the rows that are in both runs'), (random, 'initialised randomly'),
+                           (sorted(saved), 'not used, because this model has no parameter with the name')):
         if names:
-            log.info('  %s: %s%s', what, ', '.join(names[:MOST_NAMES]),
-                     f' and {len(names) - MOST_NAMES} others' if len(names) > MOST_NAMES else '')
-    return known
+            log.info('  %s: %s%s', meaning, ', '.join(names[:MAX_NAMES]),
+                     f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else '')
+    return initial
 
 
-def put_first(known: Mapping[str, Known], fresh: Params) -> Params:
-    """Returns the `fresh` parameters, in Flax's boxes or not, with the known values in their places."""
-    if not known:
+def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
+    """Returns the randomly initialised parameters `fresh` with the `initial` values. They may be in Flax's boxes."""
+    if not initial:
         return fresh
     leaves = flatten_dict(fresh, sep='/')
 
-    def first(leaf: Any, values: Any, rows: Any) -> Any:
-        found = jnp.where(rows, values.astype(nn.unbox(leaf).dtype), nn.unbox(leaf))
-        return leaf.replace_boxed(found) if isinstance(leaf, nn.meta.AxisMetadata) else found
+    def replaced(leaf: Any, values: Any, rows: Any) -> Any:
+        array = jnp.where(rows, values.astype(nn.unbox(leaf).dtype), nn.unbox(leaf))
+        return leaf.replace_boxed(array) if isinstance(leaf, nn.meta.AxisMetadata) else array
 
-    return unflatten_dict(leaves | {name: first(leaves[name], *each) for name, each in known.items()}, sep='/')
+    return unflatten_dict(leaves | {name: replaced(leaves[name], *initial[name]) for name in initial}, sep='/')
 
 
-def _vocabularies(name: str, theirs: Mapping[str, Tokenizer],
-                  ours: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
-    """The vocabularies of a parameter, there and here, or None if they are the same or there are none."""
-    side = 'source' if name.startswith('source') else 'target' if 'target' in ours else 'text'
-    if {*ours} != {*theirs} or side not in ours or ours[side].model == theirs[side].model:
+def _vocabularies(name: str, old: Mapping[str, Tokenizer],
+                  new: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
+    """Returns a parameter's vocabularies in the other run and in this one. None if they are equal or do not exist."""
+    side = 'source' if name.startswith('source') else 'target' if 'target' in new else 'text'
+    if {*new} != {*old} or side not in new or new[side].model == old[side].model:
         return None
-    return theirs[side], ours[side]
+    return old[side], new[side]
 
 
-def _by_piece(values: Float[np.ndarray, '...'], axis: int, theirs: Tokenizer, ours: Tokenizer) -> Known:
-    """Rows along `axis` for the vocabulary `ours`; a piece that `theirs` lacks has none."""
-    number = {piece: index for index, piece in enumerate(theirs.pieces(range(len(theirs))))}
-    places = np.array([number.get(piece, -1) for piece in ours.pieces(range(len(ours)))])
+def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
+    """Returns values whose rows along `axis` are in the order of the new vocabulary."""
+    index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
+    places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
-    return Known(np.take(values, np.maximum(places, 0), axis=axis), rows)
+    return InitialValues(np.take(values, np.maximum(places, 0), axis=axis), rows)
 
 
-def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> Known:
-    """The positions of a table of `shape`, as far as they are there."""
+def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
+    """Returns values for a table of the given shape, with the positions of the other run's table."""
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)
-    return Known(np.take(values, places, axis=axis), rows)
+    return InitialValues(np.take(values, places, axis=axis), rows)
 
 
-def _count(known: Known) -> int:
-    return int(np.broadcast_to(known.rows, known.values.shape).sum())
+def _count(initial: InitialValues) -> int:
+    return int(np.broadcast_to(initial.rows, initial.values.shape).sum())

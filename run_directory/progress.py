@@ -1,4 +1,4 @@
-"""The progress of a training besides its state, and what is due after a step: plain values, without JAX."""
+"""The progress of a training besides its state, and the actions due after a step. Needs no JAX."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from configs.tasks import goodness
 class Progress:
     """The values that the training loop keeps besides the state.
 
-    Every checkpoint stores them as they were before its step was evaluated.
+    A checkpoint stores the values before the evaluation of its step.
 
     Attributes:
       best: the best metric of the evaluations so far; None before the first.
@@ -32,9 +32,9 @@ class Progress:
     seconds: float = 0.0
 
     def judge(self, value: float, *, metric: str, patience: int) -> 'Progress':
-        """Returns the progress after an evaluation with the metric `value`.
+        """Returns the progress after an evaluation with the value `value` of `metric`.
 
-        The run stops after `patience` evaluations without a better value; 0 means never.
+        The run stops after `patience` evaluations in a row without a better value. With 0 it never stops early.
         """
         better = self.best is None or goodness(metric, value) > goodness(metric, self.best)
         without_better = 0 if better else self.without_better + 1
@@ -42,22 +42,22 @@ class Progress:
                                    stopped=0 < patience <= without_better)
 
     def clear_sums(self) -> 'Progress':
-        """Returns the progress after a line of the log: without sums."""
+        """Returns the progress without sums, after they were logged."""
         return dataclasses.replace(self, sums=None, seconds=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a dict for JSON, for a checkpoint; `Progress(**content)` reads it."""
+        """Returns a dictionary for JSON. `Progress(**content)` is the inverse."""
         return dataclasses.asdict(self)
 
 
 def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progress:
-    """Returns the progress after evaluations with these values, in their order."""
+    """Returns the progress after evaluations with these values, in this order."""
     return functools.reduce(lambda progress, value: progress.judge(value, metric=metric, patience=patience), values,
                             Progress())
 
 
 class Due(NamedTuple):
-    """What the training loop does after a step, in this order."""
+    """The actions of the training loop after a step, in their order."""
     log: bool
     save: bool
     stop: bool
@@ -65,14 +65,14 @@ class Due(NamedTuple):
 
 
 def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requested: bool = False) -> Due:
-    """Returns what is due after `step`, counted from 1.
+    """Returns the actions that are due after `step`, counted from 1.
 
-    The last step is logged, saved and evaluated. A step is saved before it is evaluated, and before the run stops.
+    The last step is logged, saved and evaluated. A step is saved before it is evaluated and before the run stops.
 
     Args:
-      step: the number of steps made.
+      step: the number of steps so far.
       config: the config of the run.
-      minutes: the time since the last checkpoint, or since the start.
+      minutes: the time since the last checkpoint or the start.
       stop_requested: whether a signal has asked the run to stop.
     """
     last = step == config.train.steps

@@ -1,19 +1,22 @@
-"""Reads the files of a run directory, without JAX."""
+"""Reads the records of a run directory: config, metrics, steps. Needs no JAX."""
 
 import importlib.util
 import json
+import re
 import shlex
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from configs.versions import read_config_file
+from run_directory.progress import judge_all
 from runtime.errors import UserError
 from runtime.files import read_bytes
 
 CONFIG = 'config.json'
 METRICS_FILE = 'metrics.jsonl'
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
+STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder; 060 is not one
 
 
 def read_config(workdir: Path) -> ConfigDict:
@@ -22,16 +25,36 @@ def read_config(workdir: Path) -> ConfigDict:
     Raises:
       UserError: if the config is missing or damaged.
     """
-    return read_said_config(workdir)[0]
+    return read_saved_config(workdir)[0]
 
 
-def read_said_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """Returns the config of a run, and the options that its file does not set."""
+def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
+    """Returns the config of a run as `read_config` does, and the options that its file does not set."""
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training'
+        raise UserError(f'{workdir} is not a run directory, because it has no {CONFIG}. Use the --workdir of a training'
                         ) from None
+
+
+def saved_steps(workdir: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints of a run, oldest first."""
+    folder = workdir / 'checkpoints'
+    return sorted(int(path.name) for path in folder.iterdir() if STEP.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def finished_at(workdir: Path, config: ConfigDict) -> int | None:
+    """Returns the step at which a run has finished, or None if it has more to train.
+
+    A run is finished if its newest checkpoint is evaluated, and has made config.train.steps steps or patience has run
+    out. Nothing but records is read.
+    """
+    steps, values = saved_steps(workdir), evaluations(workdir, config.eval.metric)
+    if not steps or steps[-1] not in values:
+        return None
+    progress = judge_all((values[step] for step in sorted(values) if step <= steps[-1]), metric=config.eval.metric,
+                         patience=config.eval.patience)
+    return steps[-1] if steps[-1] >= config.train.steps or progress.stopped else None
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
@@ -43,13 +66,13 @@ def evaluations(workdir: Path, metric: str) -> dict[int, float]:
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
     """Returns the lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
 
-    Damaged lines, and values that are not numbers, are left out.
+    Damaged lines, and values that are not numbers, are skipped.
     """
     return _metrics(workdir)[0]
 
 
 def damaged_metrics(workdir: Path) -> list[int]:
-    """Returns the numbers of the damaged lines of metrics.jsonl, from 1 on.
+    """Returns the numbers of the damaged lines of metrics.jsonl, counted from 1.
 
     An incomplete last line is not damaged: a killed run may leave one.
     """
@@ -74,10 +97,10 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """Returns the command that shows the events in a folder, and what to install first.
+    """Returns the command that shows the events in a folder. It names the packages that are not installed yet.
 
     TensorBoard is not installed with this project. `plugins` are further packages that the events need.
     """
     missing = [name for name in ('tensorboard', *plugins) if importlib.util.find_spec(name) is None]
-    first = f' (after pip install {" ".join(missing)})' if missing else ''
-    return f'tensorboard --logdir={shlex.quote(str(folder))}{first}'
+    install = f' (after pip install {" ".join(missing)})' if missing else ''
+    return f'tensorboard --logdir={shlex.quote(str(folder))}{install}'

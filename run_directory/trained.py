@@ -1,4 +1,4 @@
-"""Trained models, read from their run directories: to answer, or to teach another one."""
+"""Trained models, read from their run directories: to answer, or to teach another model."""
 
 import contextlib
 import hashlib
@@ -21,28 +21,30 @@ from model import Params
 from model.build import build_model
 from model.ensemble import Ensemble
 from run_directory.checkpoints import Checkpoints
-from run_directory.initial import other_run
+from run_directory.initial import split_choice
 from run_directory.records import read_config
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import expanded
 
-VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # options that decide it
+VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # the options that decide the vocabulary
     'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
-CAN_JOIN = ('translator', 'generator')  # answerers of models that can be an ensemble
+CAN_JOIN = ('translator', 'generator')  # answerers of models that can be members of an ensemble
 
 
-class Trained(NamedTuple):
-    """A trained model, or several as one.
+class TrainedModel(NamedTuple):
+    """A module with its parameters and tokenizers: the model of one run, or an ensemble of several.
+
+    It may also come from the folder of another library. `inference.run.Run` adds the search that answers with it.
 
     Attributes:
-      workdirs: the run directory, or those of an ensemble.
-      config: of the run; of an ensemble, that of the first run, with the least length that all of them have.
-      module: what the config describes, or an Ensemble.
+      workdirs: the run directories: one, or one for each member of an ensemble.
+      config: of the run; of an ensemble, the first run's, with the smallest maximum length of all members.
+      module: the module that the config describes, or an Ensemble.
       params: its parameters.
-      steps: the checkpoints that they come from, as Checkpoints.parameters gives them; of an ensemble, of each run.
+      steps: the steps of the checkpoints that were read; of an ensemble, a list for each member.
       tokenizers: by the side of the text.
-      sizes: of the data, which the module was built with.
+      sizes: of the data; the module was built with them.
     """
     workdirs: list[Path]
     config: ConfigDict
@@ -54,7 +56,7 @@ class Trained(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Returns the run directories of 'A' or 'A,B,C'. A name may have commas of its own, as those of a sweep's runs.
+    """Returns the run directories of 'A' or 'A,B,C'. A name may contain commas, like those of a sweep's runs.
 
     Raises:
       UserError: if a name is empty.
@@ -62,8 +64,8 @@ def run_paths(text: str) -> list[Path]:
     paths, rest = [], text.split(',')
     while rest:
         if not rest[0]:
-            raise UserError(f'{text!r} has an empty name among its run directories: they are written A,B,C')
-        # The longest name that is there; or else all of it, and whoever opens it says that it is not there.
+            raise UserError(f'{text!r} has an empty name. Write the run directories as A,B,C')
+        # The longest name that exists. If none exists, the whole rest: the reader of the run reports it.
         counts = range(len(rest), 0, -1)
         count = next((count for count in counts if expanded(','.join(rest[:count])).is_dir()), len(rest))
         paths.append(expanded(','.join(rest[:count])))
@@ -71,132 +73,129 @@ def run_paths(text: str) -> list[Path]:
     return paths
 
 
-def read_trained(workdirs: Sequence[Path], checkpoint: str, dtype: str | None = None) -> Trained:
-    """Reads the model of a run, or the ensemble of several, with the same choice of checkpoints for each.
-
-    A `dtype` takes the place of config.model.dtype.
+def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> TrainedModel:
+    """Reads the model of a run. `dtype` overrides config.model.dtype.
 
     Raises:
-      UserError: if a directory is not a run's, has no such checkpoint, or does not go together with the others.
+      UserError: if the directory is not a run directory, has no such checkpoint, or its files do not fit each other.
     """
-    return together([read_run(workdir, checkpoint, dtype) for workdir in workdirs])
-
-
-def read_run(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trained:
-    """Reads the model of one run; as `read_trained`."""
     config = read_config(workdir)
     params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
-    return assembled(workdir, config, params, steps, dtype)
+    return make_model(workdir, config, params, steps, dtype)
 
 
-def assembled(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
-              dtype: str | None = None) -> Trained:
-    """The model of a config and its parameters, with the tokenizers and the sizes that `folder` keeps.
+def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
+               dtype: str | None = None) -> TrainedModel:
+    """Makes the model of a config and its parameters, with the tokenizers and the sizes in `folder`.
 
     Raises:
-      UserError: if they do not go together.
+      UserError: if they do not fit each other.
     """
     config.model.dtype = dtype or config.model.dtype
     tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
     with parts_of_one_run(folder):
         module = build_model(config.model, **sizes, pad=PAD)
         _check_parameters(module, config.task, sizes, params)
-    return Trained([folder], config, module, params, list(steps), tokenizers, sizes)
+    return TrainedModel([folder], config, module, params, list(steps), tokenizers, sizes)
 
 
-def other_vocabulary(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: Trained) -> str:
-    """Returns how the tokens of `other` differ from those of a run of this config and tokenizers; '' if they do not.
+def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: TrainedModel) -> str:
+    """Returns how the vocabulary of `other` differs from that of a config and its tokenizers, or ''.
 
-    Models of the same tokens are trained for one task, and their tokenizers are the same to the byte.
+    Two models have the same vocabulary if they have the same task and their tokenizers are equal byte for byte.
     """
     if other.config.task != config.task:
         return f'is a run of task={other.config.task}, which differs'
-    if differing := [side for side, tokenizer in tokenizers.items() if other.tokenizers[side].model != tokenizer.model]:
-        return f'has another vocabulary: its {KEPT}/{differing[0]}.model differs'
+    if sides := [side for side, tokenizer in tokenizers.items() if other.tokenizers[side].model != tokenizer.model]:
+        return f'has another vocabulary: its {KEPT}/{sides[0]}.model differs'
     return ''
 
 
-def together(runs: Sequence[Trained]) -> Trained:
-    """The models of several runs as one, their ensemble; of a single run, its model.
+def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
+    """Returns the ensemble of several models, or the only one.
 
     Raises:
-      UserError: if a run does not go together with the others.
+      UserError: if a model cannot be a member of the ensemble.
     """
-    first, *others = runs
+    first, *others = models
     if not others:
         return first
     if TASKS[first.config.task].answerer not in CAN_JOIN:
-        raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}: only runs that write text, '
-                        'translations or continuations, make an ensemble')
+        raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
+                        'Use runs that translate or generate text')
     for other in others:
-        if differs := other_vocabulary(first.config, first.tokenizers, other):
-            raise UserError(f'{other.workdirs[0]} {differs} from that of {first.workdirs[0]}: an ensemble has runs of '
-                            'one task and one vocabulary')
+        if difference := vocabulary_difference(first.config, first.tokenizers, other):
+            raise UserError(f'{other.workdirs[0]} {difference} from that of {first.workdirs[0]}. The runs of an '
+                            'ensemble must have the same task and the same vocabulary')
         if other.config.data.packing != first.config.data.packing:  # whether a text begins with the start token
             raise UserError(f'{other.workdirs[0]} has data.packing={other.config.data.packing}, and '
-                            f'{first.workdirs[0]} {first.config.data.packing}: an ensemble is of runs that read texts '
-                            'in the same way')
+                            f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
+                            'the same data.packing')
     config = first.config.copy_and_resolve_references()
     length = TASKS[config.task].longest.removeprefix('data.')
-    config.data[length] = min(each.config.data[length] for each in runs)
-    return Trained([each.workdirs[0] for each in runs], config, Ensemble(tuple(each.module for each in runs)),
-                   {f'members_{index}': each.params for index, each in enumerate(runs)},
-                   [each.steps for each in runs], first.tokenizers, first.sizes)
+    config.data[length] = min(model.config.data[length] for model in models)
+    return TrainedModel([model.workdirs[0] for model in models], config,
+                        Ensemble(tuple(model.module for model in models)),
+                        {f'members_{index}': model.params for index, model in enumerate(models)},
+                        [model.steps for model in models], first.tokenizers, first.sizes)
 
 
 def vocabulary_from(config: ConfigDict) -> Path | None:
-    """Returns the run directory whose tokenizers a new run takes over; None if it has its own.
+    """Returns the run directory whose tokenizers a new run uses, or None if the run makes its own.
 
-    It is that of its first teacher, or else that of the run which it begins from, unless config.train.init_vocabulary
-    is False. Images and series have no vocabulary.
+    This is the run directory of the first teacher, or else of the run in config.train.init_from, unless
+    config.train.init_vocabulary is False. Images and series have no vocabulary.
 
     Raises:
-      UserError: if the options of the tokenizers, or the task, are not that run's.
+      UserError: if the task or the options of the tokenizers differ from those of that run.
     """
     train = config.train
     if TASKS[config.task].data not in TEXTS['task.data']:
         return None
     if train.teacher:
-        path, option, why = run_paths(train.teacher)[0], 'teacher', 'a student has the vocabulary of its teacher'
+        path, option, why = run_paths(train.teacher)[0], 'teacher', 'A student has the vocabulary of its teacher'
     elif train.init_from and train.init_vocabulary:
-        path, option = other_run(train.init_from)[0], 'init_from'
-        why = 'its vocabulary is taken over; or give train.init_vocabulary=False for one of this data'
+        path, option = split_choice(train.init_from)[0], 'init_from'
+        why = 'This run uses its vocabulary. For a vocabulary of its own data, set train.init_vocabulary=False'
     else:
         return None
-    theirs = flatten(read_config(path))
+    required = flatten(read_config(path))
     for key, value in flatten(config).items():
-        if key in VOCABULARY and value != theirs[key]:
-            raise UserError(f'config.{key}={value!r}: must be {theirs[key]!r}, as in the run of '
-                            f'config.train.{option}={train[option]}: {why}')
+        if key in VOCABULARY and value != required[key]:
+            raise UserError(f'config.{key}={value!r}: must be {required[key]!r}, as in the run of '
+                            f'config.train.{option}={train[option]}. {why}')
     return path
 
 
-def read_teacher(config: ConfigDict, data: Data) -> Trained:
-    """Reads the model that config.train.teacher names, or the ensemble of several.
+def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
+    """Reads the model of config.train.teacher, or the ensemble of several.
 
     Raises:
-      UserError: if it cannot be read, has another task or vocabulary than `data`, or reads shorter texts only.
+      UserError: if it cannot be read, has another task or vocabulary than `data`, or cannot read texts as long as
+        those of this run.
     """
-    named = f'config.train.teacher={config.train.teacher}'
-    teacher = read_trained(run_paths(config.train.teacher), config.train.teacher_checkpoint)
-    if differs := other_vocabulary(config, data.tokenizers, teacher):
-        raise UserError(f'{named}: {teacher.workdirs[0]} {differs} from that of this training')
+    option = f'config.train.teacher={config.train.teacher}'
+    teacher = join_models([read_model(path, config.train.teacher_checkpoint)
+                           for path in run_paths(config.train.teacher)])
+    if difference := vocabulary_difference(config, data.tokenizers, teacher):
+        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} from that of this run. Use a teacher with the '
+                        'same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{named} has learned positions for {limit} tokens, but config.{longest}='
-                        f'{flatten(config)[longest]}: lower that to {limit}')
+        raise UserError(f'{option} has learned positions for {limit} tokens, but config.{longest}='
+                        f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 
 
 @contextlib.contextmanager
 def parts_of_one_run(workdir: Path) -> Iterator[None]:
-    """Turns what is raised where a run's config, sizes and parameters do not fit each other into a UserError."""
+    """Turns errors that arise if a run's config, sizes and parameters do not fit each other into a UserError."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
-        raise UserError(f'{workdir}: its config.json and {KEPT}/{SIZES} do not make the model of its checkpoint: '
-                        f'{reason}. Take all three from the same run') from None
+        raise UserError(f'{workdir}: config.json and {KEPT}/{SIZES} do not fit the checkpoint: {reason}. Use all three '
+                        'from the same run') from None
 
 
 def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -217,7 +216,7 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
-    """Raises ValueError, naming one, if `params` are not all the parameters of the module in their shapes.
+    """Raises ValueError, naming one parameter, if names or shapes of `params` differ from those of the module.
 
     Tracing the module takes a tenth of the time of a short decoding. So a file in the user's cache records that the
     check has passed, for this module, these shapes and this code.

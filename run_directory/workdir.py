@@ -1,4 +1,4 @@
-"""The run directory: it belongs to one config and one set of data, and one process at a time uses it."""
+"""The run directory of a training: it belongs to one config and one set of data, and one training at a time uses it."""
 
 import datetime
 import json
@@ -19,146 +19,164 @@ from configs.versions import VERSION
 from input_pipeline.data import KEPT, Data
 from model.evaluation import Objective
 from run_directory.checksums import checksums
-from run_directory.records import CONFIG, METRICS_FILE, read_said_config
+from run_directory.records import CONFIG, METRICS_FILE, finished_at, read_saved_config
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
 from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
 from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
-CHANGES = 'changes.jsonl'  # changes of the config, one line for each start that makes some
+CHANGES = 'changes.jsonl'  # changes of the config: one line for each start that changes options
 FINGERPRINTS = 'fingerprints.json'  # of the data, by split
 LOWERED = 'lowered.json'  # {option: its value before the data lowered it}
-TEACHER = 'teacher.json'  # checksums of the arrays of the objective, if it has any: a teacher's parameters
+TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
-OWNER = 'owner'  # which training uses the directory: its lease
-VISIBLE = 20  # seconds in which a file that the leader has written must be visible to the other processes
-# Parts of a run, which other outputs must not replace.
+OWNER = 'owner'  # the lease of the training that uses the directory
+VISIBLE = 20  # seconds in which a file that the leader has written must become visible to the other processes
+# Files of a run that outputs of other commands must not replace.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
-SPLITS = ('train', 'validation')  # what training reads
+SPLITS = ('train', 'validation')  # the splits that training reads
 
 log = logging.getLogger('allyouneed.train')
 
 
 class RunDirectory:
-    """A run directory opened for training: new, or `resumed` if it already has a run. Locked until it is closed.
+    """A run directory opened for training. It is locked until it is closed.
 
-    A new directory is not created before `claim`, so that an error found earlier leaves nothing behind.
+    A new directory is not created before `claim`, so an earlier error leaves nothing behind.
 
-    A run that started before an option existed keeps its behaviour: if its config does not set the option, and the
-    command line does not either, `config` gets the value that the run started with. The same applies to an option that
-    the data lowered when the run started (`input_pipeline.data.learned_tokenizers`).
+    A run that started before an option existed keeps its behaviour: if neither its config nor the command line sets the
+    option, `config` gets the value that the run started with. The same applies to an option that the data lowered when
+    the run started (`input_pipeline.data.learned_tokenizers`).
+
+    Attributes:
+      path: the directory.
+      asked: the options that the command line sets.
+      resumed: whether it already has a run.
+      finished_at: the step at which this run finished, from its records; None if it is not finished.
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
-        """Opens the directory. Only the leader reads it, writes to it and locks it; the other processes follow.
+        """Opens the directory. Only the leader reads, writes and locks it, and the other processes get its decisions.
 
         Args:
           path: the directory.
-          config: the config of this start. Of a resumed run, options that the run began without may get other values.
+          config: the config of this start. If the run is resumed, options that did not exist when it began may change.
           asked: the options that the command line sets.
 
         Raises:
-          UserError: if the directory has other files but no run, another training uses it, options differ that must
-            not change, or a process does not see the leader's directory.
+          UserError: if the directory contains files but no run, another training uses it, options differ that must not
+            change, or a process does not see the leader's directory.
         """
         if not path:
-            raise UserError('--workdir is missing: give the directory that the run is to be kept in')
+            raise UserError('--workdir is missing. Set it to the directory of the run, such as --workdir=runs/demo')
         self.path = expanded(path)
         check_name(self.path.absolute())
+        self.finished_at: int | None = None
         self._lock, self._changed, self._lease, self.asked = None, {}, '', asked
         kept = from_leader('the run directory', lambda: self._open(config, asked))
         self.resumed = kept is not None
         if kept is not None:
             config.update_from_flattened_dict(kept)
             self._check_shared()
+            self.finished_at = from_leader('the records', lambda: finished_at(self.path, config))
         self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
-        """Returns the options that keep the value of a resumed run, with these values; None for a new run."""
+        """Returns {option: value} of the options that keep the value of a resumed run. For a new run, returns None."""
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f'--workdir={self.path} is a file: give a directory')
+            raise UserError(f'--workdir={self.path} is a file. Use a directory')
         # A start that was killed while it claimed the directory may have left these files.
-        there = {each.name for each in self.path.iterdir()} if self.path.exists() else set()
-        others = there - {LOCK, OWNER, f'{OWNER}.tmp', KEPT, f'{CONFIG}.tmp'}
-        if CONFIG not in others:
-            if others:
-                raise UserError(f'--workdir={self.path} holds files but no run ({CONFIG}): give a new or an empty '
+        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        names -= {LOCK, OWNER, f'{OWNER}.tmp', KEPT, f'{CONFIG}.tmp'}
+        if CONFIG not in names:
+            if names:
+                raise UserError(f'--workdir={self.path} is not empty and has no {CONFIG}. Use a new or an empty '
                                 'directory')
             check_folder(self.path)
             return None
         self._hold()
-        there, unsaid = read_said_config(self.path)
+        saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()
-        for key, (then, now) in changed_keys(there, config).items():
+        for key, (old, new) in changed_keys(saved, config).items():
             if key in asked or may_change(key) is not None:
                 continue
-            if key in unsaid:
-                kept[key] = then
-                log.info('config.%s=%r, not %r: the run began before there was this option', key, then, now)
-            elif lowered.get(key) == now:
-                kept[key] = then
-                log.info('config.%s=%r, not %r: the data lowered it when the run began', key, then, now)
-        self._changed = {key: change for key, change in changed_keys(there, config).items() if key not in kept}
+            if key in unset:
+                kept[key] = old
+                log.info('config.%s=%r, not %r: the run began before this option existed', key, old, new)
+            elif lowered.get(key) == new:
+                kept[key] = old
+                log.info('config.%s=%r, not %r: the data lowered it when the run began', key, old, new)
+        self._changed = {key: change for key, change in changed_keys(saved, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
             self.close()
-            raise UserError(
-                f'{self.path} holds a run of another config. These keys differ:\n'
-                + '\n'.join(f'  {key}: {there!r} there, {here!r} asked for'
-                            for key, (there, here) in self._changed.items() if key in refused)
-                + '\nGive another --workdir, or the config of that run to resume it')
+            changes = '; '.join(f'{key}: {old!r} in the run, {new!r} now'
+                                for key, (old, new) in self._changed.items() if key in refused)
+            raise UserError(f'--workdir={self.path} contains a run with other values of options that must not change '
+                            f'({changes}). Use another --workdir, or the values of that run')
         return kept
 
     def _lowered(self) -> dict[str, Any]:
-        """Returns {option: its value before the data lowered it} for a run that has begun."""
+        """Returns {option: its value before the data lowered it} of the run."""
         path = self.path / KEPT / LOWERED
         return read_json(path, 'Take it from a copy of the run') if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
-        """Raises UserError, naming the changes, if the run started on other data."""
+        """Raises UserError, naming the changes, if a resumed run started with other data."""
         if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
-            raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. A run that went on '
-                            'would be of neither: bring the former data back, or give another --workdir')
+            raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. Restore the previous '
+                            'data, or use another --workdir')
 
     def check_objective(self, objective: Objective) -> None:
-        """Raises UserError if the run started with another teacher, whose parameters are arrays of the objective."""
+        """Raises UserError if a resumed run started with another teacher."""
         path = self.path / KEPT / TEACHER
         if self.resumed and path.exists() and read_json(path, 'Take it from a copy of the run') != _arrays(objective):
-            raise UserError(f'the parameters of the teacher are others than when {self.path} began. A run that went on '
-                            'would be of neither: give the former ones by config.train.teacher and, where the teacher '
-                            'has gone on training, config.train.teacher_checkpoint=STEP; or give another --workdir')
+            raise UserError(f'the parameters of the teacher have changed since {self.path} began. Restore the previous '
+                            'teacher. If it has been trained further, set config.train.teacher_checkpoint=STEP. Or use '
+                            'another --workdir')
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
-        """Writes all that decode.py needs into the directory, and logs the changes of the config."""
-        from_leader('the run directory', lambda: self._claim(config, data, objective))
-        if not self.resumed:
-            self._check_shared()
+        """Writes the files of a new run that decode.py needs. Records the changed options of a resumed run."""
+        if self.resumed:
+            return self._record_changes(config)
+        from_leader('the run directory', lambda: self._create(config, data, objective))
+        self._check_shared()
 
-    def _claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
-        if not self.resumed:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
-            if (self.path / CONFIG).exists():
-                raise UserError(f'another run has begun in {self.path} meanwhile: give another --workdir')
-            data.keep(self.path / KEPT)
-            write_text(self.path / KEPT / FINGERPRINTS,
-                       json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
-            now = flatten(config)
-            if lowered := {key: value for key, value in self._opened.items() if now[key] != value}:
-                write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
-            if arrays := _arrays(objective):
-                write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
-        elif self._changed:
-            for key, (there, here) in self._changed.items():
+    def report_finished(self, config: ConfigDict) -> None:
+        """Records the changed options of a finished run, and logs that it is finished."""
+        self._record_changes(config)
+        log.info('this run is finished, at step %d', self.finished_at)
+
+    def _create(self, config: ConfigDict, data: Data, objective: Objective) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._hold()
+        if (self.path / CONFIG).exists():
+            raise UserError(f'another training has started in {self.path} in the meantime. Use another --workdir')
+        data.keep(self.path / KEPT)
+        write_text(self.path / KEPT / FINGERPRINTS,
+                   json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
+        now = flatten(config)
+        if lowered := {key: value for key, value in self._opened.items() if now[key] != value}:
+            write_text(self.path / KEPT / LOWERED, json.dumps(lowered, indent=2) + '\n')
+        if arrays := _arrays(objective):
+            write_text(self.path / KEPT / TEACHER, json.dumps(arrays, indent=2) + '\n')
+        self._write_config(config)
+
+    def _record_changes(self, config: ConfigDict) -> None:
+        def record():
+            for key, (old, new) in self._changed.items():
                 note = may_change(key)
                 if key == 'train.steps' and config.optimizer.schedule == 'cosine':
-                    note = 'the cosine ends there now: the learning rate follows the new curve from here on'
-                log.info('changed since the run began: %s %r -> %r%s', key, there, here, note and f' ({note})')
+                    note = 'the cosine ends there now: from here on the learning rate follows the new curve'
+                log.info('changed since the run began: %s %r -> %r%s', key, old, new, note and f' ({note})')
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
             with naming(self.path / CHANGES), open(self.path / CHANGES, 'a', encoding='utf-8') as file:
                 file.write(json.dumps({'time': when, 'changed': self._changed}) + '\n')
-        else:
-            return
+            self._write_config(config)
+
+        from_leader('the changes', lambda: record() if self._changed else None)
+
+    def _write_config(self, config: ConfigDict) -> None:
         write_text(self.path / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
 
     def _check_shared(self) -> None:
@@ -167,23 +185,23 @@ class RunDirectory:
         deadline = time.monotonic() + VISIBLE
         while not (visible := self._read_lease() == self._lease) and time.monotonic() < deadline:
             time.sleep(0.2)
-        hosts = exchange(f'a look at {self.path}', None if visible else socket.gethostname())
+        hosts = exchange(f'reading {self.path}', None if visible else socket.gethostname())
         if blind := [f'process {number} on {host}' for number, host in enumerate(hosts) if host]:
             self.close()
             raise UserError(f'--workdir={self.path}: {", ".join(blind)} cannot see the file {OWNER} that process 0 has '
-                            'written there. Use a directory on a file system that all processes share')
+                            'written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
-        """Raises UserError if another training has taken over the directory, where locks do not prevent it."""
+        """Raises UserError if another training has taken over the directory, which is possible without locks."""
         def check():
             if (holder := self._read_lease()) != self._lease:
-                raise UserError(f'{self.path} is in use by another training now ({holder or "unknown"}): this one '
-                                'ends, and saves nothing more. Stop one of them, or give it another --workdir')
+                raise UserError(f'{self.path} is now in use by another training ({holder or "unknown"}). This training '
+                                'stops without saving. Stop one of the two, or use another --workdir')
 
         from_leader('the lease', check)
 
     def _read_lease(self) -> str:
-        """Returns who uses the directory, or ''."""
+        """Returns the lease of the training that uses the directory, or ''."""
         try:
             return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
         except OSError:
@@ -202,16 +220,16 @@ class RunDirectory:
         self.close()
 
     def _hold(self) -> None:
-        """Locks the directory. The system releases the lock when the process ends, however it ends.
+        """Locks the directory. The system releases the lock when the process ends, in whatever way.
 
-        Where file systems do not support locks, or not between machines, the newest training has the lease.
+        On file systems without locks, or without locks between machines, the newest training has the lease.
         """
         with naming(self.path / LOCK):
             try:
                 self._lock = lock_directory(self.path, LOCK, 'runs')
             except BlockingIOError:
-                raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}): wait '
-                                'for its end or stop it, or give another --workdir') from None
+                raise UserError(f'{self.path} is in use by another training ({self._read_lease() or "unknown"}). Wait '
+                                'until it ends, stop it, or use another --workdir') from None
         started = datetime.datetime.now().astimezone().isoformat(' ', timespec='seconds')
         self._lease = (f'process {os.getpid()} on {socket.gethostname()}, started {started}, '
                        f'lease {uuid.uuid4().hex[:8]}')
@@ -219,23 +237,23 @@ class RunDirectory:
 
 
 def check_same_inputs(config: ConfigDict, data: Data) -> None:
-    """Raises UserError if processes have other options than process 0, or other data. Locations may differ."""
+    """Raises UserError if options or data of a process differ from those of process 0. Locations may differ."""
     options = {key: value for key, value in flatten(config).items() if not getattr(BY_NAME[key].allowed, 'file', False)}
-    both = exchange('the config', options)
-    for number, theirs in enumerate(both):
-        if changed := [f'{key}: {theirs.get(key)!r}, in process 0 {value!r}' for key, value in both[0].items()
-                       if theirs.get(key) != value]:
+    first, *others = exchange('the config', options)
+    for number, other in enumerate(others, 1):
+        if changed := [f'{key}: {other.get(key)!r}, in process 0 {value!r}' for key, value in first.items()
+                       if other.get(key) != value]:
             raise UserError(f'process {number} has another config than process 0 ({"; ".join(changed)}). Start all '
                             'processes with the same flags')
-    if others := different('the data', [data.fingerprint(split) for split in SPLITS]):
-        raise UserError(f'{listed(others)} and process 0 read different data. Give all processes the same files')
+    if processes := different('the data', [data.fingerprint(split) for split in SPLITS]):
+        raise UserError(f'{listed(processes)} and process 0 read different data. Use the same files in all processes')
 
 
-def changed_keys(there: ConfigDict, here: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Returns {option: (value there, value here)} for the options that differ."""
-    before, now = flatten(there), flatten(here)
-    return {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)}
+def changed_keys(old: ConfigDict, new: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """Returns {option: (old value, new value)} of the options that differ."""
+    before, after = flatten(old), flatten(new)
+    return {key: (before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())
+            if before.get(key) != after.get(key)}
 
 
 def may_change(key: str) -> str | None:
@@ -244,23 +262,23 @@ def may_change(key: str) -> str | None:
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns 'train: train.en, train.de' for each of `splits` whose data differs from the run's."""
+    """Returns a message such as 'train: train.en, train.de' for each split whose data differs from the run's."""
     path = workdir / KEPT / FINGERPRINTS
-    kept = read_json(path, 'Take it from a copy of the run')
+    saved = read_json(path, 'Take it from a copy of the run')
     changed = []
     for split in splits:
-        if not isinstance(kept.get(split, {}), dict):
-            raise UserError(f'{path} is damaged: its {split} is no object. Take it from a copy of the run')
+        if not isinstance(saved.get(split, {}), dict):
+            raise UserError(f'{path} is damaged: {split} is not an object. Take it from a copy of the run')
         now = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
-        if split in kept and now != kept[split]:
-            before = _files(kept[split])
+        if split in saved and now != saved[split]:
+            before = _files(saved[split])
             names = [name for name, digest in _files(now).items() if before.get(name) != digest]
             changed.append(f'{split}: {", ".join(names) or "its text"}')
     return changed
 
 
 def _arrays(objective: Objective) -> dict[str, list[int]]:
-    """Returns the checksum of each array that is an argument of the objective."""
+    """Returns {path: checksum} of the arrays that are arguments of the objective."""
     return checksums(objective.args) if isinstance(objective, jax.tree_util.Partial) else {}
 
 

@@ -1,4 +1,4 @@
-"""What every command needs of the system: errors, files, flags, locks, processes, signals, executors, caches."""
+"""Support for all commands: errors, files, flags, locks, processes, signals, executors, caches."""
 
 import time
 

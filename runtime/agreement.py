@@ -1,7 +1,7 @@
-"""Agreement of the processes of a job: the leader's decisions are sent to all, and values are compared.
+"""Agreement of the processes of a job: sends the leader's decisions to all processes, and compares values.
 
-Values travel through JAX's coordination service, not over devices: so a process may arrive late, and the log names the
-processes that are waited for. With one process, every function returns at once.
+Values are sent through JAX's coordination service, not over devices. So a process may arrive late, and the log names
+the missing processes. With one process, every function returns at once.
 """
 
 import functools
@@ -28,16 +28,16 @@ _rounds = itertools.count()
 
 
 def is_leader() -> bool:
-    """Whether this process is the one that decides, and writes the metrics and the log."""
+    """Returns whether this process is the leader, which makes decisions and writes the metrics and the log."""
     return jax.process_index() == 0
 
 
-def exchange(what: str, value: Any) -> list[Any]:
-    """Returns the values of all processes, in the order of their numbers. All processes call this together.
+def exchange(purpose: str, value: Any) -> list[Any]:
+    """Returns the values of all processes, in the order of their numbers. All processes must call this together.
 
     Args:
-      what: what the processes wait for, for the log.
-      value: anything that JSON can express.
+      purpose: the purpose of the exchange, for the log.
+      value: a value for JSON.
 
     Raises:
       Missing: if a process does not call this within PATIENCE seconds.
@@ -49,7 +49,7 @@ def exchange(what: str, value: Any) -> list[Any]:
     prefix, mine = f'allyouneed/{number}', jax.process_index()
     client.key_value_set(f'{prefix}/from/{mine}', json.dumps(value))
     if is_leader():
-        values = _collect(client, f'{prefix}/from/', what)
+        values = _collect(client, f'{prefix}/from/', purpose)
         client.key_value_set(f'{prefix}/all', json.dumps(values))
         if number:
             client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read it
@@ -62,28 +62,28 @@ def exchange(what: str, value: Any) -> list[Any]:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
             if time.monotonic() > deadline:
-                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({what})') from None
+                raise Missing(f'process 0 did not arrive within {PATIENCE} s ({purpose})') from None
 
 
-def _collect(client: Any, prefix: str, what: str) -> list[Any]:
+def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
     """Returns the values that all processes have set, in the order of their numbers."""
-    deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(what), 0.0005
+    deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(purpose), 0.0005
     while True:
-        found = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
-        missing = set(range(jax.process_count())) - found.keys()
+        values = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
+        missing = set(range(jax.process_count())) - values.keys()
         if not missing:
-            return [json.loads(found[number]) for number in sorted(found)]
+            return [json.loads(values[number]) for number in sorted(values)]
         if time.monotonic() > deadline:
-            raise Missing(f'{listed(missing)} did not arrive within {PATIENCE} s ({what})')
+            raise Missing(f'{listed(missing)} did not arrive within {PATIENCE} s ({purpose})')
         waiting.log(missing)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 
 
-def from_leader(what: str, decide: Callable[[], T]) -> T:
-    """Returns in every process what `decide` returns in the leader, where alone it is called.
+def from_leader(purpose: str, decide: Callable[[], T]) -> T:
+    """Calls `decide` in the leader only, and returns its result in every process. The result must be valid JSON.
 
-    A UserError of the leader is raised in every process. The result must be something that JSON can express.
+    A UserError of the leader is raised in every process.
     """
     if jax.process_count() == 1:
         return decide()
@@ -93,36 +93,36 @@ def from_leader(what: str, decide: Callable[[], T]) -> T:
             answer = {'value': decide()}
         except UserError as error:
             answer = {'error': str(error)}
-    answer = exchange(what, answer)[0]
+    answer = exchange(purpose, answer)[0]
     if 'error' in answer:
         raise UserError(answer['error'])
     return answer['value']
 
 
-def different(what: str, value: Any) -> list[int]:
+def different(purpose: str, value: Any) -> list[int]:
     """Returns the numbers of the processes whose value differs from the leader's."""
-    values = exchange(what, value)
+    values = exchange(purpose, value)
     return [number for number, other in enumerate(values) if other != values[0]]
 
 
 class Greatest:
-    """The maxima of numbers over all processes, one call late with several processes.
+    """Computes the maxima of numbers over all processes. With several processes, the result is one call late.
 
-    The comparison of a call runs on the devices, behind the train step that was started before it, and its result is
-    read at the next call. So the host stays one step ahead of the devices.
+    The devices compute the maxima after the train step that was started before the call, and the next call reads them.
+    So the host stays one step ahead of the devices.
     """
 
     def __init__(self):
         self._pending = None
 
     def __call__(self, *values: float) -> Sequence[float]:
-        """Returns the maxima of the previous call's values; of this call's values if there is one process."""
+        """Returns the maxima of the values of the previous call or, with one process, of this call."""
         if jax.process_count() == 1:
             return values
-        before, (compare, each) = self._pending, _comparison()
+        previous, (maxima, rows) = self._pending, _maxima()
         own = np.array([values] * jax.local_device_count(), np.float32)
-        self._pending = compare(jax.make_array_from_process_local_data(each, own))
-        return [0.0] * len(values) if before is None else np.asarray(before).tolist()
+        self._pending = maxima(jax.make_array_from_process_local_data(rows, own))
+        return [0.0] * len(values) if previous is None else np.asarray(previous).tolist()
 
     def forget(self) -> None:
         """Drops the values of the previous call."""
@@ -130,8 +130,8 @@ class Greatest:
 
 
 @functools.cache
-def _comparison() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
-    """Returns a compiled function of one row of values for each device, and the sharding of these rows."""
+def _maxima() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
+    """Returns a compiled function of one row of values per device, and the sharding of these rows."""
     mesh = Mesh(np.array(jax.devices()), 'devices')
-    compare = jax.jit(lambda values: values.max(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
-    return compare, NamedSharding(mesh, PartitionSpec('devices'))
+    maxima = jax.jit(lambda values: values.max(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return maxima, NamedSharding(mesh, PartitionSpec('devices'))

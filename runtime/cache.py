@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler  # JAX has no public interface to them
+from jax._src import compilation_cache, compiler  # there is no public interface
 
 from runtime.files import expanded
 
@@ -26,7 +26,7 @@ def cache_folder(cache_dir: str) -> Path:
 
 
 def use_compilation_cache(cache: Path) -> None:
-    """Caches compiled programs, so that a second start takes seconds; in JAX_COMPILATION_CACHE_DIR, if it is set."""
+    """Caches compiled programs, so that a second start takes seconds. JAX_COMPILATION_CACHE_DIR overrides `cache`."""
     if jax.config.values['jax_compilation_cache_dir'] is None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
@@ -38,9 +38,9 @@ def use_compilation_cache(cache: Path) -> None:
 
 
 def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: Any) -> None:
-    """Writes a compiled program to the persistent cache, in the place of JAX's function."""
+    """Writes a compiled program to the persistent cache. Replaces JAX's function."""
     if not callbacks:
         try:
             compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))
-        except Exception as error:  # the cache only saves time
+        except Exception as error:  # training does not depend on the cache
             log.warning('the compiled program %s cannot be written to the cache: %s', name, error)

@@ -1,4 +1,4 @@
-"""Errors that the user can correct, and the messages that say how."""
+"""Errors that the user can correct, and their messages."""
 
 import contextlib
 import difflib
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(Exception):
-    """An error in the user's input. The message says what is wrong, where, and what to do."""
+    """An error in the user's input. The message states where it is, what is wrong and how to fix it."""
 
 
-def told(check: Callable[[], object]) -> list[str]:
-    """Returns the message of the UserError that `check` raises, or nothing: to report several mistakes at once."""
+def messages_of(check: Callable[[], object]) -> list[str]:
+    """Returns a list with the message of the UserError that `check` raises, or an empty list."""
     try:
         check()
     except UserError as error:
@@ -22,9 +22,9 @@ def told(check: Callable[[], object]) -> list[str]:
 
 
 def full_disk(error: BaseException | None) -> str | None:
-    """Returns the system's message if a full disk, quota or file caused `error`, directly or indirectly; else None.
+    """Returns the system's message if a full disk, quota or file caused `error`, directly or indirectly, or None.
 
-    Libraries wrap the system's error in their own (TensorStore only as text), so the message is searched too.
+    Libraries wrap the system's error in their own errors (TensorStore only as text), so messages are searched, too.
     """
     while error is not None:
         for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -36,11 +36,11 @@ def full_disk(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterator[None]:
-    """Turns a full disk into a UserError. `explain` makes its message from the error and the system's message."""
+    """Turns a full disk into a UserError. `explain` returns its message, given the error and the system's message."""
     try:
         yield
     except UserError:
-        raise  # a full disk may have caused it, and then its message is better than ours
+        raise  # even if a full disk caused it: its message is more specific
     except Exception as error:
         if not (reason := full_disk(error)):
             raise
@@ -52,20 +52,20 @@ def little_memory_explained() -> Iterator[None]:
     """Turns a lack of memory, on the host or on a device, into a UserError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # JAX raises the second
+    except (MemoryError, RuntimeError) as error:  # JAX raises RuntimeError
         if isinstance(error, RuntimeError) and not str(error).startswith('RESOURCE_EXHAUSTED'):
             raise
-        reason = str(error).partition('\n')[0] or 'no more can be had'
-        raise UserError(f'there is not enough memory ({reason}). Lower the sizes: of the batch (batch.tokens, '
-                        'batch.rows, --batch_size), of the model (model.d_model, model.num_layers) or of the search '
-                        '(--beam, --extra_length)') from error
+        reason = str(error).partition('\n')[0] or type(error).__name__
+        raise UserError(f'not enough memory ({reason}). Make the batch (batch.tokens, batch.rows, --batch_size), the '
+                        'model (model.d_model, model.num_layers) or the search (--beam, --extra_length) smaller'
+                        ) from error
 
 
 @contextlib.contextmanager
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
     """Turns exceptions of the user's Python file at `path` into a UserError: 'PATH:LINE: NameError: ...'.
 
-    With `only`, exceptions that do not come from a line of that file pass unchanged.
+    With `only`, exceptions that were not raised in that file pass unchanged.
     """
     try:
         yield
@@ -79,26 +79,26 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """The message of an exception that the user's code raised; its class may fail to produce one."""
+    """Returns the message of an exception of the user's code, whose class may fail to produce one."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:
-        return f'{type(error).__name__}, whose message cannot be had'
+        return f'{type(error).__name__}, which has no readable message'
 
 
 def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
     """Returns 'PATH:LINE' where `error` or one of its causes was raised, and that exception; or '' and the error."""
-    def is_it(name: str | None) -> bool:
+    def is_path(name: str | None) -> bool:
         return name is not None and os.path.abspath(name) == os.path.abspath(path)
 
-    each = error
-    while each is not None:
-        if isinstance(each, SyntaxError) and (each.filename is None or is_it(each.filename)):  # None: not text
-            return f'{path}:{each.lineno}' if each.lineno else path, each
-        lines = [line for frame, line in traceback.walk_tb(each.__traceback__) if is_it(frame.f_code.co_filename)]
+    cause = error
+    while cause is not None:
+        if isinstance(cause, SyntaxError) and (cause.filename is None or is_path(cause.filename)):  # None: not text
+            return f'{path}:{cause.lineno}' if cause.lineno else path, cause
+        lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if is_path(frame.f_code.co_filename)]
         if lines:
-            return f'{path}:{lines[-1]}', each
-        each = each.__cause__ or each.__context__
+            return f'{path}:{lines[-1]}', cause
+        cause = cause.__cause__ or cause.__context__
     return '', error
 
 
@@ -109,11 +109,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def option_like(option: str, options: Iterable[str]) -> str:
-    """Like `did_you_mean`, for an option such as 'modle.num_layers': compares the last part before the section."""
-    ends = {}
-    for each in options:
-        ends.setdefault(each.rpartition('.')[2], []).append(each)
-    near = difflib.get_close_matches(option.rpartition('.')[2], ends, n=1)
+    """Like `did_you_mean`, for an option such as 'modle.num_layers': first compares the name, then the section."""
+    names = {}
+    for candidate in options:
+        names.setdefault(candidate.rpartition('.')[2], []).append(candidate)
+    near = difflib.get_close_matches(option.rpartition('.')[2], names, n=1)
     if not near:
         return did_you_mean(option, options)
-    return f': did you mean {max(ends[near[0]], key=lambda each: difflib.SequenceMatcher(None, option, each).ratio())}?'
+    best = max(names[near[0]], key=lambda candidate: difflib.SequenceMatcher(None, option, candidate).ratio())
+    return f': did you mean {best}?'

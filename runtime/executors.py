@@ -22,8 +22,9 @@ from typing_extensions import override
 
 from runtime.errors import UserError
 
-CUT_OFF = 75  # exit status of train.py after a stop request, once it has saved: EX_TEMPFAIL
-STOPPED = {CUT_OFF, *(sign for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) for sign in (-each, 128 + each))}
+INTERRUPTED = 75  # EX_TEMPFAIL: exit status of train.py after it has saved and stopped on request
+STOPPED = {INTERRUPTED, *(status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                          for status in (-number, 128 + number))}
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -32,13 +33,13 @@ log = logging.getLogger('allyouneed.sweep')
 class Job:
     """The commands of a run. Calling the job runs them one after the other, until one fails.
 
-    A job is sent to other machines, so it contains all that it needs.
+    A job is sent to other machines, so it contains everything that it needs.
 
     Attributes:
       name: the name of the run.
       commands: the commands with their arguments.
       log: the file to which the commands' output is appended.
-      stopping: whether `stop` was called; then no further command starts.
+      stopping: whether `stop` was called. If so, no further command starts.
       process: the process of the current command.
     """
     name: str
@@ -49,7 +50,7 @@ class Job:
 
     @property
     def failure(self) -> Path:
-        """The file that says why the job failed, if it did."""
+        """The file with the reason if the job has failed."""
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
@@ -60,7 +61,7 @@ class Job:
                 output.write(f'$ {shlex.join(command)}\n')
                 output.flush()
                 if self.stopping:
-                    return CUT_OFF
+                    return INTERRUPTED
                 # The process has its own session: a terminal's Ctrl-C reaches it only through `stop`.
                 # close_fds=False: the process inherits the lock of the sweep's directory, and keeps it until it ends.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -79,28 +80,28 @@ class Job:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kills the process at once; the run can resume from its last checkpoint."""
+        """Kills the process at once. The run can resume from its last checkpoint."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
     def checkpoint(self, *arguments: Any) -> DelayedSubmission:
-        """Stops the run and queues it again, to resume; submitit calls this before a time limit or a preemption."""
+        """Stops the run and queues it again. submitit calls this before a time limit or a preemption."""
         self.stop()
         if self.process is not None:
-            # Not process.wait(): the signal whose handler calls this has interrupted that call.
+            # Not process.wait(), because the signal that leads here has interrupted that call.
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
 
 
 class Executor(Protocol):
-    """Where jobs run."""
+    """A place where jobs run."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
-        """Runs all jobs, and yields each with its exit status when it ends."""
+        """Runs all jobs. Yields each job with its exit status when it ends."""
         ...
 
     def stop(self) -> None:
-        """Leaves every run in a state from which it can resume, after an interruption of the sweep."""
+        """Stops all runs after an interruption of the sweep, so that they can resume."""
 
 
 class Local(Executor):
@@ -118,7 +119,7 @@ class Local(Executor):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         self._jobs = jobs
         running = {self._pool.submit(self._run_on_share, job): job for job in jobs}
-        while running:  # a short timeout: a signal to another thread does not wake this one
+        while running:  # a short timeout, because a signal to another thread does not wake this one
             for future in futures.wait(running, timeout=1, return_when=futures.FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
 
@@ -129,7 +130,7 @@ class Local(Executor):
             job.stop()
         try:
             self._pool.shutdown()
-        except KeyboardInterrupt:  # the second Ctrl-C: no time to save
+        except KeyboardInterrupt:  # a second Ctrl-C: kill without saving
             for job in self._jobs:
                 job.kill()
             raise
@@ -143,7 +144,7 @@ class Local(Executor):
 
 
 class Slurm(Executor):
-    """Runs jobs on a Slurm cluster through submitit. Jobs outlive the sweep; a later sweep finds them by their ids.
+    """Runs jobs on a Slurm cluster through submitit. Jobs outlive the sweep, and a later sweep finds them by their ids.
 
     Raises:
       UserError: if there is no Slurm.
@@ -156,12 +157,12 @@ class Slurm(Executor):
           folder: DIR/logs/slurm, for submitit's files and the jobs' ids.
           parameters: submitit's parameters for every job.
         """
-        # The job's class is sent with the job, so a node need not find this module.
+        # Sends the class with the job, so that a node does not need this module.
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
             self._executor = submitit.AutoExecutor(folder, cluster='slurm')
         except RuntimeError as error:
-            raise UserError(f'--executor=slurm: {error}') from None
+            raise UserError(f'--executor=slurm: {error}. Use --executor=local, or a machine with Slurm') from None
         self._folder, self._name = folder, folder.absolute().parents[1].name
         self._executor.update_parameters(name=self._name, **parameters)
 
@@ -170,10 +171,10 @@ class Slurm(Executor):
         waiting = {job: queued for job in jobs if (queued := self._queued(job)) is not None}
         new = [job for job in jobs if job not in waiting]
         # Slurm signals a time limit to all processes; only submitit handles the signal, and calls Job.checkpoint.
-        sent = [dataclasses.replace(job, commands=[['env', '--ignore-signal=USR2', *each] for each in job.commands])
-                for job in new]
+        wrapper = ['env', '--ignore-signal=USR2']
+        sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
         with self._executor.batch():
-            waiting |= {job: self._executor.submit(each) for job, each in zip(new, sent, strict=True)}
+            waiting |= {job: self._executor.submit(copy) for job, copy in zip(new, sent, strict=True)}
         for job in new:
             self._ticket(job).write_text(waiting[job].job_id)
         while waiting:
@@ -184,7 +185,7 @@ class Slurm(Executor):
 
     @override
     def stop(self) -> None:
-        log.info('the jobs stay in the queue: scancel --name=%s ends them', self._name)
+        log.info('the jobs stay in the queue. To end them, run scancel --name=%s', self._name)
 
     def _ticket(self, job: Job) -> Path:
         return self._folder / f'{job.name}.id'
@@ -202,6 +203,6 @@ class Slurm(Executor):
             return submitted.result()
         except (UncompletedJobError, FailedJobError):
             if submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL')):
-                return CUT_OFF
+                return INTERRUPTED
             job.failure.write_text(f'job {submitted.job_id} ended as {submitted.state}')
             return 1

@@ -1,8 +1,9 @@
-"""The user's files: atomic writes, checks for write access before the work starts, and JSON."""
+"""Files of the user: atomic writes, checks for write access, and JSON."""
 
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -22,10 +23,10 @@ log = logging.getLogger('allyouneed.files')
 
 
 def expanded(path: str | Path) -> Path:
-    """Returns the path with ~ and ~NAME expanded: shells do not expand them after an =.
+    """Returns the path with ~ and ~NAME expanded, because shells do not expand them after an =.
 
     Raises:
-      UserError: if there is no such user.
+      UserError: if the user NAME does not exist.
     """
     try:
         return Path(path).expanduser()
@@ -34,16 +35,16 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_name(path: Path) -> None:
-    """Raises UserError if the path is not UTF-8: libraries that write checkpoints could not open it."""
+    """Raises UserError if the path is not UTF-8, because libraries that write checkpoints cannot open it."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise UserError(f'{path}: this path is not UTF-8, which checkpoints need: rename what is not') from None
+        raise UserError(f'{path}: this path is not UTF-8, but checkpoints need UTF-8. Rename the folder') from None
 
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Turns the system's refusal to write into a UserError that names `path`."""
+    """Turns an OSError while writing into a UserError that names `path`."""
     try:
         yield
     except BrokenPipeError:
@@ -54,13 +55,13 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
-    """Opens a UTF-8 text file that gets its name only when it is complete: a failure keeps the old file.
+    """Opens a UTF-8 text file that gets its name only when it is complete. A failure keeps the old file.
 
-    Until then, the new file is named PATH`ending`. After a failure, it is removed, unless `ending` is PARTIAL. A link
-    is followed; a device or a pipe is written to directly.
+    Until then, the new file is named PATH`ending`. After a failure, it is removed, unless `ending` is PARTIAL. Links
+    are followed. Devices and pipes are written directly.
 
     Raises:
-      UserError: naming the file, if it cannot be written.
+      UserError: if the file cannot be written.
     """
     path = Path(os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):
@@ -82,14 +83,13 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """stdout, or a file that appears under its name when it is whole.
+    """Opens stdout if `path` is None, or else a file as `written_whole` does.
 
-    A failure leaves the file that was there, and what was written until then in PATH.partial. A device or a pipe is
-    written to directly.
+    A failure keeps the old file, and leaves the incomplete output in PATH.partial.
     """
     if path is None:
         if sys.stdout is None:
-            raise UserError('stdout is closed: give --output=FILE')
+            raise UserError('stdout is closed. Use --output=FILE')
         yield sys.stdout
         sys.stdout.flush()
         return
@@ -98,46 +98,46 @@ def open_output(path: str | None) -> Iterator[TextIO]:
             yield file
     finally:
         if (partial := Path(f'{os.path.realpath(path)}{PARTIAL}')).exists():
-            log.info('not complete: what was answered until then is in %s', partial)
+            log.info('the output is incomplete, and is in %s', partial)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` to a file as `written_whole` does."""
+    """Writes `text` to a file, as `written_whole` does."""
     with written_whole(path) as file:
         file.write(text)
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that files can be written in a folder, which need not exist yet; leaves nothing behind.
+    """Checks that files can be written in a folder, which need not exist yet. Leaves nothing behind.
 
     Raises:
-      UserError: naming the folder, if they cannot.
+      UserError: if files cannot be written there.
     """
-    made = []
+    created = []
     try:
         with naming(folder):
-            for each in [*reversed(folder.parents), folder]:
-                if not each.exists():
-                    each.mkdir()
-                    made.append(each)
+            for path in [*reversed(folder.parents), folder]:
+                if not path.exists():
+                    path.mkdir()
+                    created.append(path)
             tempfile.TemporaryFile(dir=folder).close()
     finally:
-        for each in reversed(made):
-            with contextlib.suppress(OSError):  # another process has put something there
-                each.rmdir()
+        for path in reversed(created):
+            with contextlib.suppress(OSError):  # another process uses the folder
+                path.rmdir()
 
 
 def check_file(path: Path) -> None:
-    """Checks that a file can be written in an existing folder; leaves nothing behind.
+    """Checks that a file can be written in an existing folder. Leaves nothing behind.
 
     Raises:
-      UserError: naming the file, if it cannot.
+      UserError: if it cannot be written.
     """
     with naming(path):
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
-            mode = stat.S_IFREG  # what it will be
+            mode = stat.S_IFREG  # it will be a regular file
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if stat.S_ISREG(mode):  # a device or a pipe is not replaced
@@ -145,37 +145,50 @@ def check_file(path: Path) -> None:
 
 
 def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
-    """Returns DIR/NAME for each of `names`, which have commas between them.
+    """Returns FOLDER/NAME for each name in `names`, which are separated by commas.
 
-    A pattern (with *, ? or [) stands for all names, in their order, that with one of `suffixes` are files there.
+    A pattern (with *, ? or [) is replaced by the sorted names of all files that match it with one of the `suffixes`.
 
     Raises:
-      UserError: if a name is empty, which would be the folder itself.
+      UserError: if a name is empty, because it would mean the folder itself.
     """
-    found = []
+    paths = []
     for name in names.split(','):
         if not name.strip():
-            raise UserError(f'config.data.splits: {names!r} has an empty name beside a comma')
+            raise UserError(f'config.data.splits: {names!r} has an empty name beside a comma. Remove the comma')
         if glob.has_magic(name):
-            found += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
+            paths += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
                              for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))
                              if path.is_file()})
         else:
-            found.append(folder / name)
-    return found
+            paths.append(folder / name)
+    return paths
 
 
 def plain_or_gz(base: Path, suffix: str) -> Path | None:
-    """Returns the file BASE.SUFFIX or BASE.SUFFIX.gz, or None if there is neither."""
+    """Returns the path BASE.SUFFIX or BASE.SUFFIX.gz, or None if neither file exists."""
     files = (Path(f'{base}.{suffix}{gz}') for gz in ('', '.gz'))
     return next((file for file in files if os.path.isfile(file)), None)
 
 
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 digest of a file's content.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
+    try:
+        with open(path, 'rb') as file:
+            return hashlib.file_digest(file, 'sha256').hexdigest()
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error}') from None
+
+
 def read_bytes(path: Path) -> bytes:
-    """Reads a whole file. Raises OSError for a pipe or a device, which may never end."""
+    """Reads a whole file. Raises OSError for a pipe or a device, because reading it might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, 'it is a pipe or a device, and no file', str(path))
+        raise OSError(errno.EINVAL, 'it is a pipe or a device, not a file', str(path))
     return path.read_bytes()
 
 
@@ -192,13 +205,13 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     """Reads a JSON file that contains an object.
 
     Raises:
-      UserError: naming the file, if it cannot be read or is damaged; the message ends with `advice`.
+      UserError: if the file cannot be read or is damaged. The message ends with `advice`.
     """
     try:
-        found = json.loads(read_bytes(path).decode())
-        if not isinstance(found, dict):
-            raise ValueError('it holds no object')
-        return found
+        content = json.loads(read_bytes(path).decode())
+        if not isinstance(content, dict):
+            raise ValueError('it does not contain an object')
+        return content
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise UserError(f'{path} cannot be read: {reason}. {advice}') from None

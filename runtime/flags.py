@@ -1,4 +1,4 @@
-"""Flags as the fields of a dataclass: one declaration with the type, the default and the help."""
+"""Flags declared as fields of a dataclass, with type, default and help."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a flag; with `choices`, its value is one of them."""
+    """Returns a dataclass field that is also a flag. With `choices`, its value must be one of them."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 
@@ -26,13 +26,13 @@ def define_flags(declared: type) -> None:
         define: Any = DEFINE.get(kinds[field.name], flags.DEFINE_string)
         if choices := field.metadata[CHOICES]:
             define = functools.partial(flags.DEFINE_enum, enum_values=choices)
-        # The name of the script, whose --help lists the flag.
+        # --help of this script lists the flag.
         define(field.name, field.default, help=field.metadata[HELP], module_name=sys.argv[0])
 
 
-def flags_as(declared: type[Values], **others: Any) -> Values:
-    """Returns a dataclass with the values of its flags, and the values `others` of its other fields."""
-    return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **others)
+def flags_as(declared: type[Values], **values: Any) -> Values:
+    """Returns a dataclass with the values of its flags. `values` are those of the fields that are not flags."""
+    return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **values)
 
 
 def _flags_of(declared: Any) -> list[dataclasses.Field]:

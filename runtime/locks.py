@@ -1,8 +1,8 @@
-"""Locks on files. The system releases a lock when its file is closed or the process ends, however it ends.
+"""Locks on files. The system releases a lock when its file is closed, or when the process ends in any way.
 
-The library filelock does not fit. It always creates the file, and the commands that a process starts do not inherit its
-locks. On a file system without locks, its versions differ: the lock is held by others, an error, or a file that a
-killed process leaves behind.
+The library filelock does not fit. It always creates the file, and commands that a process starts do not inherit its
+locks. On a file system without locks, its versions differ: they report that the lock is held, raise an error, or use a
+file that a killed process leaves behind.
 """
 
 import fcntl
@@ -34,10 +34,17 @@ def locked(path: Path, create: bool = True) -> IO[bytes]:
 
 def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
                    inheritable: bool = False) -> IO[bytes]:
-    """Locks the file `name` of a directory, and returns it. Without locks, warns that no two `users` may use it.
+    """Locks the file `name` of a directory, and returns it. On file systems without locks, only logs a warning.
 
-    If another process holds the lock, raises BlockingIOError; with `waiting`, logs this warning and waits instead. If
-    the lock is `inheritable`, commands that this process starts hold it too, until the last of them ends.
+    Args:
+      directory: the directory.
+      name: the name of the file.
+      users: the plural noun for the users of the directory, for the warning.
+      waiting: a warning that is logged while this process waits for a lock that another process holds.
+      inheritable: whether commands that this process starts also hold the lock, until the last one ends.
+
+    Raises:
+      BlockingIOError: if another process holds the lock and `waiting` is empty.
     """
     file = open(directory / name, 'ab')  # noqa: SIM115 (open while it is locked)
     os.set_inheritable(file.fileno(), inheritable)

@@ -1,4 +1,4 @@
-"""Stops a run on request: on SIGTERM, which schedulers send before they kill, and on SIGINT (Ctrl-C)."""
+"""Stops a run on SIGTERM, which schedulers send before they kill a process, and on SIGINT (Ctrl-C)."""
 
 import contextlib
 import logging
@@ -14,19 +14,19 @@ import jax
 from runtime.agreement import Greatest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED = os.EX_TEMPFAIL  # 75, "try again": tells a scheduler that this is no failure
+STOPPED = os.EX_TEMPFAIL  # 75: for a scheduler, the job has not failed and must be started again
 
 log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """While open, the first signal stops the run as soon as no work is lost, and the second stops it at once.
+    """A handler of signals: the first one stops the run as soon as no work is lost, and the second one at once.
 
     Before the training loop, and inside `nothing_to_lose`, the first signal stops immediately: SystemExit(75) is raised
     in the main thread. Inside `at_a_step` the signal is only recorded, and the loop checks `requested` after each step.
 
     With exits=False, for notebooks, the second signal raises KeyboardInterrupt instead of ending the process. Outside
-    the main thread, where Python takes no signals, this does nothing.
+    the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self, *, exits: bool = True):
@@ -46,8 +46,8 @@ class StopSignals:
             self._open.callback(signal.signal, number, signal.signal(number, self._note))
         if not self._exits:
             return
-        # Python runs a handler only between two instructions of the main thread, and one step or compilation may take
-        # minutes. The number of the signal is in this pipe at once; a thread reads it and waits for the second signal.
+        # Python runs a handler only between two instructions of the main thread, and a step or a compilation may take
+        # minutes. The number of a signal is written to this pipe at once, and a thread reads it.
         self._listener, pipe = socket.socketpair()
         pipe.setblocking(False)
         self._open.callback(pipe.close)  # ends the thread
@@ -56,7 +56,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Inside this, a signal is only recorded."""
+        """Only records signals in the body."""
         self._later = True
         try:
             yield
@@ -65,10 +65,11 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
-        """Inside this, within `at_a_step`, a signal stops the run: the next start repeats the interrupted work.
+        """Lets a signal stop the run in the body, inside `at_a_step`: the next start repeats the interrupted work.
 
-        `done` says what is saved. Yields a function to call before each batch of the work. Several processes leave
-        there, all together, one batch after a signal to one of them. One process leaves at once.
+        Yields a function to call before each batch of the work. Several processes stop in this function, all together,
+        one batch after a signal to one of them. A single process stops at once. `done`, for the log, is the place of
+        the stop and the step that is saved.
         """
         if jax.process_count() > 1:
             greatest = Greatest()
@@ -84,13 +85,13 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Whether the run should save and stop."""
+        """Returns whether the run should save and stop."""
         return self._received is not None
 
     def leave(self, done: str) -> None:
         """Logs the reason, and raises SystemExit with the status STOPPED."""
         by = signal.Signals(self._received).name if self._received else 'a signal to another process'
-        log.info('stopped by %s: %s; run the same command again to go on', by, done)
+        log.info('stopped by %s: %s; run the same command again to resume', by, done)
         sys.exit(STOPPED)
 
     def _note(self, number: int, _) -> None:
@@ -110,4 +111,4 @@ class StopSignals:
                     if count == 2:
                         os._exit(128 + number[0])  # the status that a shell reports
                     name = signal.Signals(number[0]).name
-                    os.write(2, f'\n{name}: stopping; once more, and it is at once\n'.encode())
+                    os.write(2, f'\n{name}: stopping. Send it once more to stop at once\n'.encode())

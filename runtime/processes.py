@@ -1,7 +1,7 @@
-"""Several processes: joining a job, choosing a leader, and ending together.
+"""Several processes: joins a job, and ends all of its processes together.
 
-What all processes must do alike is decided by the leader and sent to the other processes (`runtime/agreement.py`):
-nothing local, such as the listing of a folder or a clock, decides alone.
+Decisions that all processes share are made by the leader and sent to the other processes (`runtime/agreement.py`). They
+never depend on something local to a process, such as the listing of a folder or a clock.
 """
 
 import contextlib
@@ -29,63 +29,64 @@ from runtime.errors import UserError
 from runtime.preemption import STOPPED
 from runtime.rendezvous import Missing, meet
 
-HEARTBEAT = 60  # seconds without a sign of life after which a process counts as lost
-FAREWELL = 20  # seconds that a process with an error waits for the others to end, too
-GO_ON = 'What is saved is safe: run the same command again, in all processes, to go on from the newest checkpoint'
-# What XLA says when the connection to another process breaks, on CPUs (Gloo), GPUs (NCCL) and to JAX's coordinator.
+HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
+SHUTDOWN = 20  # seconds in which a process with an error may shut down
+RESUME = 'All checkpoints are safe. Run the same command again in all processes to resume from the newest one'
+# XLA's messages if the connection to another process breaks, on CPUs (Gloo), GPUs (NCCL) and to JAX's coordinator.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
-READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # the same of a ValueError, where a result is read
+READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # the same in a ValueError, when a result is read
 
 log = logging.getLogger('allyouneed.train')
 
 
 def connect(address: str | None = None, count: int | None = None, number: int | None = None,
             patience: int = agreement.PATIENCE) -> None:
-    """Joins this process to the others of its job, if there are any. Call it before anything touches a device.
+    """Joins the job of this process, if it has one. Call this before a device is used.
 
     Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
-    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, also one in an
-    interactive allocation.
+    Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, including a
+    process in an interactive allocation. If a process of the job does not arrive, this process ends with the status
+    STOPPED.
 
     Args:
-      address: HOST:PORT of process 0, reachable from all others.
+      address: HOST:PORT of process 0, reachable from all processes.
       count: the number of processes.
       number: the number of this process, from 0.
       patience: seconds to wait for a missing or slow process, now and later.
 
     Raises:
-      UserError: if some but not all arguments are given, one is impossible, two processes have the same number, the
-        port is taken, or the processes have different numbers of devices. If a process does not arrive, this process
-        ends with the status STOPPED.
+      UserError: if only some of the arguments are given, a value is not allowed, two processes have the same number,
+        the port is in use, or the processes have different numbers of devices.
     """
     agreement.PATIENCE = patience
-    given = {'--coordinator_address': address, '--num_processes': count, '--process_id': number}
-    missing = [flag for flag, value in given.items() if value is None]
-    if len(missing) == len(given):
+    flags = {'--coordinator_address': address, '--num_processes': count, '--process_id': number}
+    missing = [flag for flag, value in flags.items() if value is None]
+    if len(missing) == len(flags):
         options = detected(os.environ)
         if options is None:
             return check_devices()
     elif address is None or count is None or number is None:
-        raise UserError(f'{", ".join(missing)} is missing: of {", ".join(given)} give all, to each process its own id, '
-                        'or none')
+        raise UserError(f'{", ".join(missing)} is missing. Set all of {", ".join(flags)}, or none. Each process has '
+                        'another --process_id')
     else:
         host, _, port = address.rpartition(':')
         if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
-            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0')
+            raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234')
         if not 0 <= number < count:
-            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, as --num_processes={count}')
+            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because of --num_processes={count}')
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
-        log.info('process %d of %d: all meet at %s', number, count, address)
+        log.info('process %d of %d joins the job at %s', number, count, address)
     _explain_abort()
     try:
         if address and count and number is not None:
             meet(host, int(port), count, number, patience)
         jax.distributed.initialize(**options, initialization_timeout=patience, heartbeat_timeout_seconds=HEARTBEAT)
     except (Missing, RuntimeError) as error:
-        _leave(f'a process of this job is missing: {_first_line(error)}. {GO_ON}', STOPPED)
+        _leave(f'a process of this job is missing: {_first_line(error)}. {RESUME}', STOPPED)
     except ValueError as error:
-        raise UserError(f'the processes of this job cannot find each other: {_first_line(error)}') from None
+        raise UserError(f'the processes of this job cannot connect: {_first_line(error)}. Check '
+                        '--coordinator_address, --num_processes and --process_id') from None
     with ending_together():
         check_devices()
         if not is_leader():  # only the leader logs progress
@@ -105,11 +106,12 @@ def refuse_unequal_devices() -> None:
     if len(set(counts.values())) > 1:
         raise UserError('the processes of this job have different numbers of devices ('
                         + ', '.join(f'process {number}: {count}' for number, count in sorted(counts.items()))
-                        + '). Give all the same number: CUDA_VISIBLE_DEVICES or, on CPUs, JAX_NUM_CPU_DEVICES')
+                        + '). Give all processes the same number: set CUDA_VISIBLE_DEVICES or, on CPUs, '
+                        'JAX_NUM_CPU_DEVICES')
 
 
 def lost(error: BaseException | None) -> bool:
-    """Whether the loss of another process caused `error`, directly or indirectly."""
+    """Returns whether the loss of another process caused `error`, directly or indirectly."""
     while error is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
@@ -121,44 +123,42 @@ def lost(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """In the body, a process that loses another one, or fails alone, says so and ends; it does not wait for the others.
+    """Ends this process after an error of the body without waiting for other processes of the job.
 
-    If the connection to another process breaks, this process leaves at once with the status STOPPED, which tells a
-    scheduler to start the job again. Any other error is raised as ever; but a process that cleans up and says goodbye
-    to the others may wait for them in vain, so after FAREWELL seconds it leaves with status 2. Of a process that is
-    alone, nothing changes.
+    If the connection to another process breaks, this process exits at once with the status STOPPED, and a scheduler
+    then starts the job again. Any other error is raised. But the shutdown of a process may wait for the other processes
+    forever, so after SHUTDOWN seconds this process exits with status 2. Has no effect on a process that runs alone.
     """
     try:
         yield
     except Exception as error:
         if global_state.client is not None:  # there are several processes
             if isinstance(error, Missing) or lost(error):
-                _leave(f'another process of this job is lost ({_first_line(error)}). {GO_ON}', STOPPED)
-            farewell = threading.Timer(FAREWELL, _leave, [
-                f'the others have not ended {FAREWELL} s after the error here ({_first_line(error)}): left without '
-                'them', 2])
-            farewell.daemon = True
-            farewell.start()
+                _leave(f'another process of this job is lost ({_first_line(error)}). {RESUME}', STOPPED)
+            timer = threading.Timer(SHUTDOWN, _leave, [
+                f'the other processes have not ended {SHUTDOWN} s after this error: {_first_line(error)}', 2])
+            timer.daemon = True
+            timer.start()
         raise
 
 
 def _explain_abort() -> None:
-    """From here on abort(), by which JAX ends a process that has lost another one, is explained, with status STOPPED.
+    """Makes abort() print a message and exit with the status STOPPED. JAX calls it if another process is lost.
 
-    JAX calls it in a thread of its own, and offers no way to be told instead. A handler of Python's would come too
-    late: it runs between two instructions of the main thread, but the process ends when the C handler returns.
+    JAX calls abort() in its own thread, and has no callback for this event. A handler in Python would be too late: it
+    runs between two instructions of the main thread, but the process ends when the C handler returns.
     """
     global _on_abort
     _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _leave(
-        f'JAX has ended this process, as the lines above say: most often, another process of this job is lost. {GO_ON}',
+        f'JAX has ended this process (see the lines above), probably because another process is lost. {RESUME}',
         STOPPED))
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
 
 
-def _leave(why: str, status: int) -> None:
-    """Ends this process at once: cleaning up would wait for processes that are gone."""
+def _leave(reason: str, status: int) -> None:
+    """Ends this process at once, because a normal shutdown would wait for lost processes."""
     sys.stderr.flush()
-    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {why}\n'.encode())
+    os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode())
     os._exit(status)
 
 
@@ -173,9 +173,9 @@ def check_devices() -> None:
     except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
         if re.search('coordination|heartbeat|keyvalue', str(error), re.IGNORECASE):  # another process is lost
             raise
-        reason = str(error).partition('\n')[0] or 'JAX cannot use it here'
+        reason = str(error).partition('\n')[0] or 'JAX cannot use this platform'
         raise UserError(f'JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")}: {reason}. Set it to cpu, '
-                        'or leave it out') from None
+                        'or unset it') from None
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
@@ -200,13 +200,13 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
         return {'cluster_detection_method': 'k8s'}
     on_tpu_machine = importlib.util.find_spec('libtpu') and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
     if on_tpu_machine and not hosts and 'TPU_SKIP_MDS_QUERY' not in environment:
-        return {'cluster_detection_method': 'gcetpu'}  # asks the machine's metadata for the others
+        return {'cluster_detection_method': 'gcetpu'}  # reads the other processes from the machine's metadata
     return None
 
 
 @contextlib.contextmanager
-def leader_first(what: str) -> Iterator[None]:
-    """Runs the body in the leader first; the other processes run it when the leader has finished or failed.
+def leader_first(purpose: str) -> Iterator[None]:
+    """Runs the body in the leader first, and in the other processes after the leader has finished or failed.
 
     So results that the leader stores in a shared cache are computed once.
     """
@@ -214,7 +214,7 @@ def leader_first(what: str) -> Iterator[None]:
         if jax.process_count() > 1:
             from orbax.checkpoint import multihost  # slow to import, so only where it is used
 
-            multihost.sync_global_processes(what, processes=set(range(jax.process_count())), timeout=24 * 3600)
+            multihost.sync_global_processes(purpose, processes=set(range(jax.process_count())), timeout=24 * 3600)
 
     if not is_leader():
         wait()

@@ -1,8 +1,8 @@
-"""The meeting of a job's processes before JAX connects them: missing, duplicate and wrong processes are named.
+"""Checks that all processes of a job are started correctly, before JAX connects them.
 
-JAX aborts a process whose number is a duplicate or whose peers are missing, and crashes if its port is taken. So the
-processes meet at the coordinator's address first. Each one sends a line of JSON that says who it is. Process 0 answers
-all of them with one verdict, and frees the port for JAX's coordinator.
+JAX aborts a process whose number is a duplicate or whose peers are missing, and crashes if its port is in use. So the
+processes first connect to the coordinator's address. Each one sends a line of JSON with its number. Process 0 sends the
+same verdict to all of them, and then frees the port for JAX's coordinator.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 PORT_FREED = 20  # seconds in which a process of the previous start frees the port
 LINGER = 5       # seconds in which process 0 reports an error to processes that arrive later
-QUIET, REPEAT = 10, 30  # seconds before the first line of the log about missing processes, and between lines
+QUIET, REPEAT = 10, 30  # seconds before the first log line about missing processes, and between these lines
 
 log = logging.getLogger('allyouneed.train')
 
@@ -36,20 +36,20 @@ def listed(numbers: Collection[int]) -> str:
 
 
 class Waiting:
-    """The log of a wait for other processes: a line after QUIET seconds, and then one every REPEAT seconds."""
+    """A log of waiting for other processes: a line after QUIET seconds, and then one every REPEAT seconds."""
 
-    def __init__(self, what: str):
-        self._what, self._next = what, time.monotonic() + QUIET
+    def __init__(self, purpose: str):
+        self._purpose, self._next = purpose, time.monotonic() + QUIET
 
     def log(self, missing: Collection[int]) -> None:
-        """Logs the missing processes, if a line is due."""
+        """Logs the missing processes if a line is due."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REPEAT
-            log.warning('waiting for %s (%s)', listed(missing), self._what)
+            log.warning('waiting for %s (%s)', listed(missing), self._purpose)
 
 
 def meet(host: str, port: int, count: int, number: int, patience: float | int) -> None:
-    """Returns when all `count` processes of the job have arrived at HOST:PORT, where process 0 listens.
+    """Waits until all `count` processes of the job have arrived at HOST:PORT, where process 0 listens.
 
     Args:
       host: an address of process 0.
@@ -59,7 +59,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
       patience: seconds to wait for the other processes.
 
     Raises:
-      UserError: if the port is taken, two processes have the same number, or the processes disagree about `count`.
+      UserError: if the port is in use, two processes have the same number, or the processes disagree about `count`.
       Missing: if a process does not arrive.
     """
     ticket = {'count': count, 'number': number, 'where': f'{socket.gethostname()}, PID {os.getpid()}',
@@ -73,7 +73,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
 
 
 def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
-    """Sends the ticket to process 0 and returns its verdict. Tries again until the deadline."""
+    """Sends the ticket to process 0 and returns its verdict. Retries until the deadline."""
     waiting, where, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
     while time.monotonic() < deadline or reason is None:
         try:
@@ -89,9 +89,9 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
         waiting.log([0])
         time.sleep(0.2)
     if strangers:
-        raise UserError(f'{where}: another program answers there, perhaps this job, complete without this process. '
-                        f'Give each process its own --process_id (here {ticket["number"]}), and process 0 a free port')
-    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start it, at an address that the other '
+        raise UserError(f'{where}: another program answers there. Use a free port. If it is this job, which has '
+                        f'already started, give each process another --process_id (here {ticket["number"]})')
+    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start it at an address that all '
                        'processes can reach'}
 
 
@@ -102,7 +102,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             open_sockets.callback(connection.close)
             return connection
 
-        # To itself, at the address that the others use: another process 0 may be listening there.
+        # Connects to itself at the address of the job, because another process 0 may be listening there.
         watched = [listener]
         with contextlib.suppress(OSError):
             itself = leave(socket.create_connection((host, port), timeout=5))
@@ -119,7 +119,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             else:
                 waiting.log(missing)
                 ready, _, _ = select.select(watched, [], [], 0.2)
-                if len(watched) > 1 and watched[1] in ready:  # nothing arrives here from our own listener
+                if len(watched) > 1 and watched[1] in ready:  # our own listener sends nothing here
                     verdict = _parsed(watched.pop().makefile('rb').readline(100_000)) or None
                 elif listener in ready:
                     verdict = _take(leave(listener.accept()[0]), ticket, arrived)
@@ -132,13 +132,13 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
 
 
 def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any]) -> dict[str, str] | None:
-    """Adds the process behind a new connection to those that have `arrived`; returns an error if it is a wrong one."""
+    """Adds the process behind a new connection to `arrived`. Returns an error if its flags are wrong."""
     connection.settimeout(5)
     try:
         ticket = _parsed(connection.makefile('rb').readline(10_000))
     except OSError:
         ticket = None
-    if not ticket or ticket.get('key') == own['key']:  # not a process of ours, or this one
+    if not ticket or ticket.get('key') == own['key']:  # another program, or this process
         return None
     number = ticket['number']
     error = None
@@ -146,18 +146,18 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
         error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, process 0 '
                  f'({own["where"]}) has {own["count"]}')
     elif number in arrived and not _is_gone(arrived[number][1]):
-        error = f'--process_id={number} came twice, from {arrived[number][0]["where"]} and from {ticket["where"]}'
+        error = f'two processes have --process_id={number}: {arrived[number][0]["where"]} and {ticket["where"]}'
     if error is None:
         arrived[number] = ticket, connection
         return None
-    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each its own --process_id '
-                        f'({listed(arrived)} came)'}
+    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each another --process_id '
+                        f'({listed(arrived)} arrived)'}
     _send(verdict, [connection])
     return verdict
 
 
 def _is_gone(connection: socket.socket | None) -> bool:
-    """Whether the process at the other end of a connection has ended."""
+    """Returns whether the process at the other end of a connection has ended."""
     if connection is None or not select.select([connection], [], [], 0)[0]:
         return False
     try:
@@ -174,16 +174,16 @@ def _send(verdict: dict[str, str], connections: Collection[socket.socket | None]
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Returns the object in a line of JSON, or {}."""
+    """Returns the JSON object in a line, or {}."""
     with contextlib.suppress(ValueError):
-        found = json.loads(line)
-        return found if isinstance(found, dict) else {}
+        content = json.loads(line)
+        return content if isinstance(content, dict) else {}
     return {}
 
 
 @contextlib.contextmanager
 def _listener(port: int) -> Iterator[socket.socket]:
-    """Listens on all addresses of this machine, as JAX's coordinator will."""
+    """Listens on all addresses of this machine, like JAX's coordinator."""
     dual = socket.has_dualstack_ipv6()
     deadline = time.monotonic() + PORT_FREED
     while True:
@@ -194,7 +194,7 @@ def _listener(port: int) -> Iterator[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise UserError(f'--coordinator_address: port {port} of {socket.gethostname()} cannot be used: '
-                                f'{os.strerror(error.errno or 0)}. Choose a free port, or end the program that uses it'
+                                f'{os.strerror(error.errno or 0)}. Use a free port, or end the program that uses it'
                                 ) from None
             time.sleep(0.2)
     with listener:

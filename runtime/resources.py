@@ -8,28 +8,28 @@ import jax
 
 
 def peak_resident() -> int:
-    """Returns the peak resident memory of this process, in bytes. Systems count in kilobytes, macOS in bytes."""
+    """Returns the peak resident memory of this process in bytes. macOS reports bytes, other systems kilobytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
 def memory() -> dict[str, float]:
-    """Returns memory in GB: 'resident_gb' of this process; 'device_gb' and 'device_peak_gb' of the first device, if
-    the device reports them.
+    """Returns memory in GB: 'resident_gb' of this process, and 'device_gb' and 'device_peak_gb' of the first device
+    if it reports them.
     """
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
     except OSError:  # not Linux: the peak instead
         resident = peak_resident()
-    of_device = jax.local_devices()[0].memory_stats() or {}
-    found = {'resident_gb': resident, 'device_gb': of_device.get('bytes_in_use'),
-             'device_peak_gb': of_device.get('peak_bytes_in_use')}
-    return {name: value / 2 ** 30 for name, value in found.items() if value is not None}
+    device = jax.local_devices()[0].memory_stats() or {}
+    sizes = {'resident_gb': resident, 'device_gb': device.get('bytes_in_use'),
+             'device_peak_gb': device.get('peak_bytes_in_use')}
+    return {name: size / 2 ** 30 for name, size in sizes.items() if size is not None}
 
 
 class CompileTime:
     """Counts the seconds that JAX has spent on tracing, lowering and compiling since the object was created.
 
-    JAX keeps the listener for the life of the process, so there is only one object, `compile_time`.
+    JAX cannot remove the listener, so there is only one object, `compile_time`.
     """
 
     def __init__(self):

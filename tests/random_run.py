@@ -8,7 +8,7 @@ from configs import recipe
 from inference.run import Run
 from input_pipeline.tokenizer import ByteTokenizer
 from model.build import build_model
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from tests.model.helpers import random_params
 
 SMALL = {'num_layers': 2, 'd_model': 8, 'd_ff': 12, 'num_heads': 2, 'dropout': 0.0}
@@ -35,4 +35,4 @@ def random_run(kind, scale=2.0, **options):
     params = {name: part if 'embedding' not in name else {'embedding': scale * part['embedding']}
               for name, part in params.items()} if kind != 'patches' else params
     tokenizers = dict.fromkeys(('source', 'target', 'text'), tokenizer)
-    return Run(Trained([Path('random')], config, module, params, [1], tokenizers, sizes))
+    return Run(TrainedModel([Path('random')], config, module, params, [1], tokenizers, sizes))

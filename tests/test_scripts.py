@@ -48,7 +48,7 @@ def test_the_config_is_printed_as_flags_that_make_it_again(data, cache, tmp_path
     assert printed.returncode == 0 and not (tmp_path / 'run').exists()
     options = shlex.split(printed.stdout.decode())
     assert len(options) == len(flatten(base.get_config())) and set(arguments[2:]) <= set(options)
-    assert b'options are not the defaults of configs/options.py: ' in printed.stderr
+    assert b'options differ from the defaults in configs/options.py: ' in printed.stderr
     again = script('train.py', '--config=configs/base.py', *options, '--print_config')
     assert again.stdout == printed.stdout
 
@@ -104,7 +104,7 @@ def test_another_config_on_the_same_directory_is_refused(run, data, cache):
 def test_a_directory_of_other_files_is_not_used(data, cache, tmp_path):
     (tmp_path / 'thesis.tex').write_text('precious')
     result = script(*train_arguments(tmp_path, data, cache))
-    assert result.returncode == 2 and b'holds files but no run' in result.stderr
+    assert result.returncode == 2 and b'is not empty and has no config.json' in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
 
 

@@ -20,11 +20,6 @@ def train(recipe, workdir, cache, **changes):
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
 def language_run(tmp_path_factory, cache):
     """A model of characters that has read the same line over and over."""
     folder = tmp_path_factory.mktemp('language')
@@ -112,8 +107,8 @@ def test_images_are_classified(tmp_path, cache):
         assert done.stdout == b''
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
+@pytest.mark.parametrize('recipe, expected', [
+    pytest.param('dynamics', 'accuracy', marks=pytest.mark.slow), ('pendulum', 'r_squared')])
 def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     done = train(recipe, tmp_path / 'run', cache, **TINY | {
         'train.steps': 20, 'eval.every': 20, 'checkpoint.every': 20, 'optimizer.warmup': 5})
@@ -126,8 +121,7 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     assert len(explained(tmp_path / 'page.html')) == 200
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('attention', [True, False])
+@pytest.mark.parametrize('attention', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
     words = ['one', 'two', 'three', 'four', 'five', 'six', 'seven']
     for split in ('train', 'validation', 'test'):

@@ -1,4 +1,4 @@
-"""Runs of earlier versions: what was trained once opens, decodes and resumes ever after.
+"""Runs of earlier versions open, decode and resume.
 
 tests/runs/first.tar.gz is a run directory as the first version wrote it, stopped at step 6, with its data beside it and
 the scores that the version itself gave: a translator of 1+1 layers that reverses what it reads, or would.
@@ -23,11 +23,6 @@ from runtime.errors import UserError
 from tests.tiny_run import start, steps
 
 ROOT = Path(__file__).parent
-
-
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp('cache')
 
 
 @pytest.fixture
@@ -129,9 +124,9 @@ def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypat
     caplog.set_level('INFO', logger='allyouneed')
     with RunDirectory(str(workdir), config):
         assert config.seed == 7
-    assert 'config.seed=7, not 0: the run began before there was this option' in caplog.text
+    assert 'config.seed=7, not 0: the run began before this option existed' in caplog.text
     config.seed = 0
-    with pytest.raises(UserError, match='seed: 7 there, 0 asked for'):
+    with pytest.raises(UserError, match='seed: 7 in the run, 0 now'):
         RunDirectory(str(workdir), config, asked=['seed'])
 
 

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import jax
 import pytest
 
 import inference
 from configs import digits_vit
+from configs.options import flatten
 from run_directory.workdir import RunDirectory
 from runtime.preemption import StopSignals
 from training import loop
@@ -31,6 +33,13 @@ def start(workdir, config, profile_steps=None):
     """Trains as train.py does after it has read the command line."""
     with StopSignals() as stop, RunDirectory(str(workdir), config) as directory:
         loop.run(config, directory, stop, ProfilerWindow(profile_steps, directory.path))
+
+
+def script_arguments(workdir, config):
+    """The command line of a config that is near digits_vit.py."""
+    default, wanted = (flatten(each) for each in (digits_vit.get_config(), config))
+    return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
+            *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
 
 
 def outcome(workdir):

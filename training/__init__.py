@@ -1,4 +1,4 @@
-"""From a config to a run directory: objective, step, optimizer, mesh, the training loop, metrics."""
+"""Training: objectives, the step, the optimizer, the mesh, the training loop, metrics."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ['train']
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `train` when it is used: the modules of this package that tools import need no training loop."""
+    """Imports `train` on first use, because tools import modules of this package without the training loop."""
     if name == 'train':
         from training.loop import train
         return train

@@ -18,7 +18,7 @@ from model import Params
 from model.adapters import merged, without_adapters
 from model.evaluation import Objective, eval_step, forward
 from model.losses import Sums
-from run_directory.initial import Known
+from run_directory.initial import InitialValues
 from runtime.agreement import exchange
 from runtime.errors import UserError
 from training.mesh import (
@@ -31,34 +31,34 @@ from training.mesh import (
     without_fsdp,
 )
 from training.step import TrainState, boxed_state, train_step
-from training.summary import matmul_flops
 from training.tuning import EVERYTHING, Tuning
 
 
 class Compiled:
-    """Fresh state, train step and eval step for a mesh, compiled in one of two ways.
+    """The programs of a training, compiled for a mesh: a fresh state, the train step and the eval step.
 
-    Any number of devices can share a batch of any number of rows: padding rows are added, as `part` says.
+    A batch of any number of rows can be sharded over any number of devices: padding rows are added (`part`).
 
+    There are two ways to compile (config.parallel.mode):
     'jit': one program for the mesh, partitioned by XLA. Dropout does not depend on the partitioning.
-    'pmap': a program for one device, run on each with its rows and its own dropout masks (the device's number is
-      folded into the key); data parallelism only.
+    'pmap': a program for one device, which runs on every device with its rows and its dropout masks (the index of the
+      device is folded into the key). Data parallelism only.
 
     Attributes:
       mesh: the devices.
-      shapes: the shapes of a state, as jax.ShapeDtypeStructs with the shardings that it has on the mesh.
-      boxed: the shapes of the model's parameters, in Flax's boxes, which have the names of the axes.
-      objective: what the steps are given as their last argument.
-      part: the rows of every batch that this process must read, padding rows included. Two processes read the same
+      shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
+      boxed: the shapes of the model's parameters, in Flax's boxes with the names of the axes.
+      objective: the last argument of the steps.
+      part: the rows of every batch that this process must read, including padding rows. Two processes read the same
         rows only if they share a 'tensor' axis.
     """
 
-    # Many keywords: each is a part of a training, and this is where the parts come together.
+    # The parts of a training come together here, hence the many keywords.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
                  devices: Devices | None = None):
-        """Compiles nothing yet. `example` is any batch: only its shapes are used.
+        """Compiles nothing yet. `example` is any batch, of which only the shapes are used.
 
         Raises:
           UserError: if the mesh does not fit the devices, or the state is larger than the memory of all of them.
@@ -82,8 +82,8 @@ class Compiled:
         self._gathered = without_adapters(jax.tree.map(without_fsdp, self._shardings.params))
         # One program: several concurrent ones that communicate can deadlock.
         self._gather = jax.jit(merged, out_shardings=self._gathered)
-        # The objective is an argument of the programs: otherwise its arrays would be constants in them. They are put on
-        # the mesh from NumPy: an array on a device cannot be put on those of other processes.
+        # The objective is an argument of the programs, because otherwise its arrays would be constants in them. NumPy
+        # arrays are put on the mesh: an array on a device cannot be put on the devices of other processes.
         self.objective = jax.device_put(jax.device_get(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
@@ -100,15 +100,15 @@ class Compiled:
         self._step, self._compiled = step, set()
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
-            # `None` gives every device the same state and returns it once: a state has no axis of devices. By default
-            # pmap expects arrays with a row for each device.
+            # With `None`, every device gets the same state, and one copy is returned: a state has no axis of devices.
+            # By default, pmap expects arrays with a row for each device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
                                        devices=list(mesh.devices.flat))
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
             self._eval = across(functools.partial(evaluation, axis_name='data'))
         else:
-            # Without this constraint XLA shards activations along d_model, like the parameters, and not along the
-            # rows; then each device computes all rows.
+            # Without this constraint, XLA shards activations along d_model, like the parameters, and not along the
+            # rows. Then each device computes all rows.
             place = functools.partial(jax.lax.with_sharding_constraint, shardings=training)
             self._train = jax.jit(functools.partial(step, place=place), donate_argnums=0,
                                   in_shardings=(self._shardings, self._by_rows, self._everywhere),
@@ -117,29 +117,25 @@ class Compiled:
                                  out_shardings=self._everywhere)
 
     def describe(self) -> str:
-        """Returns one line for the log."""
+        """Returns a line for the log."""
         devices = self.mesh.devices.flat
         axes = ', '.join(f'{axis}={size}' for axis, size in self.mesh.shape.items())
         mesh = f' as {axes}, by {"pmap" if self._pmap else "jit"}' if len(devices) > 1 else ''
         filled = f', batches filled up to multiples of {self.part.multiple} rows' if self.part.multiple > 1 else ''
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
-    def flops(self, batch: Batch) -> int:
-        """Returns the floating-point operations of one step's matrix products on a whole `batch`, over all devices."""
-        return matmul_flops(self._step, self.shapes, self._filled(batch), self.objective)
-
     def lower(self, batch: Batch) -> jax.stages.Lowered:
-        """Returns the train step, to be compiled, for a whole `batch`: nothing is put on a device, none need be here.
+        """Returns the train step, lowered for a whole `batch`. Needs no devices and puts nothing on them.
 
         Raises:
-          UserError: for mode=pmap, which compiles for the devices of this process only.
+          UserError: for mode=pmap, which compiles only for devices of this process.
         """
         if self._pmap:
-            raise UserError('config.parallel.mode=pmap compiles for the devices that are here only: use jit')
+            raise UserError('config.parallel.mode=pmap compiles only for devices of this machine. Use jit')
         return self._train.lower(self.shapes, self._filled(batch), self.objective)
 
     def gathered_shapes(self) -> Params:
-        """Returns the shapes of what `gather` returns."""
+        """Returns the shapes of the result of `gather`."""
         shapes = without_adapters(self.shapes.params)
         return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
                             shapes, self._gathered)
@@ -148,29 +144,29 @@ class Compiled:
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(
             (self.part.filled(len(array)), *array.shape[1:]), array.dtype), batch)
 
-    def init(self, seed: int, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
-        """Returns a fresh state. Each device makes its own shard, so the whole need not fit on one device.
+    def init(self, seed: int, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
+        """Returns a fresh state. Each device makes its own shard, so the whole state need not fit on one device.
 
-        `known` are the parameters whose first values are known.
+        `initial` are the parameters that are not initialised randomly.
         """
-        known = jax.device_put(dict(known), self._everywhere)
-        return jax.jit(lambda known: nn.unbox(self._fresh(seed=seed, known=known)),
-                       out_shardings=self._shardings)(known)
+        initial = jax.device_put(dict(initial), self._everywhere)
+        return jax.jit(lambda initial: nn.unbox(self._fresh(seed=seed, initial=initial)),
+                       out_shardings=self._shardings)(initial)
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
-        """Runs train_step on this process's rows of a batch. The old state is donated."""
+        """Runs train_step on the rows of this process. The old state is donated."""
         state, sums = self._together(self._train, state, self._placed(batch))
         if self._pmap and jax.process_count() > 1:
             state = jax.tree.map(self._whole, state)
         return state, sums
 
     def _whole(self, leaf: Array) -> Array:
-        """Returns pmap's result, which is local to each of several processes, as an array of all processes."""
+        """Turns a result of pmap, which is local to each process, into an array of all processes."""
         return jax.make_array_from_single_device_arrays(
             leaf.shape, self._everywhere, [shard.data for shard in leaf.addressable_shards])
 
     def _together(self, program: Any, argument: PyTree, batch: Batch) -> Any:
-        """Calls a program. All processes wait until each has compiled it: collectives wait only for a limited time."""
+        """Calls a program after all processes have compiled it, because collectives wait only for a limited time."""
         shapes = id(program), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if jax.process_count() > 1 and shapes not in self._compiled:
             program.lower(argument, batch, self.objective).compile()
@@ -179,23 +175,23 @@ class Compiled:
         return program(argument, batch, self.objective)
 
     def gather(self, params: Params) -> Params:
-        """Returns the model's parameters as `eval` and searches need them: whole on each device, except along 'tensor'.
+        """Returns the model's parameters for `eval` and searches: whole on each device, except along 'tensor'.
 
         If the state's parameters already have this sharding, they are returned without a copy, and the next train step
         deletes them.
         """
         if params.keys() != self._gathered.keys():
             return self._gather(params)
-        there = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
-                             params, self._gathered)
-        return params if all(jax.tree.leaves(there)) else self._gather(params)
+        gathered = jax.tree.map(lambda leaf, sharding: leaf.sharding.is_equivalent_to(sharding, leaf.ndim),
+                                params, self._gathered)
+        return params if all(jax.tree.leaves(gathered)) else self._gather(params)
 
     def eval(self, params: Params, batch: Batch) -> Sums:
-        """Runs eval_step on gathered parameters and this process's rows of a batch."""
+        """Runs eval_step on gathered parameters and the rows of this process."""
         return jax.block_until_ready(self._together(self._eval, params, self._placed(batch)))
 
     def distribute(self, arrays: PyTree) -> PyTree:
-        """Shards arrays, which every process has whole, by rows over the devices; rows of zeros pad them."""
+        """Shards arrays by rows over the devices, padded with rows of zeros. Every process has the whole arrays."""
         def place(array):
             filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
             return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])

@@ -13,11 +13,11 @@ from run_directory.records import EVALUATED, read_metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OFTEN = 2.0  # seconds between two drawings, which take a tenth of a second
+INTERVAL = 2.0  # seconds between two drawings; a drawing takes 0.1 s
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which shows pictures."""
+    """Returns whether this process is the kernel of a notebook, which can show pictures."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
@@ -26,28 +26,28 @@ def in_notebook() -> bool:
 
 
 class LiveCurve:
-    """Draws losses over steps, and beside them the deciding metric if it is another, in one output of a cell."""
+    """A live plot in one output of a cell: losses over steps, and config.eval.metric if it is not a loss."""
 
     def __init__(self, workdir: Path, metric: str):
-        """A resumed run's curve begins with what it has written before; `metric` is config.eval.metric."""
+        """The plot of a resumed run begins with its earlier metrics. `metric` is config.eval.metric."""
         self._metric, self._lines, self._drawn = EVALUATED + metric, read_metrics(workdir), 0.0
         self._display = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step, and draws if the last drawing is not new or they are an evaluation's."""
+        """Adds the metrics of a step. Draws after an evaluation, and if the last drawing is older than INTERVAL."""
         self._lines.append({'step': step, **metrics})
-        if self._metric in metrics or time.monotonic() - self._drawn > OFTEN:
+        if self._metric in metrics or time.monotonic() - self._drawn > INTERVAL:
             self._draw()
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Does nothing: the log has the samples."""
+        """Does nothing, because the log has the samples."""
 
     def close(self, failed: bool = False) -> None:
-        """Draws the whole curve."""
+        """Draws the final plot."""
         self._draw()
 
     def figure(self) -> 'Figure':
-        """Returns the curve of the steps so far."""
+        """Returns the plot of the steps so far."""
         from matplotlib.figure import Figure
 
         losses = 'train_loss', EVALUATED + 'loss'
@@ -75,7 +75,7 @@ class LiveCurve:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Prints the project's log inside the context, unless the notebook has set up handlers."""
+    """Prints the project's log in the body, unless the notebook has set up handlers."""
     top = logging.getLogger('allyouneed')
     if top.hasHandlers():
         yield

@@ -14,7 +14,7 @@ from interchange.huggingface import read_huggingface
 from run_directory.checkpoints import open_checkpoints
 from run_directory.progress import Progress
 from run_directory.records import CONFIG
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text
@@ -36,7 +36,7 @@ def get_config():
 
 
 def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None,
-                   allow_nonfinite: bool = False) -> Trained:
+                   allow_nonfinite: bool = False) -> TrainedModel:
     """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns its model.
 
     The run has one checkpoint, of step 0, with a fresh optimizer. It can be used like any other run; train.py
@@ -65,7 +65,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     with naming(folder), written_folder(folder) as temporary:
         save_tokenizers(temporary / KEPT, dict(model.tokenizers))
         write_text(temporary / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
-        write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # it has been trained on none of the data yet
+        write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # it is not trained on data yet
         write_text(temporary / RECIPE, RECIPE_TEXT)
         with open_checkpoints(temporary) as checkpoints:
             checkpoints.save(0, state, Progress().to_dict())

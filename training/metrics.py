@@ -1,4 +1,4 @@
-"""Writes metrics over steps: metrics.jsonl for programs, TensorBoard for people, and whoever else is told."""
+"""Writes metrics over steps: to metrics.jsonl for programs, to TensorBoard for people, and to trackers."""
 
 import contextlib
 import json
@@ -19,24 +19,23 @@ from run_directory.records import METRICS_FILE, read_metrics
 from runtime.agreement import is_leader
 from runtime.errors import full_disk_explained
 from runtime.files import write_text
-from training.trackers import open_trackers
+from training.trackers import grouped, open_trackers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 @runtime_checkable
 class Metrics(Protocol):
-    """What the training loop tells its metrics to."""
+    """A writer of metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step, {name: value}."""
+        """Writes the metrics of a step, {name: value}."""
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Takes an evaluation's samples, and the picture of one if there is one."""
+        """Writes an evaluation's samples, and the picture of one sample if there is one."""
 
     def close(self, failed: bool) -> None:
-        """Finishes what is pending. `failed`: an error or a signal ends the training."""
+        """Writes everything that is pending. `failed`: an error or a signal ends the training."""
 
 
 class MetricsWriter:
@@ -57,7 +56,7 @@ class MetricsWriter:
             self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # purges
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one line of JSON, {'step': ..., name: value, ...}, and one TensorBoard scalar for each name.
+        """Writes one line of JSON, {'step': ..., name: value, ...}, and one TensorBoard scalar for each metric.
 
         Raises:
           UserError: if the disk is full.
@@ -65,17 +64,18 @@ class MetricsWriter:
         with full_disk_explained(self._no_room):
             with open(self._path, 'a', encoding='utf-8') as file:
                 file.write(json.dumps({'step': step, **metrics}) + '\n')
-            self._add(step, *(scalar(name, value) for name, value in metrics.items()))
+            self._add(step, *(scalar(grouped(name), value) for name, value in metrics.items()))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
         """Writes an evaluation's samples and figure to TensorBoard's tabs TEXT and IMAGES."""
-        shown = []
+        summaries = []
         if samples:
-            shown.append(text('samples', '\n'.join(f'    {line}' for line in samples.splitlines())))  # as code
+            code = '\n'.join(f'    {line}' for line in samples.splitlines())  # indented: TensorBoard reads Markdown
+            summaries.append(text('samples', code))
         if figure:
-            shown.append(image('attention', figure_to_image(figure), dataformats='CHW'))
+            summaries.append(image('attention', figure_to_image(figure), dataformats='CHW'))
         with full_disk_explained(self._no_room):
-            self._add(step, *shown)
+            self._add(step, *summaries)
 
     def _add(self, step: int, *summaries: Summary) -> None:
         for summary in summaries:
@@ -89,43 +89,42 @@ class MetricsWriter:
 
     def _no_room(self, _, reason: str) -> str:
         return (f'{self._path} or the folder tensorboard beside it cannot be written: {reason}. The checkpoints are '
-                'still valid: free space, then run the same command again')
+                'still valid. Free space, then run the same command again')
 
 
-class Several:
-    """Several of these as one; none: the metrics of all processes but one."""
+class Writers:
+    """A list of writers used as one. It is empty on every process except the leader."""
 
-    def __init__(self, *parts: Metrics):
-        self._parts = parts
+    def __init__(self, *writers: Metrics):
+        self._writers = writers
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of a step everywhere."""
-        for part in self._parts:
-            part.write(step, metrics)
+        """Writes the metrics of a step to every writer."""
+        for writer in self._writers:
+            writer.write(step, metrics)
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Shows an evaluation's samples and figure everywhere."""
-        for part in self._parts:
-            part.show(step, samples, figure)
+        """Writes an evaluation's samples and figure to every writer."""
+        for writer in self._writers:
+            writer.show(step, samples, figure)
 
     def close(self, failed: bool) -> None:
-        """Closes all, the first last: the files of the run."""
+        """Closes all writers in reverse order, so the files of the run are closed last."""
         with contextlib.ExitStack() as stack:
-            for part in self._parts:
-                stack.callback(part.close, failed)
+            for writer in self._writers:
+                stack.callback(writer.close, failed)
 
 
 @contextlib.contextmanager
-def open_metrics(config: ConfigDict, workdir: Path, step: int, watching: Sequence[Metrics] = ()) -> Iterator[Metrics]:
-    """Opens all that is told the metrics of a run that goes on after `step`: its files, the trackers of config.track,
-    and `watching`. In all processes but the one that writes, nothing is.
+def open_metrics(config: ConfigDict, workdir: Path, step: int, writers: Sequence[Metrics] = ()) -> Iterator[Metrics]:
+    """Opens the files of a run that continues after `step`, and the trackers in config.track; adds `writers`.
 
     Raises:
       UserError: if a disk is full, or a tracker is not installed or cannot be reached.
     """
-    metrics = Several()
+    metrics = Writers()
     if is_leader():
-        metrics = Several(MetricsWriter(workdir, step), *open_trackers(config, workdir), *watching)
+        metrics = Writers(MetricsWriter(workdir, step), *open_trackers(config, workdir), *writers)
     try:
         yield metrics
     except BaseException:

@@ -2,14 +2,16 @@
 
     objective(apply, params, batch, key) -> Sums
 
-`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module; `forward` makes it. If the module
-makes logits over a vocabulary, `outputs` are what they are made from; `whole(outputs)` are the logits. Dropout is drawn
-from `key`; if `key` is None there is no dropout. Keywords are attributes of the module that have another value in this
-pass: `apply(params, inputs, key, word_dropout=0.05)`. The sums are over targets: they may be added over the parts of a
-batch, and are divided once. If an objective needs arrays, such as a teacher's parameters, make it a
-`jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state. The
-train step depends on nothing else of an objective. To add an objective, write a function here and add a line to
-`OBJECTIVES`; a variant such as R-Drop goes into the function that makes the objective of its task.
+`apply(params, inputs, key) -> (outputs, sown)` is one forward pass of the module, made by `forward`. Dropout is drawn
+from `key`; if `key` is None there is no dropout. Keywords override attributes of the module in this pass:
+`apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the logits.
+
+The sums are over targets. They may be added over the parts of a batch, and are divided once. The train step depends on
+nothing else of an objective. If an objective needs arrays, such as a teacher's parameters, make it a
+`jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state.
+
+To add an objective, write a function here and add a line to `OBJECTIVES`. A variant such as R-Drop goes into the
+function that makes the objective of its task.
 """
 
 import functools
@@ -32,16 +34,16 @@ Variant = Callable[[Measure], Objective]
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
     """Returns the objective of the config's task, with the options of config.train.
 
-    Without the data, no token of the vocabulary is absent, and a teacher cannot be read.
+    Without `data`, every token of the vocabulary can occur, and no teacher can be read.
     """
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
 def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the cross-entropy of one pass, or the objective of two with R-Drop or SimCut; with a teacher or not.
+    """Returns the cross-entropy, as one pass, R-Drop or SimCut, and with a teacher if config.train has one.
 
     Raises:
-      UserError: if the teacher cannot be read, or is of another vocabulary.
+      UserError: if the teacher cannot be read, or has another vocabulary.
     """
     train = config.train
     absent = tuple(data.sizes.get('absent', ())) if data else ()
@@ -49,7 +51,7 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)
-    if train.simcut:  # a token is cut, or dropped as in the other pass
+    if train.simcut:  # a token is cut, or dropped as in the whole pass
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
     if not train.teacher:
@@ -60,7 +62,7 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
 
 
 def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the squared error, which has no options."""
+    """Returns the squared error. It has no options."""
     return supervised(squared_error)
 
 
@@ -74,8 +76,8 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
-    The loss is summed over the targets, which count once; the gradient flows through both passes. Metrics such as the
-    accuracy are means over the two passes. An evaluation has no dropout and makes one pass: both would be the same.
+    The loss is summed over the targets, which count once. The gradient flows through both passes. Metrics such as the
+    accuracy are means over the two passes. An evaluation makes one pass, because without dropout both would be equal.
     """
     single = supervised(measure)
 
@@ -83,7 +85,7 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
         if key is None:
             return single(apply, params, batch, key)
         passes = [(whole(outputs), sown) for outputs, sown in (
-            apply(params, batch['inputs'], each) for each in jax.random.split(key))]
+            apply(params, batch['inputs'], pass_key) for pass_key in jax.random.split(key))]
         first, second = (with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
                          for outputs, sown in passes)
         apart = jnp.sum(symmetric_divergence(passes[0][0], passes[1][0]) * batch['weights'])
@@ -94,14 +96,15 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 
 
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
-    """SimCut (Gao et al. 2022, arXiv:2206.02368): a pass that misses some of the tokens should agree with a whole one.
+    """SimCut (Gao et al. 2022, arXiv:2206.02368): a pass with some tokens cut should agree with the whole pass.
 
         CE(p) + alpha * KL(p || p_cut)
 
-    The cut pass has its own dropout, and whole embeddings of its inputs are zero, at the rate `word_dropout`. The loss
-    is summed over the targets, which count once, as in the published code, whose alpha is 3 at a rate of 0.05; there,
-    too, the gradient flows through both passes. It spares the source's end and the target's start token; here any
-    token may be cut. Metrics, and losses that modules sow, are those of the whole pass. An evaluation makes no other.
+    The cut pass has its own dropout, and the embeddings of some input tokens are zero, at the rate `word_dropout`. The
+    loss is summed over the targets, which count once, and the gradient flows through both passes, as in the published
+    code, which has alpha 3 at a rate of 0.05. The published code does not cut the end of the source and the start token
+    of the target; here any token may be cut. Metrics, and losses that modules sow, are those of the whole pass. An
+    evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -123,9 +126,9 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
 
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
-    q is what the teacher, without dropout, gives for the token after the same tokens, at a temperature of 1. `variant`
-    is what is made of this loss: one pass, or R-Drop or SimCut, whose passes have the same q. 'teacher_divergence' is
-    KL(q || p). An evaluation has no teacher.
+    q is the teacher's distribution of the next token after the same tokens, without dropout, at a temperature of 1.
+    `variant` makes an objective of this loss: one pass, or R-Drop or SimCut, whose two passes have the same q. The
+    metric 'teacher_divergence' is KL(q || p). An evaluation has no teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:
@@ -143,5 +146,5 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
 
         return variant(taught)(apply, params, batch, key)
 
-    # The parameters are an argument: otherwise they would be constants of the compiled step.
+    # The parameters are an argument, because otherwise they would be constants of the compiled step.
     return jax.tree_util.Partial(objective, teacher_params)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, the optimizer and an average of the parameters, from optax."""
+"""Learning-rate schedules, the optimizer and a moving average of the parameters, made with optax."""
 
 import math
 from collections.abc import Mapping
@@ -17,11 +17,12 @@ SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
 
 def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of steps made so far (0 at the first step). Steps whose
-    update was skipped count, so that a cosine ends with the training.
+    """Returns the learning rate as a function of the number of steps made so far (0 at the first step).
+
+    Steps whose update was skipped count, so that a cosine ends with the training.
 
     'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
-    'inverse_sqrt': the same curve, given by its peak: peak * min(step / warmup, sqrt(warmup / step)).
+    'inverse_sqrt': the same curve, defined by its peak: peak * min(step / warmup, sqrt(warmup / step)).
     'cosine': linear to the peak over `warmup`, then half a cosine to peak * final at `steps`.
     """
     peak, warmup = config['peak'], config['warmup']
@@ -34,29 +35,36 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
         return schedule
     if config['schedule'] == 'cosine':
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, peak * config['final'])
-    raise UserError(f'config.optimizer.schedule={config["schedule"]!r} is not one of {", ".join(SCHEDULES)}')
+    raise UserError(f'config.optimizer.schedule={config["schedule"]!r} does not exist. Use {", ".join(SCHEDULES)}')
 
 
 def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule,
                    tuning: Tuning = EVERYTHING) -> optax.GradientTransformation:
-    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9). If config.clip > 0, the gradient's norm is clipped first.
+    """Returns `adam` with the options of config.optimizer.
 
-    With config.weight_decay the optimizer is AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101): parameters with two
-    axes or more decay by learning rate * weight_decay per step, except biases. These are the matrices, the tables of
-    embeddings and positions, the class token and the vectors of the alignment networks (one row per head). Parameters
-    with one axis, such as the scales of layer norms, do not decay.
-    Parameters that `tuning` leaves alone have no update and no state. With config.ema the state also has an average of
-    the parameters (`average_parameters`).
+    With config.clip, the norm of the gradient is clipped first. Parameters that `tuning` freezes have no update and no
+    state. With config.ema, the state also has a moving average of the parameters (`average_parameters`).
     """
-    optimizer = optax.adamw(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'],
-                            weight_decay=config['weight_decay'],
-                            mask=lambda params: jax.tree_util.tree_map_with_path(_decays, params))
-    if not config['weight_decay']:
-        optimizer = optax.adam(schedule, b1=config['beta1'], b2=config['beta2'], eps=config['eps'])
+    optimizer = adam(config, schedule)
     if config['clip']:
         optimizer = optax.chain(optax.clip_by_global_norm(config['clip']), optimizer)
     optimizer = tuning.restrict(optimizer)
     return optax.chain(optimizer, average_parameters(config['ema'])) if config['ema'] else optimizer
+
+
+def adam(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9) or, with config.weight_decay, AdamW.
+
+    With AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), parameters with two axes or more decay by learning rate *
+    weight_decay per step, except biases. These are the matrices, the tables of embeddings and positions, the class
+    token and the vectors of the alignment networks (one row per head). Parameters with one axis, such as the scales of
+    layer norms, do not decay.
+    """
+    moments = {'b1': config['beta1'], 'b2': config['beta2'], 'eps': config['eps']}
+    if not config['weight_decay']:
+        return optax.adam(schedule, **moments)
+    return optax.adamw(schedule, **moments, weight_decay=config['weight_decay'],
+                       mask=lambda params: jax.tree_util.tree_map_with_path(_decays, params))
 
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
@@ -71,7 +79,7 @@ class AverageState(NamedTuple):
 
 
 def average_parameters(decay: float) -> optax.GradientTransformation:
-    """Keeps an exponential moving average of the parameters, and does not change the updates. It must come last.
+    """Returns a transformation that keeps an exponential moving average of the parameters. It must be the last one.
 
     After update t, which gives the parameters p_t, the average is
 
@@ -82,13 +90,13 @@ def average_parameters(decay: float) -> optax.GradientTransformation:
 
         a_t = a_{t-1} + (1 - decay) / (1 - decay^t) * (p_t - a_{t-1})
 
-    needs no correction when the average is read.
+    needs no correction when the average is read. The updates are not changed.
     """
     def init(params):
         return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
     def update(updates, state, params=None):
-        assert params is not None, 'the average is one of parameters'
+        assert params is not None, 'the average needs the parameters'
         count = state.updates + 1
         weight = (1 - decay) / -jnp.expm1(count * math.log(decay))
         average = jax.tree.map(lambda mean, new: mean + weight * (new - mean), state.average,

@@ -1,4 +1,4 @@
-"""The train step, a pure function. training/compiled.py compiles it."""
+"""The train step, a pure function, which `training/compiled.py` compiles."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from input_pipeline.batches import Batch
 from model import Params
 from model.evaluation import Apply, Objective
 from model.losses import Sums
-from run_directory.initial import Known, put_first
+from run_directory.initial import InitialValues, with_initial
 from training.tuning import EVERYTHING, Tuning
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that training changes. Together with the config it determines the rest of the training.
+    """The state of a training. Together with the config, it determines the rest of the training.
 
     The leaves of this pytree may also be shapes or shardings, so they are not annotated as arrays.
     """
@@ -31,23 +31,23 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def key_for(use: str, seed: int) -> Key[Array, '']:
-    """Returns the random key of a run for one use, 'params' or 'dropout'; it differs between uses and seeds."""
+    """Returns the random key of a run for one use, such as 'params' or 'dropout'."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(use.encode()))
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """Returns a fresh state. `example` is any batch: only its shapes are used."""
+    """Returns a fresh state. `example` is any batch, of which only the shapes are used."""
     return nn.unbox(boxed_state(module, optimizer, example, seed))
 
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
-                tuning: Tuning = EVERYTHING, known: Mapping[str, Known] = MappingProxyType({})) -> TrainState:
-    """Like `init_state`, with parameters and optimizer state in Flax's boxes, which have the names of the axes.
+                tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
+    """Returns a fresh state with parameters and optimizer state in Flax's boxes, which name the axes.
 
-    `known` are parameters whose first values are not drawn.
+    `initial` are parameters that are not initialised randomly.
     """
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
-    params = tuning.prepare(put_first(known, params), key_for('adapters', seed))
+    params = tuning.prepare(with_initial(initial, params), key_for('adapters', seed))
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
@@ -58,14 +58,14 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
     """Makes one update on the mean of an objective over the real tokens of the global batch.
 
-    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` of them, one after the
-    other; devices along `axis_name`) and divided once. A mean of the parts' means would give the tokens of a part with
-    much padding more weight. `precision` is that of the products, as config.train.matmul_precision. `place` sets the
-    shardings of parameters and gradients for the computation.
+    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` sequential parts; devices
+    along `axis_name`) and divided once. A mean of the parts' means would give more weight to the tokens of a part with
+    much padding. `precision` is that of matrix products (config.train.matmul_precision). `place` sets the shardings of
+    parameters and gradients for the computation.
 
     If the sum of the losses or the norm of the gradient is not finite, only the step changes: the returned `skipped` is
-    1, and all other sums are 0. The learning rate depends on the step, so it moves on; Adam's bias correction depends
-    on the number of updates.
+    1, and all other sums are 0. The learning rate depends on the step, so it changes; Adam's bias correction depends on
+    the number of updates, so it does not.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -99,15 +99,15 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         updates, opt_state = optimizer.update(gradients, schedule_at(opt_state, state.step), params)
         return optax.apply_updates(params, updates), opt_state
 
-    # A branch and not a select: a select reads the old state after the new one is computed, so it is copied.
+    # A branch and not a select: a select would read the old state after the new one is computed, so XLA would copy it.
     params, opt_state = jax.lax.cond(finite, update, lambda *old: old, state.params, state.opt_state)
-    sums = jax.tree.map(lambda each: jnp.where(finite, each, 0), sums)
+    sums = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), sums)
     return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
             sums.replace(skipped=jnp.where(finite, 0, 1)))
 
 
 def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced with jax.default_matmul_precision; 'default' leaves that setting as it is."""
+    """Returns `function` traced with this jax.default_matmul_precision; 'default' keeps JAX's setting."""
     def traced(*args):
         with jax.default_matmul_precision(precision):
             return function(*args)
@@ -116,7 +116,7 @@ def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """Sets the learning-rate schedules in an optimizer's state to `step`; in optax they count updates."""
+    """Sets the learning-rate schedules in an optimizer's state to `step`, because optax counts updates."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 

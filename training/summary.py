@@ -1,26 +1,21 @@
-"""A summary of a training before it starts: the parts of the model, and an estimate of the time."""
+"""Summaries: a table of a model's parameters, the operations of a program, a duration in words."""
 
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax.extend import core
-from jax.typing import DTypeLike
 
 from model import parameter_count
 
 LAYER = re.compile(r'layers_\d+')
-MATRIX = 1024        # rows and columns of the timed products
-MATMUL_SHARE = 0.4   # share of a step's time for matrix products at full speed; measured on CPUs: 0.35 to 0.55
 
 
 def parameter_table(params: Any) -> str:
-    """Returns a table of the parameters by part: their number and their shapes. Equal layers share their lines.
+    """Returns a table with the number and the shapes of the parameters of each part. Equal layers share lines.
 
     `params` is the nested dict of a module's parameters, or of their shapes.
     """
@@ -37,8 +32,8 @@ def parameter_table(params: Any) -> str:
         lines.append((name, f'{parameter_count(part):,}', ''))
         lines.append((f'  each of {len(layers)} layers' if len(layers) > 1 else '  its layer',
                       f'{parameter_count(part[layers[0]]):,}', ''))
-        for sublayer, its in part[layers[0]].items():
-            add(sublayer, its, 2)
+        for name, sublayer in part[layers[0]].items():
+            add(name, sublayer, 2)
         for other in part.keys() - set(layers):
             add(other, part[other], 1)
     lines.append(('all', f'{parameter_count(params):,}', ''))
@@ -58,8 +53,8 @@ def shapes(part: Any) -> str:
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
     """Returns the floating-point operations of the matrix products in `function(*arguments)`.
 
-    A product of [m, k] and [k, n] counts 2 m k n, in a loop once for each iteration. Arguments may be shapes. Nothing
-    is computed or compiled.
+    A product of [m, k] and [k, n] counts 2 m k n, once for each iteration of a loop. Arguments may be shapes.
+    Nothing is computed or compiled.
     """
     return _flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -77,29 +72,11 @@ def _flops(jaxpr: core.Jaxpr) -> int:
         if equation.primitive.name == 'cond':  # one of the branches runs
             total += max(_flops(branch.jaxpr) for branch in equation.params['branches'])
             continue
-        inner = [each for value in values for each in (value if isinstance(value, tuple) else [value])]
-        inner = [each.jaxpr if isinstance(each, core.ClosedJaxpr) else each for each in inner]
-        total += equation.params.get('length', 1) * sum(  # a scan's number of iterations
-            _flops(each) for each in inner if isinstance(each, core.Jaxpr))
+        inner = [item for value in values for item in (value if isinstance(value, tuple) else [value])]
+        inner = [item.jaxpr if isinstance(item, core.ClosedJaxpr) else item for item in inner]
+        total += equation.params.get('length', 1) * sum(  # the number of iterations of a scan
+            _flops(item) for item in inner if isinstance(item, core.Jaxpr))
     return total
-
-
-def seconds_a_step(flops: int, dtype: DTypeLike) -> float:
-    """Estimates the seconds of a step on all devices, before compilation, from the speed of a product on one device."""
-    return flops / (MATMUL_SHARE * matmul_speed(dtype) * jax.device_count())
-
-
-def matmul_speed(dtype: DTypeLike) -> float:
-    """Returns the floating-point operations per second of a square matrix product on one device, the best of five."""
-    matrix = jnp.ones((MATRIX, MATRIX), dtype)
-    product = jax.jit(jnp.matmul)
-    product(matrix, matrix).block_until_ready()
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        product(matrix, matrix).block_until_ready()
-        times.append(time.perf_counter() - began)
-    return 2 * MATRIX ** 3 / min(times)
 
 
 def duration(seconds: float) -> str:

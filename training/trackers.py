@@ -1,8 +1,9 @@
-"""Trackers of experiments that are told the metrics besides a run's own files: Weights & Biases, MLflow.
+"""Experiment trackers, which receive a copy of the metrics: Weights & Biases and MLflow.
 
-Each is an extra of its own, off by default, and finds its server and account as it always does: WANDB_MODE=offline,
-WANDB_API_KEY, MLFLOW_TRACKING_URI, ... A run keeps its name there in RUN/trackers.json, so a resumed training goes on
-in the same one. A resume repeats steps with the same numbers, so what a tracker has already is not sent again.
+Both are optional dependencies and off by default. A tracker finds its server and account in its usual settings, such as
+WANDB_MODE=offline, WANDB_API_KEY and MLFLOW_TRACKING_URI. RUN/trackers.json has the tracker's id of the run, so that a
+resumed training continues the same run there. A resumed training repeats some steps with the same results; metrics that
+the tracker already has are not sent again.
 """
 
 import html
@@ -26,25 +27,38 @@ from runtime.files import read_json, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KEPT_NAMES = 'trackers.json'  # tracker -> where the run is there
+IDS = 'trackers.json'  # tracker -> the id of the run there
+RESOURCES = {'resident_gb', 'device_gb', 'device_peak_gb', 'compile_seconds'}
 
 log = logging.getLogger('allyouneed.train')
 
 
-class WeightsAndBiases:
-    """Tells a project of Weights & Biases. Offline, it writes to RUN/wandb, for `wandb sync`."""
+def grouped(name: str) -> str:
+    """Returns the name of a metric in TensorBoard and in trackers, which group metrics by the part before a slash.
 
-    def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, known: Mapping[str, Any]):
+    'train_loss' becomes 'train/loss', 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in the
+    group 'resources', and other names, such as 'learning_rate', in 'train'.
+    """
+    group, _, rest = name.partition('_')
+    if group in ('train', 'validation'):
+        return f'{group}/{rest}'
+    return f'resources/{name}' if name in RESOURCES else f'train/{name}'
+
+
+class WeightsAndBiases:
+    """Sends metrics to a project of Weights & Biases. Offline, it writes to RUN/wandb, for `wandb sync`."""
+
+    def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, saved: Mapping[str, Any]):
         self._wandb = wandb
-        self.where = {'project': project, 'run': known.get('run') if known.get('project') == project
-                      else secrets.token_hex(4)}
-        self._run = wandb.init(project=project, id=self.where['run'], resume='allow', name=workdir.name, dir=workdir,
+        self.id = {'project': project, 'run': saved.get('run') if saved.get('project') == project
+                   else secrets.token_hex(4)}
+        self._run = wandb.init(project=project, id=self.id['run'], resume='allow', name=workdir.name, dir=workdir,
                                config=flatten(config), settings=wandb.Settings(console='off', silent=True))
-        self._from = self._run.step  # the next that it takes, where the server tells
+        self._first = self._run.step  # the first step that the server does not have
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step."""
-        if step >= self._from:
+        if step >= self._first:
             self._run.log(dict(metrics), step=step)
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
@@ -52,119 +66,136 @@ class WeightsAndBiases:
         media = {'samples': self._wandb.Html(f'<pre>{html.escape(samples)}</pre>')} if samples else {}
         if figure:
             media['attention'] = self._wandb.Image(figure)
-        if media and step >= self._from:
+        if media and step >= self._first:
             self._run.log(media, step=step)
 
     def close(self, failed: bool) -> None:
-        """Waits until all is sent. A training that failed is marked as such."""
+        """Waits until everything is sent, and marks a failed training as failed."""
         self._run.finish(exit_code=int(failed))
 
 
 class MLflow:
-    """Tells an experiment of MLflow: metrics, the config as parameters, samples and figures as artifacts."""
+    """Sends metrics, the config as parameters, samples and figures to an experiment of MLflow."""
 
     def __init__(self, mlflow: ModuleType, experiment: str, config: ConfigDict, workdir: Path,
-                 known: Mapping[str, Any]):
-        os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '3')  # its 7 take minutes
+                 saved: Mapping[str, Any]):
+        os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '3')  # the default, 7, takes minutes
         self._entities = importlib.import_module('mlflow.entities')
         self._client = mlflow.MlflowClient()
-        found = self._client.get_experiment_by_name(experiment)
-        there = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        experiment_id = existing.experiment_id if existing else self._client.create_experiment(experiment)
         self._sent: dict[str, int] = {}  # metric -> the last step that the server has
         server = mlflow.get_tracking_uri()
-        if known.get('experiment') == experiment and known.get('server') == server:
-            run = known.get('run')
+        if saved.get('experiment') == experiment and saved.get('server') == server:
+            run = saved.get('run')
             for name in self._client.get_run(run).data.metrics:
                 self._sent[name] = max(metric.step for metric in self._client.get_metric_history(run, name))
             self._client.update_run(run, status='RUNNING')
         else:
-            run = self._client.create_run(there, run_name=workdir.name).info.run_id
+            run = self._client.create_run(experiment_id, run_name=workdir.name).info.run_id
             parameters = [self._entities.Param(name, str(value)[:6000]) for name, value in flatten(config).items()]
-            for first in range(0, len(parameters), 100):  # the most that one request takes
+            for first in range(0, len(parameters), 100):  # a request may have at most 100
                 self._client.log_batch(run, params=parameters[first:first + 100])
-        self.where = {'experiment': experiment, 'server': server, 'run': run}
+        self.id = {'experiment': experiment, 'server': server, 'run': run}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends the metrics of a step."""
         now = round(1000 * time.time())
-        self._client.log_batch(self.where['run'], metrics=[
+        self._client.log_batch(self.id['run'], metrics=[
             self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()
             if step > self._sent.get(name, -1)])
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends an evaluation's samples and figure, as files that are named by the step."""
+        """Sends an evaluation's samples and figure as files named after the step."""
         if samples:
-            self._client.log_text(self.where['run'], samples, f'samples/{step}.txt')
+            self._client.log_text(self.id['run'], samples, f'samples/{step}.txt')
         if figure:
-            self._client.log_figure(self.where['run'], figure, f'attention/{step}.png')
+            self._client.log_figure(self.id['run'], figure, f'attention/{step}.png')
 
     def close(self, failed: bool) -> None:
-        """Marks the run as finished, or as killed."""
-        self._client.set_terminated(self.where['run'], 'KILLED' if failed else 'FINISHED')
+        """Marks the run as finished or, if the training failed, as killed."""
+        self._client.set_terminated(self.id['run'], 'KILLED' if failed else 'FINISHED')
 
 
-class Forgiving:
-    """A tracker, until it fails: then training goes on without it, for the run's own files have all metrics."""
+class Tolerant:
+    """A tracker that is dropped when it fails: training continues, and the run's own files have all metrics.
 
-    def __init__(self, tracker: WeightsAndBiases | MLflow, name: str):
-        self._tracker, self._name = tracker, name
+    The tracker gets the `grouped` names of the metrics. A run that began with flat names there keeps them.
+    """
+
+    def __init__(self, tracker: WeightsAndBiases | MLflow, name: str, flat: bool = False):
+        self._tracker, self._name, self._flat = tracker, name, flat
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells it the metrics of a step."""
-        self._tell(lambda tracker: tracker.write(step, metrics))
+        """Sends the metrics of a step."""
+        named = metrics if self._flat else {grouped(name): value for name, value in metrics.items()}
+        self._send(lambda tracker: tracker.write(step, named))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Tells it an evaluation's samples and figure."""
-        self._tell(lambda tracker: tracker.show(step, samples, figure))
+        """Sends an evaluation's samples and figure."""
+        self._send(lambda tracker: tracker.show(step, samples, figure))
 
     def close(self, failed: bool) -> None:
-        """Tells it that this is the end."""
-        self._tell(lambda tracker: tracker.close(failed))
+        """Ends the run in the tracker."""
+        self._send(lambda tracker: tracker.close(failed))
 
-    def _tell(self, what: Callable[[Any], None]) -> None:
+    def _send(self, call: Callable[[Any], None]) -> None:
         if self._tracker is None:
             return
         try:
-            what(self._tracker)
-        except Exception as error:  # noqa: BLE001 (the tracker's own, of any class; the training is worth more)
+            call(self._tracker)
+        except Exception as error:  # noqa: BLE001 (trackers raise many classes, and none may end the training)
             self._tracker = None
-            log.warning('%s fails (%s): it is told no more in this start; metrics.jsonl has everything', self._name,
-                        _first_line(error))
+            log.warning('%s fails (%s). It receives nothing more until the next start; metrics.jsonl has all metrics',
+                        self._name, _first_line(error))
 
 
-# An option of config.track, which is the package too -> its name, its class, and how it is set up.
+# The option of config.track, which is also the name of the package -> name, class, and how to set it up.
 TRACKERS: Mapping[str, tuple[str, type, str]] = {
     'wandb': ('Weights & Biases', WeightsAndBiases, 'wandb login, or WANDB_MODE=offline'),
     'mlflow': ('MLflow', MLflow, 'MLFLOW_TRACKING_URI=http://... or sqlite:///FILE'),
 }
 
 
-def open_trackers(config: ConfigDict, workdir: Path) -> list[Forgiving]:
-    """Opens the trackers that config.track names.
+def check_trackers(config: ConfigDict) -> None:
+    """Imports the packages of the trackers in config.track.
 
     Raises:
-      UserError: if one is not installed, or cannot be set up.
+      UserError: if a package is not installed.
     """
-    path, trackers = workdir / KEPT_NAMES, []
-    kept = read_json(path, 'Delete it, and the run begins anew there') if path.exists() else {}
+    for package in TRACKERS:
+        if project := config.track[package]:
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise UserError(f'config.track.{package}={project!r}: the package {package} cannot be imported '
+                                f"({_first_line(error)}). Install it: pip install -e '.[{package}]'") from None
+
+
+def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
+    """Opens the trackers in config.track.
+
+    Raises:
+      UserError: if a tracker is not installed or cannot be used.
+    """
+    check_trackers(config)
+    path, trackers = workdir / IDS, []
+    ids = read_json(path, 'Delete it; then the run starts again in its trackers') if path.exists() else {}
     for package, (name, make, setup) in TRACKERS.items():
-        if not (place := config.track[package]):
+        if not (project := config.track[package]):
             continue
-        known = kept.get(package, {})
+        saved = ids[package] if isinstance(ids.get(package), dict) else {}
         try:
-            tracker = make(importlib.import_module(package), place, config, workdir,
-                           known if isinstance(known, dict) else {})
-        except ImportError as error:
-            raise UserError(f'config.track.{package}={place!r} needs a package that is not here '
-                            f"({_first_line(error)}): pip install -e '.[{package}]'") from None
-        except Exception as error:  # noqa: BLE001 (the tracker's own, of any class)
-            raise UserError(f'config.track.{package}={place!r}: {name} cannot be used: {_first_line(error)}\nSet it up '
-                            f'({setup}), or leave the option out: metrics.jsonl and TensorBoard have everything. '
-                            f'If the run has been deleted there, delete {path}, too: it begins anew') from None
-        kept[package] = tracker.where
-        trackers.append(Forgiving(tracker, name))
+            tracker = make(importlib.import_module(package), project, config, workdir, saved)
+        except Exception as error:  # noqa: BLE001 (trackers raise many classes)
+            raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {_first_line(error)}. Set it '
+                            f'up ({setup}), or remove the option: metrics.jsonl and TensorBoard have all metrics. If '
+                            f'the run was deleted there, also delete {path}') from None
+        flat = saved.get('run') == tracker.id['run'] and not saved.get('grouped')  # it began in an earlier version
+        ids[package] = tracker.id | {'grouped': not flat}
+        trackers.append(Tolerant(tracker, name, flat))
     if trackers:
-        write_text(path, json.dumps(kept, indent=2) + '\n')
+        write_text(path, json.dumps(ids, indent=2) + '\n')
     return trackers
 
 

@@ -1,9 +1,9 @@
-"""Fine-tuning: the parameters that a training begins with, those that it leaves alone, and low-rank adapters.
+"""Fine-tuning: frozen parameters and low-rank adapters.
 
-Parts of a model are named by patterns, as in 'encoder,*/norm': one matches the name of a parameter, such as
-'encoder/layers_0/self_attention/query/kernel', or of any part that it belongs to; * stands for any text.
+Patterns such as 'encoder,*/norm' select parts of a model. A pattern matches the name of a parameter, such as
+'encoder/layers_0/self_attention/query/kernel', or the name of any part that contains it; * matches any text.
 
-With adapters (model/adapters.py) nothing else is trained.
+If a model has adapters (model/adapters.py), only the adapters are trained.
 """
 
 import math
@@ -25,16 +25,16 @@ from model.adapters import ADAPTERS, merged
 from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
-MOST_NAMES = 12  # in a message
+MAX_NAMES = 12  # in a message
 
 
 class Tuning(NamedTuple):
-    """Which parameters are trained; by default all of them.
+    """A selection of the parameters to train; by default all of them.
 
     Attributes:
-      frozen: patterns of the parameters that keep their first values.
-      rank: of the adapters; 0: none. With adapters, nothing else is trained.
-      alpha: weight of the adapters, alpha / rank.
+      frozen: patterns of the parameters that keep their initial values.
+      rank: the rank of the adapters; 0: no adapters.
+      alpha: the adapters have the weight alpha / rank.
       adapted: patterns of the parts whose matrices have an adapter.
     """
     frozen: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
     adapted: Sequence[str] = ()
 
     def prepare(self, boxed: Params, key: Key[Array, '']) -> Params:
-        """Adds the adapters to a model's fresh parameters, which are in Flax's boxes.
+        """Adds the adapters to a model's fresh parameters, in Flax's boxes.
 
         Raises:
           UserError: if a pattern matches no parameter, or all are frozen.
@@ -51,7 +51,8 @@ class Tuning(NamedTuple):
         leaves = flatten_dict(boxed, sep='/')
         _check(self.frozen, 'config.train.frozen', leaves)
         if self.frozen and all(matches(name, self.frozen) for name in leaves):
-            raise UserError(f'config.train.frozen={",".join(self.frozen)!r} leaves nothing to train: give fewer parts')
+            raise UserError(f'config.train.frozen={",".join(self.frozen)!r} leaves nothing to train. Freeze fewer '
+                            'parts')
         if not self.rank:
             return boxed
         matrices = {name: leaf for name, leaf in leaves.items()
@@ -60,13 +61,13 @@ class Tuning(NamedTuple):
         adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
                     for name, matrix in matrices.items() if matches(name, self.adapted)}
         if not adapters:
-            raise UserError('config.train.lora_parts names no part, so that there is nothing to train: name some, such '
-                            'as *attention/query')
+            raise UserError('config.train.lora_parts names no part, so there is nothing to train. Set it to '
+                            '*attention/query, for example')
         return {**boxed, ADAPTERS: {'scale': jnp.float32(self.alpha / self.rank),
                                     'of': unflatten_dict(adapters, sep='/')}}
 
     def labels(self, params: Params) -> PyTree[str]:
-        """Returns for each parameter whether it is TRAINED or FROZEN."""
+        """Returns TRAINED or FROZEN for each parameter."""
         def label(path, _):
             name = parameter_name(path)
             changes = name.startswith(f'{ADAPTERS}/of/') if self.rank else not matches(name, self.frozen)
@@ -75,21 +76,22 @@ class Tuning(NamedTuple):
         return jax.tree_util.tree_map_with_path(label, params)
 
     def used(self, params: Params) -> Params:
-        """Returns the model's parameters for a pass, in which only those that are trained have a gradient."""
+        """Returns the model's parameters for a pass. Frozen parameters have no gradient."""
         if not (self.frozen or self.rank):
             return params
         return merged(jax.tree.map(lambda leaf, label: leaf if label == TRAINED else jax.lax.stop_gradient(leaf),
                                    params, self.labels(params)))
 
     def describe(self, params: Params) -> str:
-        """Returns one line for the log; '' if everything is trained."""
+        """Returns a line for the log, or '' if all parameters are trained."""
         labels, leaves = jax.tree.leaves(self.labels(params)), jax.tree.leaves(params)
-        numbers = {label: sum(math.prod(leaf.shape) for its, leaf in zip(labels, leaves, strict=True) if its == label)
+        numbers = {label: sum(math.prod(leaf.shape) for its_label, leaf in zip(labels, leaves, strict=True)
+                              if its_label == label)
                    for label in (TRAINED, FROZEN)}
-        return f'{numbers[TRAINED]:,} numbers are trained, {numbers[FROZEN]:,} are not' if numbers[FROZEN] else ''
+        return f'{numbers[TRAINED]:,} numbers are trained, {numbers[FROZEN]:,} are frozen' if numbers[FROZEN] else ''
 
     def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns the optimizer for the trained parameters alone: the others have no update, no decay and no state."""
+        """Returns the optimizer for the trained parameters only. Frozen ones have no update, decay or state."""
         if not (self.frozen or self.rank):
             return optimizer
         return optax.partition({TRAINED: optimizer, FROZEN: optax.set_to_zero()}, self.labels)
@@ -99,7 +101,7 @@ EVERYTHING = Tuning()
 
 
 def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
-    """Returns what config.train says."""
+    """Returns the selection of `config`, which is config.train."""
     def patterns(text):
         return tuple(part.strip() for part in text.split(',') if part.strip())
 
@@ -107,22 +109,22 @@ def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
 
 
 def parameter_name(path: Sequence[Any]) -> str:
-    """Returns the name of the parameter at a path of JAX's trees, whether or not it is in one of Flax's boxes.
+    """Returns the name of the parameter at a path of a JAX tree, with or without Flax's boxes.
 
-    A box adds an attribute to the path, which is not part of the name.
+    A box adds an attribute to the path that is not part of the name.
     """
     return '/'.join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Returns whether a pattern matches the name of a parameter, or of a part that it belongs to."""
+    """Returns whether a pattern matches the name of a parameter, or of a part that contains it."""
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
 
 
 def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
-    """The factors of a matrix's adapter, in boxes. The matrix may have several axes for its inputs or its outputs."""
+    """Returns the factors of a matrix's adapter, in boxes. Inputs and outputs may have several axes."""
     shape = nn.unbox(matrix).shape
     names = matrix.names if isinstance(matrix, nn.LogicallyPartitioned) else (None,) * len(shape)
     inputs = len(shape) - 1 if names[-1] == 'embed' else 1
@@ -133,7 +135,7 @@ def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
 
 
 def _check(patterns: Sequence[str], option: str, leaves: Mapping[str, Any]) -> None:
-    """Raises UserError if a pattern matches none of the parameters, whose names are the keys of `leaves`."""
+    """Raises UserError if a pattern matches no name in `leaves`."""
     for pattern in patterns:
         if any(matches(name, [pattern]) for name in leaves):
             continue
@@ -141,4 +143,4 @@ def _check(patterns: Sequence[str], option: str, leaves: Mapping[str, Any]) -> N
         parts = sorted(parts, key=lambda part: (part.count('/'), part))
         near = did_you_mean(pattern, parts)
         raise UserError(f'{option}: {pattern!r} matches no {"matrix" if "lora" in option else "parameter"} of this '
-                        f'model{near or ". Its parts are " + ", ".join(parts[:MOST_NAMES])}')
+                        f'model{near or ". Use names of its parts, such as " + ", ".join(parts[:MAX_NAMES])}')

@@ -89,7 +89,6 @@ QUICK = [
     sweep(returning('[{"model.num_layers": 10 ** 30}]'), 'grid.py', 'num_layers'),
     sweep(returning('[{"model.dropout": float("nan")}]'), 'grid.py', 'dropout'),
     sweep(returning('[{"seed": -1}]'), 'grid.py', 'config.seed=-1'),
-    sweep(returning('[{"seed": 10 ** 5000}]'), 'grid.py', 'config.seed='),
     sweep(returning('[{"data.dir": "a\\0b", "data.source": "files"}]'), 'grid.py', 'data.dir'),
     sweep(returning('1 / 0'), 'grid.py:2: ZeroDivisionError'),
     sweep(returning('config.modle'), 'grid.py:2: AttributeError'),

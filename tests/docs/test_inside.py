@@ -4,6 +4,8 @@ import re
 import types
 from pathlib import Path
 
+import pytest
+
 import allyouneed
 from inference.scores import table_line
 from input_pipeline.builtin import make_corpus
@@ -12,6 +14,7 @@ from tests.random_run import random_run
 PAGE = Path(__file__).parents[2] / 'docs' / 'inside.md'
 
 
+@pytest.mark.slow  # it compiles about 30 programs
 def test_the_python_of_the_page_runs(monkeypatch, tmp_path):
     run, corpus = random_run('transformer', num_layers=1), make_corpus('en', 'fr')
     run.options, run.workdir = allyouneed.search_options(run.config, method='greedy', extra_length=1), tmp_path

@@ -44,6 +44,11 @@ def test_the_tests_that_the_page_of_faults_names_exist():
     assert [path for path in re.findall(r'`(tests/[\w/.]+)`', page) if not (ROOT / path).exists()] == []
 
 
+def test_the_makefile_names_files_that_exist():
+    paths = re.findall(r'(?<![\w/])tests/[\w/.]+', (ROOT / 'Makefile').read_text())
+    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_the_snippets_of_contributing_are_lines_of_the_code():
     # Without the tests and the environment.
     files = [path for pattern in ('*.py', '[a-z]*/*.py') for path in ROOT.glob(pattern) if 'tests' not in path.parts]

@@ -175,6 +175,7 @@ def test_a_batch_shrinks_as_its_sentences_end_and_its_past_grows(monkeypatch):
         assert 2 in rows
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_size_ends(monkeypatch):
     module = RNNSearch(SIZE, SIZE, d_model=8, d_hidden=8)
     ones = np.ones((1, 4), np.int32)

@@ -129,7 +129,7 @@ def test_lines_of_two_columns(translating, generating):
 
 def test_a_target_longer_than_a_translation_is_named(translating):
     assert translating.forced_all([('a', 'b' * 15)], SearchOptions(extra_length=4))
-    with pytest.raises(UserError, match='line 7: this translation has 16 tokens, but with the end token 16'):
+    with pytest.raises(UserError, match='line 7: this translation has 16 tokens, but at most 16 can be scored'):
         translating.forced_all([('a', 'b'), ('a', 'b' * 16)], SearchOptions(extra_length=4), first=5)
 
 

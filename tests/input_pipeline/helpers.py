@@ -34,5 +34,5 @@ def assert_filled_up(plan, step, shares, accumulate, processes):
 
 
 def stores(cache):
-    """The entries of the cache, whole or not."""
-    return sorted((cache / 'tokens').iterdir())
+    """Returns the entries of the cache, complete or not."""
+    return sorted(cache.glob('tokens/*'))

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from input_pipeline import builtin
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.tokenizer import SPACE, SubwordTokenizer
 from tests.input_pipeline.test_tokenizer import NASTY, TEXT, learn
@@ -70,8 +69,8 @@ def exact_distribution(word, scores, rate):
     return found
 
 
-@pytest.mark.parametrize('rate', [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize('word', ['dada', '1999', 'euros', 'ééé', 'aaaaa', 'k'])
+@pytest.mark.parametrize('rate', [0.1, 0.5])
+@pytest.mark.parametrize('word', ['dada', '1999', 'ééé', 'aaaaa', 'k'])
 def test_the_distribution_is_that_of_algorithm_1(tokenizer, word, rate):
     expected = exact_distribution(SPACE + word, merges_of(tokenizer), rate)
     assert sum(expected.values()) == pytest.approx(1)
@@ -145,9 +144,3 @@ def test_long_words(tokenizer):
     word = ''.join(random.Random(0).choices('abdefgiklmnoprstu19', k=5000))
     assert segment(tokenizer, [word], 0.0) == [tokenizer.encode(word)]
     assert tokenizer.decode(segment(tokenizer, [word], 0.2)[0]) == word
-
-
-def test_a_whole_corpus_without_dropout_is_sentencepiece_s():
-    texts = [text for pair in builtin.make_corpus('en', 'fr', seed=0)['train'][:1000] for text in pair]
-    tokenizer = learn(texts, vocab_size=900)
-    assert segment(tokenizer, texts, 0.0) == [tokenizer.encode(text) for text in texts]

@@ -3,7 +3,6 @@
 import collections
 import gzip
 import json
-import logging
 import random
 
 import numpy as np
@@ -43,13 +42,6 @@ def split_of(corpus):
     return found
 
 
-@pytest.fixture
-def logged(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
-    caplog.set_level(logging.INFO, 'allyouneed')
-    return caplog
-
-
 @pytest.mark.parametrize('form', ['tsv', 'gz', 'two'])
 @pytest.mark.parametrize('count, share, each', [
     (300, 0.1, 30), (300, 0.01, 3), (12, 0.1, 1), (3, 0.1, 1), (300, 0.45, 135)])
@@ -84,12 +76,6 @@ def test_parts_are_spread_over_the_file(tmp_path):
     write(tmp_path, PAIRS)
     places = sorted(int(source.split()[1]) for source, _ in opened(tmp_path).pairs('validation'))
     assert places[0] < 100 and places[-1] >= 200 and np.diff(places).max() > 1
-
-
-def test_pairs_without_text_are_in_no_count(tmp_path):
-    write(tmp_path, [*PAIRS[:3], *((f'half {number}', ' ') for number in range(50)), *[('', 'demi')] * 50])
-    corpus = opened(tmp_path)
-    assert all(any(pair in PAIRS for pair in corpus.pairs(split)) for split in SPLITS)
 
 
 @pytest.mark.parametrize('files, cut', [

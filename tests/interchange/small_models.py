@@ -12,7 +12,7 @@ from input_pipeline.tokenizer import PAD, train_tokenizer
 from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from model.build import build_model
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 
 LINES = ['the man is in the house', 'a dog and 3 cats run', 'où est le café ?'] * 9
 POSSIBLE = {
@@ -52,7 +52,7 @@ def small_model(name, workdir):
     params = meta.unbox(module.init(jax.random.key(0), *[ones] * len(sides)))['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
-    return Trained([workdir], config, module, params, [0], dict.fromkeys(sides, tokenizer()), sizes)
+    return TrainedModel([workdir], config, module, params, [0], dict.fromkeys(sides, tokenizer()), sizes)
 
 
 def write_small(name, folder):

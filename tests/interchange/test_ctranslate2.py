@@ -20,7 +20,7 @@ from interchange.export import export
 from interchange.to_ctranslate2 import write_ctranslate2
 from interchange.tokenizer_files import unique_pieces
 from model.build import build_model
-from run_directory.trained import Trained
+from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 
 TOKENIZER = CharTokenizer(json.dumps({'kind': 'char', 'characters': ' abcdefghijklmnopqrstuvwxyz\u2581'}).encode())
@@ -58,7 +58,7 @@ def random_model(kind, options, workdir):
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: leaf + rng.normal(scale=0.1, size=leaf.shape).astype(np.float32), params)
     tokenizers = dict.fromkeys(('source', 'target') if translates else ('text',), TOKENIZER)
-    return Trained([workdir], config, module, params, [0], tokenizers, sizes)
+    return TrainedModel([workdir], config, module, params, [0], tokenizers, sizes)
 
 
 def padded(rows):

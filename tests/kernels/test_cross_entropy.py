@@ -76,7 +76,7 @@ def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     np.testing.assert_allclose(gradient, expected, atol=0.02 * float(jnp.abs(expected).max()))
 
 
-@pytest.mark.parametrize('devices', [1, 8])  # on one, the gradient of the table is computed in another way
+@pytest.mark.parametrize('devices', [1, 8])  # with one device, the gradient of the table has another form
 @pytest.mark.parametrize('tile', [1 << 20, 1000])
 def test_at_bfloat16_the_factors_are_rounded(monkeypatch, tile, devices):
     monkeypatch.setattr(tiled, 'TILE', tile)
@@ -121,7 +121,7 @@ def test_the_logits_of_a_batch_are_never_in_memory(monkeypatch):
 
 @pytest.mark.parametrize('form', ['whole', 'tiled', 'gradient', 'one product'])
 def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
-    rng = np.random.default_rng(10)  # logits are small whole numbers, so many are equal
+    rng = np.random.default_rng(10)  # logits are small integers, so many are equal
     states, table = jnp.float32(rng.integers(-1, 2, (8, 40, 2))), jnp.float32(rng.integers(-1, 2, (9, 2)))
     targets, weights = jnp.int32(rng.integers(0, 9, (8, 40))), jnp.float32(rng.integers(0, 2, (8, 40)))
     projection = Projection(states, table)
@@ -137,7 +137,7 @@ def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
     chosen = logits.argmax(axis=-1)
     assert accuracy == (np.asarray(weights) * (chosen == np.asarray(targets))).sum()
     tied = np.take_along_axis(logits, np.asarray(targets)[..., None], -1)[..., 0] >= logits.max(axis=-1)
-    assert (tied * np.asarray(weights)).sum() > accuracy  # targets that equal the argmax's logit, behind it
+    assert (tied * np.asarray(weights)).sum() > accuracy  # targets whose logit equals the maximum, after the argmax
 
 
 def test_a_gradient_that_a_tiled_loss_lacks_raises():
@@ -147,7 +147,7 @@ def test_a_gradient_that_a_tiled_loss_lacks_raises():
     with pytest.raises(NotImplementedError, match='no gradient with respect to its weights'):
         jax.jit(jax.grad(lambda weights: cross_entropy(projection, targets, weights, 0.1).loss))(weights)
     gradient = jax.grad(lambda weights: cross_entropy(projection.logits(), targets, weights, 0.1).loss)(weights)
-    assert np.all(gradient > 0)  # the whole logits have it
+    assert np.all(gradient > 0)  # logits have this gradient
 
 
 def test_the_accuracy_of_a_tiled_loss_may_be_in_what_is_differentiated():

@@ -17,7 +17,7 @@ def pooling_product(weights, value):
     return einsum_per_head('bhts,bshv->bthv', weights, value, value.dtype)
 
 
-SHAPES = {  # of the inputs, the features and the axes that are summed over
+SHAPES = {  # shape of the inputs, features, and axes that are summed over
     'row': ((5,), (4,), (-1,)),
     'rows': ((3, 5), (4,), (-1,)),
     'sentences': ((2, 3, 5), (4,), (-1,)),
@@ -29,12 +29,12 @@ SHAPES = {  # of the inputs, the features and the axes that are summed over
 
 @pytest.fixture(params=['one device', 'several'])
 def devices(request, monkeypatch):
-    """On one device the gradient of a matrix is computed in another way; these tests have eight."""
+    """Sets the number of devices: with one, gradients have another form."""
     monkeypatch.setattr(jax, 'device_count', lambda: 1 if request.param == 'one device' else 8)
 
 
 def of(layer, inputs, params):
-    """The values of a layer, and the gradients of a function of them."""
+    """Returns the values of a layer, and the gradients of a function of them."""
     outputs, gradients = jax.vjp(layer.apply, params, inputs)
     return outputs, gradients(jnp.cos(outputs))
 
@@ -56,7 +56,7 @@ def test_values_and_gradients_are_those_of_jax(shape, dtype, devices):
 
 @pytest.mark.parametrize('rows, d, f', [(1, 1, 1), (1, 64, 3), (2, 7, 33), (96, 64, 130), (257, 31, 1)])
 def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, devices):
-    """Against sums in float64 of what NumPy's bfloat16 makes of the factors."""
+    """Compares with sums in float64 of factors that NumPy rounds to bfloat16."""
     rng = np.random.default_rng(rows)
     inputs, matrix, gradient = (rng.normal(size=size).astype(np.float32) for size in ((rows, d), (d, f), (rows, f)))
 
@@ -71,7 +71,7 @@ def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, de
     x, w, g = (each.astype(jnp.bfloat16).astype(np.float64) for each in (inputs, matrix, gradient))
     for found, expected in zip((values, *gradients), (x @ w, g @ w.T, x.T @ g), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    exact = product(jnp.asarray(inputs), jnp.asarray(matrix))  # outside, nothing is rounded
+    exact = product(jnp.asarray(inputs), jnp.asarray(matrix))  # not rounded outside the context
     np.testing.assert_allclose(exact, inputs.astype(np.float64) @ matrix, rtol=1e-4, atol=1e-5)
     assert rows * d * f == 1 or not np.allclose(values, exact, rtol=1e-4, atol=1e-4)
 
@@ -80,7 +80,7 @@ def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, de
     (2, 5, 7, 3, 8), (1, 1, 1, 1, 1), (3, 1, 9, 2, 4), (3, 9, 1, 2, 4), (16, 24, 24, 4, 64), (5, 33, 20, 8, 16),
     (1, 128, 129, 1, 3)])
 def test_products_within_heads_and_their_gradients(batch, target, source, heads, width, devices):
-    """Against the sums of equation 1 in float64, each head of each example by itself."""
+    """Compares with the sums of equation 1 in float64, for each head of each example."""
     rng = np.random.default_rng(target)
     query, key, value, weights, of_scores, of_pooled = (rng.normal(size=size) for size in (
         (batch, target, heads, width), (batch, source, heads, width), (batch, source, heads, width + 1),

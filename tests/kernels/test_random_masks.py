@@ -20,7 +20,7 @@ def test_it_drops_at_its_rate_independently_and_keeps_the_mean(rate):
     mask = np.asarray(jax.jit(keep_mask, static_argnums=(1, 2))(jax.random.key(1), rate, (64, 33, 50)))
     deviation = (rate * (1 - rate) / mask.size) ** 0.5
     assert abs(1 - mask.mean() - rate) < 4 * deviation
-    for axis in range(3):  # neighbours know nothing of each other
+    for axis in range(3):  # neighbours are independent
         one, other = np.split(np.moveaxis(mask, axis, 0)[:2 * (mask.shape[axis] // 2)], 2)
         assert abs((one & other).mean() - (1 - rate) ** 2) < 8 * deviation
     inputs = jnp.full((64, 33, 50), 2.0)
@@ -37,7 +37,7 @@ def test_any_shape(shape):
 def test_the_bits_are_of_the_key_and_the_place_alone():
     key, shape = jax.random.key(2), (8, 6, 4)
     mask = np.asarray(keep_mask(key, 0.3, shape))
-    np.testing.assert_array_equal(keep_mask(key, 0.3, (5, 6, 4)), mask[:5])  # rows may be added
+    np.testing.assert_array_equal(keep_mask(key, 0.3, (5, 6, 4)), mask[:5])  # also for fewer rows
     by_rows = NamedSharding(Mesh(np.array(jax.devices()), ('data',)), PartitionSpec('data'))
     sharded = jax.jit(keep_mask, static_argnums=(1, 2), out_shardings=by_rows)(key, 0.3, (8 * jax.device_count(), 6, 4))
     np.testing.assert_array_equal(np.asarray(sharded)[:8], mask)

@@ -83,7 +83,7 @@ def whole(tmp_path_factory, cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('count, numbers, patience, status, message', [
-    (3, [0, 1, 1], 60, 2, '--process_id=1 came twice'),
+    (3, [0, 1, 1], 60, 2, 'two processes have --process_id=1'),
     (2, [0], 2, STOPPED, 'process 1 of 2 did not arrive at localhost:.*; process 0 did'),
     (2, [1], 2, STOPPED, 'process 0 does not answer there')])
 def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, numbers, patience, status, message,
@@ -275,7 +275,7 @@ compiled.Compiled.eval = signalled
     assert 'validation_loss' not in (run / 'metrics.jsonl').read_text()
     with Job(2, sabotaged(in_the_evaluation, run, cache, **changes), tmp_path / 'logs') as job:
         assert job.end() == [STOPPED] * 2, job.said(0)
-        assert 'stopped by a signal to another process: in the evaluation of step 8, which is saved' in job.said(0)
+        assert 'stopped by a signal to another process: during the evaluation of step 8, which is saved' in job.said(0)
     assert steps(run) == [8]
 
 
@@ -287,7 +287,7 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
         (run / 'owner').write_text('process 7 on elsewhere\n')  # as if there were no locks between machines
         assert job.end(60) == [2, 2]
         for number in (0, 1):
-            assert 'is in use by another training now (process 7 on elsewhere): this one ends' in job.said(number)
+            assert 'is now in use by another training (process 7 on elsewhere). This training stops' in job.said(number)
     lines = (run / 'metrics.jsonl').read_text()
     assert json.loads(lines.splitlines()[-1])['step'] <= steps(run)[-1] + 5
 

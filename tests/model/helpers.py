@@ -7,7 +7,7 @@ import numpy as np
 
 
 def random_params(module, *args, seed=0, **kwargs):
-    """Parameters of the module, every one random: biases are not 0, layer norm's scales not 1."""
+    """Returns random parameters of the module: biases are not 0, and scales of layer norms are not 1."""
     shapes = nn.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), *args, **kwargs)))['params']
     rng = np.random.default_rng(seed)
 
@@ -19,7 +19,7 @@ def random_params(module, *args, seed=0, **kwargs):
 
 
 def float64(tree):
-    """The tree for the reference."""
+    """Returns the tree in float64, for the reference."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
@@ -28,6 +28,6 @@ def normal(seed, *shape):
 
 
 def close(actual, expected, atol=1e-5):
-    """Equal to within float32's rounding."""
+    """Asserts that the arrays are equal up to the rounding of float32."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     np.testing.assert_allclose(actual, expected, atol=atol, rtol=atol)

@@ -1,7 +1,7 @@
-"""The encoder-decoder Transformer again, from the paper's equations, in float64 NumPy.
+"""A reference implementation of the encoder-decoder Transformer, from the equations of the paper, in float64 NumPy.
 
-Plain on purpose: one sentence, one head, one query at a time. Imports nothing of the project; all that it
-shares with it is the layout of the parameter tree that it reads.
+It computes one sentence, one head and one query at a time. It imports nothing from the project, and shares only the
+layout of the parameter tree.
 """
 
 import math
@@ -13,9 +13,9 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 def attention_weights(query, key, mask=None):
-    """softmax(Q K' / sqrt(d_k)) of one head: [target, d_k], [source, d_k] -> [target, source].
+    """Returns softmax(Q K' / sqrt(d_k)) of one head: [target, d_k], [source, d_k] -> [target, source].
 
-    `mask` [target, source] is True where a query may look; a query that may look nowhere has weights 0.
+    `mask` [target, source] is True where a query sees a key; a query that sees no key has weights 0.
     """
     weights = np.zeros((len(query), len(key)))
     for t, q in enumerate(query):
@@ -32,7 +32,7 @@ def attention(query, key, value, mask=None):
 
 
 def heads(params, inputs, memory):
-    """The queries, keys and values of each head; heads of one group have the same keys and values."""
+    """Yields the queries, keys and values of each head; heads of one group have the same keys and values."""
     def project(name, x, head):
         bias = params[name]['bias'][head] if 'bias' in params[name] else 0
         return x @ params[name]['kernel'][:, head] + bias
@@ -50,7 +50,7 @@ def multi_head_attention(params, inputs, memory, mask=None):
 
 
 def layer_norm(params, x, epsilon=LAYER_NORM_EPSILON):
-    """Without a bias among its parameters it is RMSNorm."""
+    """Computes layer norm; RMSNorm if the parameters have no bias."""
     if 'bias' not in params:
         return params['scale'] * x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + epsilon)
     mean = x.mean(axis=-1, keepdims=True)
@@ -67,7 +67,7 @@ ACTIVATIONS = {
 
 
 def feed_forward(params, x, activation='relu'):
-    """Gated if there is a gate among its parameters."""
+    """Computes the feed-forward sublayer; gated if the parameters have a gate."""
     def dense(name, x):
         return x @ params[name]['kernel'] + params[name].get('bias', 0)
 
@@ -99,7 +99,7 @@ def decoder_block(params, x, memory, mask=None, memory_mask=None, norm='post', a
 
 
 def stack(params, block, x, *args, norm='post', activation='relu'):
-    """Encoder or decoder: all its blocks, and the last norm of pre-norm."""
+    """Computes all blocks of the encoder or the decoder, and the final norm of pre-norm."""
     for i in range(sum(name.startswith('layers_') for name in params)):
         x = block(params[f'layers_{i}'], x, *args, norm=norm, activation=activation)
     return layer_norm(params['final_norm'], x) if norm == 'pre' else x
@@ -123,7 +123,7 @@ def embed(table, tokens, position, positions_params, scale=True):
 
 def transformer(params, source, target, *, norm='post', position='sinusoidal', share_embeddings='all',
                 activation='relu', scale_embeddings=True, window=10 ** 6):
-    """Logits [batch, target, vocab] of token ids `source` [batch, source] and `target` [batch, target]."""
+    """Returns logits [batch, target, vocab] of token ids `source` [batch, source] and `target` [batch, target]."""
     target_table = params['target_embedding']['embedding']
     source_table = target_table if share_embeddings == 'all' else params['source_embedding']['embedding']
     output = params['output']['kernel'] if share_embeddings == 'none' else target_table.T

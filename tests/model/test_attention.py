@@ -1,4 +1,4 @@
-"""Masks, scores, softmax, pooling and many heads of it, against the reference and against worked values."""
+"""Masks, scores, softmax, pooling and multi-head attention, against the reference and worked values."""
 
 import functools
 
@@ -31,7 +31,7 @@ SHAPES = [  # batch, heads, target, source, d_k, d_v
 
 
 def random_mask(seed, *shape):
-    """Half of the keys are visible, on average; some query sees none."""
+    """Returns a mask in which half of the keys are visible on average, and one query sees no key."""
     mask = np.random.default_rng(seed).random(shape) < 0.5
     mask[:, :, -1] = False
     return jnp.asarray(mask)
@@ -60,7 +60,7 @@ def reference_attention(query, key, value, mask=None):
 @pytest.mark.parametrize('raw, scaled, weights', [((6, 4), (1.5, 1.0), (0.62, 0.38)),
                                                   ((3, 8), (0.75, 2.0), (0.22, 0.78))])
 def test_scaled_scores_and_their_softmax(raw, scaled, weights):
-    # Of width 16, so divided by 4. The keys have one component each, which makes the products the raw scores.
+    # The width is 16, so scores are divided by 4. Keys have one component, so the products are the raw scores.
     query, key = jnp.ones((1, 1, 1, 16)), jnp.zeros((1, 2, 1, 16)).at[0, :, 0, 0].set(jnp.array(raw))
     scores = scaled_dot_scores(query, key)
     close(scores[0, 0, 0], scaled)
@@ -102,7 +102,7 @@ def test_query_without_a_key_gets_zeros():
     assert (output[1, 2] == 0).all() and (output[0, 2] != 0).all()
 
 
-@pytest.mark.parametrize('size', [1.0, 1e18])  # products of 1e36: almost as large as a float32 gets
+@pytest.mark.parametrize('size', [1.0, 1e18])  # products of 1e36 are almost the largest float32
 def test_query_without_a_key_has_finite_gradients(size):
     query, key, value = query_key_value(1, 1, 2, 3, 4, 4)
     mask = jnp.array([[[[False, False, False], [True, False, True]]]])
@@ -154,7 +154,7 @@ def test_packed_examples_do_not_see_each_other(heads):
     close(packed, jnp.concatenate([first, second], axis=1), atol=1e-6)
 
 
-# Many heads
+# Multi-head attention
 
 @pytest.mark.parametrize('num_heads, d_model, d_k, d_v, d_target, d_source', [
     (1, 4, 4, 4, 4, 4), (4, 8, 2, 2, 8, 8), (3, 8, 5, 2, 8, 8), (2, 6, 3, 7, 4, 9), (2, 6, 3, 7, 9, 4)])

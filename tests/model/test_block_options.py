@@ -1,4 +1,4 @@
-"""What today's models have otherwise than the paper's: norms, gates, grouped queries, windows, biases, angles."""
+"""Options of later models: norms, gates, grouped queries, windows, biases, angles."""
 
 import functools
 
@@ -18,7 +18,7 @@ from tests.model.helpers import close, float64, normal, random_params
 from tests.model.small_transformer import SOURCE, TARGET, tiny, transformer
 from tests.model.test_transformer_decoding import HYPOTHESES, decode, in_order
 
-# Of the Llama family, and what others of it have: everything that a block has otherwise.
+# Options of the Llama family and of similar models. All of them differ from the paper.
 MODERN = {'norm': 'pre', 'norm_function': 'rms_norm', 'feed_forward': 'gated', 'activation': 'silu', 'num_heads': 4,
           'num_key_value_heads': 2, 'window': 3, 'attention_bias': 'all', 'scale_embeddings': False,
           'output_bias': True}
@@ -120,7 +120,7 @@ def test_a_window_is_as_wide_as_the_layers_make_it():
     model = LanguageModel(tiny(position='none', window=2, norm='pre'), 2, 12)
     variables, apply = {'params': random_params(model, TARGET)}, jax.jit(model.apply)
     before, after = (apply(variables, tokens) for tokens in (TARGET, TARGET.at[:, 1].set(11)))
-    assert np.abs(before - after)[:, 1:4].max(axis=-1).min() > 1e-6  # 2 layers, each one position back
+    assert np.abs(before - after)[:, 1:4].max(axis=-1).min() > 1e-6  # 2 layers see one position back each
     close(before[:, 4:], after[:, 4:])
 
 
@@ -131,7 +131,7 @@ def test_angles_are_their_definition(scaling):
     x, position, rotary = float64(normal(0, 1, 1, 1, 16)), 37, Rotary(5000.0, scaling, 8.0, 64)
     expected = np.empty(16)
     for j in range(8):
-        speed = 5000.0 ** (-2 * j / 16)  # radians a position
+        speed = 5000.0 ** (-2 * j / 16)  # radians per position
         turns = 64 * speed / (2 * np.pi)
         if scaling == 'linear' or scaling == 'llama3' and turns < 1:
             speed /= 8
@@ -180,7 +180,7 @@ def test_prompts_then_steps_equal_the_whole(score):
                         for begin, row in zip(begins, tokens, strict=True)])
     memory = jax.jit(functools.partial(model.apply, method='encode'))(variables, prompt)
     cache = model.apply(variables, memory, 2, 3, method='init_cache')
-    assert cache.past[0]['key'].shape == (2, 2, 10, 11)  # of batch, groups, d_k, 5 + 2 * 3
+    assert cache.past[0]['key'].shape == (2, 2, 10, 11)  # batch, groups, d_k, 5 + 2 * 3 keys
     step = jax.jit(functools.partial(model.apply, method='decode_step'))
     for number in range(3):
         token = jnp.stack([row[begin + number] for begin, row in zip(begins, tokens, strict=True)])

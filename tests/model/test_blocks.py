@@ -1,4 +1,4 @@
-"""Feed-forward, residual and blocks against the reference; dropout where each option puts it."""
+"""Residual connections and blocks against the reference; the positions of dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,12 @@ VISIBLE = jnp.array([[True, True, True, True, False], [True, True, False, False,
 
 
 def tiny(**options):
-    """Every width differs, so that no two can be confused."""
+    """Returns options in which all widths differ, so that a confusion of two widths is an error."""
     return BlockConfig(**dict(d_model=8, d_ff=12, num_heads=2, d_k=3, d_v=5, dropout=0.0) | options)
 
 
 def rows(reference_block, params, *batches, **options):
-    """The reference on one sentence after the other."""
+    """Applies the reference to each sentence."""
     return np.stack([reference_block(float64(params), *row, **options)
                      for row in zip(*(np.asarray(batch, np.float64) for batch in batches), strict=True)])
 

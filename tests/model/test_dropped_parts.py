@@ -1,4 +1,4 @@
-"""Dropout of whole words and of whole sublayers: what is dropped, how often, and what it costs where it is off."""
+"""Dropout of words and of sublayers: what is dropped, how often, and no cost at a rate of 0."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def test_whole_words_are_dropped_at_their_rate_and_the_others_stay_as_they_are(r
     np.testing.assert_array_equal(found, np.where(there[..., None], embedded, 0))
     deviation = (rate * (1 - rate) / there.size) ** 0.5
     assert abs(1 - there.mean() - rate) < 4 * deviation
-    for one, other in (there[:, ::2], there[:, 1::2]), (there[::2], there[1::2]):  # a word knows nothing of another
+    for one, other in (there[:, ::2], there[:, 1::2]), (there[::2], there[1::2]):  # words are dropped independently
         assert abs((one & other).mean() - (1 - rate) ** 2) < 8 * deviation
     assert not np.array_equal(found, in_training(WordDropout(rate), {}, embedded, key=1))
     np.testing.assert_array_equal(WordDropout(rate).apply({}, embedded), embedded)
@@ -54,7 +54,7 @@ def test_whole_words_are_dropped_at_their_rate_and_the_others_stay_as_they_are(r
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', MODELS)
 def test_a_model_without_its_words_sees_only_how_many_there_are(kind):
-    """At a rate of nearly 1 all embeddings are zero, so that the logits are those of any other words."""
+    """Compares the logits of two inputs at a rate of almost 1: all embeddings are zero, so the logits are equal."""
     make, inputs = MODELS[kind]
     params = random_params(make(), **inputs)
     others = {name: (tokens + 3) % 11 + 1 for name, tokens in inputs.items()}
@@ -75,7 +75,7 @@ def test_source_and_target_lose_words_of_their_own(kind):
         other = {**inputs, side: jnp.broadcast_to(jnp.array([[1]]), TOKENS.shape)}
         same = [np.array_equal(in_training(module, params, **inputs, key=key),
                                in_training(module, params, **other, key=key)) for key in range(4)]
-        assert not all(same), side  # some words of this side are there
+        assert not all(same), side  # some words of this side remain
 
 
 # Sublayers
@@ -96,7 +96,7 @@ def test_a_sublayer_is_there_unscaled_or_not_at_all(norm, expected):
     found = np.asarray(run(jax.random.split(jax.random.key(0), 1000)))
     is_kept = np.isclose(found, kept, atol=1e-5).all(axis=(1, 2, 3))
     is_left_out = np.isclose(found, expected(x, normed), atol=1e-5).all(axis=(1, 2, 3))
-    assert (is_kept ^ is_left_out).all()  # of all sentences together
+    assert (is_kept ^ is_left_out).all()  # for all sentences together
     assert abs(is_left_out.mean() - 0.3) < 4 * (0.3 * 0.7 / 1000) ** 0.5
 
 
@@ -107,7 +107,7 @@ def test_all_left_out_is_the_stream():
 
 
 def test_sublayers_are_left_out_each_for_itself():
-    """The gradients tell: all or none of a sublayer's parameters have one."""
+    """Uses gradients: all or none of the parameters of a sublayer have one."""
     module = Transformer(CONFIG.replace(layer_dropout=0.5, norm='pre'), 2, 12, 12)
     params = random_params(module, TOKENS, TOKENS)
     gradient = jax.jit(jax.grad(lambda params, key: module.apply(
@@ -122,7 +122,8 @@ def test_sublayers_are_left_out_each_for_itself():
                     if not name.endswith('residual'):
                         moved = [bool(jnp.abs(leaf).max() > 0) for path, leaf in
                                  jax.tree_util.tree_leaves_with_path(part)]
-                        assert all(moved) or not any(moved) or stack == 'encoder'  # whose reader may be left out
+                        # An encoder's sublayer has no gradient if the sublayers that read it are left out.
+                        assert all(moved) or not any(moved) or stack == 'encoder'
                         pattern.append(any(moved))
         patterns.add(tuple(pattern))
     assert len(patterns) > 3
@@ -142,10 +143,10 @@ def test_every_stack_trains_with_it_and_evaluates_without(make, inputs, remat):
     trained = [jax.jit(functools.partial(in_training, module, key=key))(params, **inputs) for key in range(3)]
     assert not all(np.allclose(each, evaluated) for each in trained)
     close(jax.jit(functools.partial(in_training, make(CONFIG.replace(layer_dropout=0.5)), key=1))(params, **inputs),
-          trained[1])  # of all ways to compute it the same
+          trained[1])  # with and without rematerialisation
 
 
-# Both, in a training
+# Both, in training
 
 def compiled(mode, **options):
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout, layer_dropout=0.3,

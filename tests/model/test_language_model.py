@@ -1,4 +1,4 @@
-"""The decoder-only language model: what it may see, packing, and its cache."""
+"""The decoder-only language model: visibility, packing, and the cache."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_no_position_sees_a_later_one(position):
 @pytest.mark.parametrize('position', SCHEMES)
 @pytest.mark.parametrize('norm', ['pre', pytest.param('post', marks=pytest.mark.slow)])
 def test_prompts_of_any_length_then_steps_equal_the_whole(position, norm):
-    # Row 0 has a prompt of 4 tokens and row 1 of 2; both go on token by token, in a batch of two continuations.
+    # Row 0 has a prompt of 4 tokens and row 1 of 2; both continue token by token, with two continuations each.
     model, variables = language_model(position, norm)
     whole = model.apply(variables, TOKENS)
     begins = [4, 2]

@@ -63,7 +63,7 @@ def test_the_loss_of_1000_tokens_with_2_absent(in_tiles):
     projection = Projection(jnp.ones((1, 3, 4)), jnp.zeros((1000, 4)), bias)
     sums = cross_entropy(projection if in_tiles else projection.logits(), jnp.array([[3, 4, 5]]), jnp.ones((1, 3)), 0.1,
                          absent=(0, 1))
-    # All but the absent tokens and one have a logit of 0, and that one has 14.
+    # One token has a logit of 14; all other tokens that can occur have 0.
     expected = np.log(np.exp(14) + 997) - 0.1 * 14 / 998
     assert float(sums.loss) / 3 == pytest.approx(expected, rel=1e-5)
 

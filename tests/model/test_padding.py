@@ -1,4 +1,4 @@
-"""Every module of tokens takes for padding the token that it is told."""
+"""The padding token of every module over tokens is an attribute."""
 
 import jax
 import jax.numpy as jnp

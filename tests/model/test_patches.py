@@ -1,4 +1,4 @@
-"""Patches, their positions, and the Transformer on them: against plain NumPy, what sees what, errors."""
+"""Patches, their positions, and the Transformer of patches: against NumPy, visibility, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def tiny(**options):
 
 
 def build(inputs, patch, config=None, **options):
-    """A small model of 5 outputs, and random variables for it."""
+    """Returns a small model with 5 outputs and random variables."""
     model = PatchTransformer(config or tiny(), num_layers=2, patch=patch, outputs=5, **options)
     return model, {'params': random_params(model, inputs)}
 
@@ -79,7 +79,7 @@ def test_sinusoids_need_pairs_on_each_axis():
 # The model
 
 def plain_forward(params, inputs, patch, norm, position, pooling):
-    """Float64 NumPy, one example and one patch at a time."""
+    """Computes the model in float64 NumPy, for one example and one patch at a time."""
     outputs = []
     for example in np.asarray(inputs, np.float64):
         counts = [length // size for length, size in zip(example.shape, patch, strict=False)]
@@ -116,7 +116,7 @@ def test_forward_pass_is_the_equations(kind, norm, position, pooling):
 def test_without_positions_the_order_of_windows_is_invisible(position):
     model, variables = build(SERIES, 4, tiny(position=position), pooling='mean')
     outputs = model.apply(variables, SERIES)
-    turned = model.apply(variables, jnp.roll(SERIES, 4, axis=1))  # whole windows change places
+    turned = model.apply(variables, jnp.roll(SERIES, 4, axis=1))  # whole windows are permuted
     shifted = model.apply(variables, jnp.roll(SERIES, 1, axis=1))  # other windows
     assert np.allclose(outputs, turned, atol=1e-5) == (position == 'none')
     assert not np.allclose(outputs, shifted, atol=1e-2)
@@ -153,7 +153,7 @@ def test_logits_of_a_bfloat16_model_are_float32():
     model, variables = build(IMAGES, (2, 3), tiny(dtype=jnp.bfloat16))
     outputs = model.apply(variables, IMAGES)
     assert outputs.dtype == jnp.float32
-    assert np.all(outputs != outputs.astype(jnp.bfloat16).astype(jnp.float32))  # so ties are rare
+    assert np.all(outputs != outputs.astype(jnp.bfloat16).astype(jnp.float32))  # so equal logits are rare
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
 
 

@@ -24,7 +24,7 @@ WORKED = [[0, 1, 0, 1], [0.84, 0.54, 0.01, 1.00], [0.91, -0.42, 0.02, 1.00], [0.
 
 
 def angles(d_model):
-    """1 / 10000^(2j/d): by how much pair j turns from one position to the next."""
+    """Returns 1 / 10000^(2j/d), the angle between two positions of pair j."""
     return 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
 
 
@@ -70,7 +70,7 @@ def test_wavelengths_are_a_geometric_progression_from_2_pi_to_10000_times_2_pi()
     wavelengths = 2 * np.pi / np.arctan2(sine, cosine)
     ratio = 10000 ** (2 / d_model)
     np.testing.assert_allclose(wavelengths[1:] / wavelengths[:-1], ratio, rtol=1e-5)
-    # The last pair is one ratio short of the end, to which it comes closer as d_model grows.
+    # The wavelength of the last pair is the end of the range, divided by the ratio.
     np.testing.assert_allclose(wavelengths[0], 2 * np.pi, rtol=1e-5)
     np.testing.assert_allclose(wavelengths[-1] * ratio, 10000 * 2 * np.pi, rtol=1e-5)
 
@@ -147,7 +147,7 @@ def test_alibi_falls_with_the_distance():
 
 
 def t5_bucket(offset, bidirectional):
-    """The published definition, number by number (Raffel et al. 2020; offset is key minus query)."""
+    """Computes the published definition for one offset (Raffel et al. 2020; offset is key minus query)."""
     buckets, bucket, distance = 32, 0, -offset
     if bidirectional:
         buckets, bucket = 16, 16 if offset > 0 else 0
@@ -161,7 +161,7 @@ def t5_bucket(offset, bidirectional):
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 def test_relative_buckets_are_those_of_t5(bidirectional):
-    # Not at the powers where a logarithm in float32 may fall to either side.
+    # Without powers of 2, where the rounding of a float32 logarithm decides.
     offsets = [offset for offset in range(-300, 300) if abs(offset) not in (16, 32, 64, 128)]
     expected = [t5_bucket(offset, bidirectional) for offset in offsets]
     np.testing.assert_array_equal(relative_buckets(jnp.array(offsets), bidirectional), expected)

@@ -21,7 +21,7 @@ D_MODEL, D_HIDDEN, D_ALIGN = 7, 5, 4  # all widths differ, and odd widths are po
 
 
 def rnnsearch(sizes=(VOCAB, VOCAB), seed=0, **options):
-    """A small one and random variables for it."""
+    """Returns a small model and random variables."""
     options = dict(d_model=D_MODEL, d_hidden=D_HIDDEN, d_align=D_ALIGN, share_embeddings='none') | options
     model = RNNSearch(*sizes, **options)
     return model, {'params': random_params(model, SOURCE, TARGET, seed=seed)}
@@ -35,15 +35,15 @@ def number_of_parameters(model):
     return sum(leaf.size for leaf in jax.tree.leaves(shapes_of(model)))
 
 
-# The paper's equations again, in float64 NumPy: one sentence and one word at a time. Shares nothing with the model
-# but the layout of its parameters.
+# A reference implementation of the equations in float64 NumPy, for one sentence and one word at a time. It shares only
+# the layout of the parameters with the model.
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
 def reference_gru(cell, state, x):
-    """`x` is W_z x, W_r x, W x, with the biases."""
+    """Returns the next state. `x` is W_z x, W_r x, W x, with the biases."""
     (x_z, x_r, x_s), (u_z, u_r) = np.split(x, 3), np.split(cell['gates']['kernel'], 2, axis=1)
     z, r = sigmoid(x_z + state @ u_z), sigmoid(x_r + state @ u_r)
     return (1 - z) * state + z * np.tanh(x_s + (r * state) @ cell['candidate']['kernel'])
@@ -62,7 +62,7 @@ def reference_states(cell, words):
 
 
 def reference(params, source, target, readout, attention, share_embeddings):
-    """Logits [target, vocab] and alignments [target, words] of one sentence."""
+    """Returns logits [target, vocab] and alignments [target, words] of one sentence."""
     target_table = params['target_embedding']['embedding']
     source_table = target_table if share_embeddings == 'all' else params['source_embedding']['embedding']
     output = params['output']['kernel'] if share_embeddings == 'none' else target_table.T
@@ -129,7 +129,7 @@ def test_initial_variables():
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
     _, collections = model.apply(variables, SOURCE, TARGET, mutable=['attention'])
     weights, = jax.tree.leaves(collections)
-    close(weights[0], np.full((1, 4, 5), 1 / 5))  # at first every word counts the same
+    close(weights[0], np.full((1, 4, 5), 1 / 5))  # initially, all words have the same weight
 
 
 def test_recurrent_matrices_begin_orthogonal():
@@ -159,7 +159,7 @@ def test_width_of_the_alignment_is_d_hidden_unless_given():
     assert weight.shape == (1, D_HIDDEN)
 
 
-# What sees what
+# Visibility
 
 @pytest.mark.parametrize('attention', [True, False])
 def test_padding_changes_nothing(attention):
@@ -174,7 +174,7 @@ def test_padding_changes_nothing(attention):
 
 
 def test_logits_depend_on_their_own_and_earlier_tokens_and_on_all_words():
-    """By gradient with respect to the tables. No token is twice in a row, so its row is its position."""
+    """Uses gradients with respect to the tables. No token occurs twice, so a row of the table is a position."""
     model, variables = rnnsearch()
     source, target, mix = SOURCE[1:], TARGET[1:], normal(7, VOCAB)
 
@@ -235,7 +235,7 @@ def test_decoding_step_by_step_is_teacher_forcing_also_when_reordered(attention)
     assert all(leaf.shape[0] == 2 and 3 not in leaf.shape[1:] for leaf in jax.tree.leaves(cache.memory))
     logits = []
     for t, order in enumerate(np.array([[0, 1, 2], [2, 2, 0], [1, 0, 0], [0, 2, 1]])):
-        tokens[:, :, :t] = tokens[:, order, :t]  # a hypothesis's past is that of its parent
+        tokens[:, :, :t] = tokens[:, order, :t]  # a hypothesis has the past of its parent
         logits = [past[:, order] for past in logits]
         cache = cache.replace(state=jax.tree.map(lambda leaf, order=order: leaf[:, order], cache.state))
         new, cache = step(variables, jnp.asarray(tokens[:, :, t]), cache)

@@ -1,4 +1,4 @@
-"""Masks and biases from positions; and the kernels, which must all agree with the plain one."""
+"""Masks and biases from positions; the kernels against plain attention."""
 
 import functools
 
@@ -28,7 +28,7 @@ RELATIONS = {
     'packed': Relation.within(jnp.arange(7)[None], segments=jnp.array([[1, 1, 2, 2, 2, 3, 0], [1] * 7]), causal=True),
     'mask': Relation(mask=jnp.asarray(np.random.default_rng(0).random((2, 3, 7, 7)) < 0.6)),
 }
-for scheme in RELATIVE:  # those that are a bias
+for scheme in RELATIVE:  # schemes with a bias
     bias, _ = RelativeBias(scheme, 3).init_with_output(jax.random.key(5))
     if bias:
         RELATIONS[scheme] = Relation.within(jnp.arange(7)[None], causal=scheme == 'alibi').replace(bias=bias)
@@ -92,7 +92,7 @@ def test_a_learned_bias_learns_the_same_through_the_chunked_kernel(name):
 
 @pytest.mark.parametrize('relation', RELATIONS.values(), ids=RELATIONS)
 def test_the_fused_kernel_is_the_plain_one(relation):
-    inputs = query_key_value()[:2] + [normal(9, 2, 7, 3, 4)]  # the library's kernel wants d_v = d_k
+    inputs = query_key_value()[:2] + [normal(9, 2, 7, 3, 4)]  # the kernel needs d_v = d_k
 
     def total(kernel, *inputs):
         return jnp.sum(jnp.sin(kernel(*inputs)))
@@ -164,7 +164,7 @@ def kernel_without_a_guard(query, key, value, bias=None, mask=None, scale=None, 
 
 @pytest.mark.parametrize('kernel', ['plain', 'fused', 'fused without a guard'])
 def test_queries_that_see_no_key_have_zeros_and_no_nan_in_gradients(monkeypatch, kernel):
-    if kernel == 'fused without a guard':  # as cuDNN's may be
+    if kernel == 'fused without a guard':  # cuDNN's kernel may have none
         monkeypatch.setattr(jax.nn, 'dot_product_attention', kernel_without_a_guard)
     query, key, value = query_key_value()
     inputs = query, key, value[..., :4]  # the fused kernel needs values as wide as the keys

@@ -1,4 +1,4 @@
-"""Sums that XLA fuses with what comes before them, against float64: a version of jaxlib got some of them wrong."""
+"""Sums that XLA fuses with earlier operations, against float64. A version of jaxlib computes some of them wrongly."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ import pytest
 from kernels.xla import WITHOUT_REDUCTIONS, WRONG
 
 ROOT = Path(__file__).parents[2]
-# What jaxlib 0.10.2 gets wrong by itself, at the numbers of rows and widths where it may show.
+# Sums that jaxlib 0.10.2 computes wrongly without the flag, at the numbers of rows and widths where that may happen.
 PROBE = """
 import {imported}
 import jax, jax.numpy as jnp, numpy as np

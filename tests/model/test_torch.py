@@ -1,4 +1,4 @@
-"""Attention and blocks beside PyTorch's, weights copied; where torch is installed."""
+"""Attention and blocks against PyTorch, with copied weights; needs torch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def tensor(array):
 
 
 def copy_attention(params, peer):
-    """Our kernels [d, heads, width] and [heads, width, d] as torch's stacked matrices [out, in]; no biases."""
+    """Copies our kernels [d, heads, width] and [heads, width, d] into torch's stacked matrices [out, in]; no biases."""
     stacked = np.concatenate([np.asarray(params[name]['kernel']).reshape(D, D).T for name in ('query', 'key', 'value')])
     with torch.no_grad():
         peer.in_proj_weight.copy_(tensor(stacked))
@@ -30,7 +30,7 @@ def copy_attention(params, peer):
 
 
 def copy_rest(params, peer, residuals):
-    """The feed-forward sublayer and, in order, the layer norms."""
+    """Copies the feed-forward sublayer and the layer norms."""
     with torch.no_grad():
         for ours, theirs in (('inner', peer.linear1), ('outer', peer.linear2)):
             theirs.weight.copy_(tensor(params['feed_forward'][ours]['kernel']).T)
@@ -65,7 +65,7 @@ def test_encoder_block(norm):
     x = normal(0, 2, 5, D)
     module = EncoderBlock(BlockConfig(D, FF, HEADS, norm=norm, dropout=0.0))
     params = random_params(module, x)
-    peer = torch.nn.TransformerEncoderLayer(**options(norm)).train()  # eval() would take another path
+    peer = torch.nn.TransformerEncoderLayer(**options(norm)).train()  # eval() has another implementation
     copy_attention(params['self_attention'], peer.self_attn)
     copy_rest(params, peer, ['self_attention', 'feed_forward'])
     expected = peer(tensor(x), src_key_padding_mask=~tensor(VISIBLE)).detach()

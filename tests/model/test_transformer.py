@@ -1,4 +1,4 @@
-"""The encoder-decoder: against the reference, what sees what, precision, errors."""
+"""The encoder-decoder: against the reference, visibility, precision, errors."""
 
 import functools
 import re
@@ -71,14 +71,14 @@ def test_sentences_of_a_batch_are_independent():
     close(model.apply(variables, SOURCE, TARGET)[1], with_another[1])
 
 
-# What sees what. By gradient, which also finds a leak too small to change a value.
+# Visibility, by gradients, which also find dependencies that are too small to change a value.
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def influence(model, variables, source, target, table):
-    """[position, piece]: the size of d logits[0, position] / d the piece's row of the embedding `table`.
+    """Returns the size of d logits[0, position] / d row of a piece in the embedding `table`, [position, piece].
 
-    Embeddings are not shared with the output here, and no token is twice in a row. So a piece's row is the
-    embedding at the one position where it stands.
+    Embeddings are not shared with the output, and no token occurs twice in a row. So the row of a piece is the
+    embedding at one position.
     """
     mix = normal(7, model.target_vocab_size)
 
@@ -172,13 +172,13 @@ def test_packed_sentences_do_not_see_each_other():
 @pytest.mark.parametrize('position', SCHEMES)
 def test_encoder_is_equivariant_to_permutations_only_without_positions(norm, position):
     model, variables = transformer(norm=norm, position=position)
-    order = jnp.array([3, 0, 4, 1, 2])  # padding moves too
+    order = jnp.array([3, 0, 4, 1, 2])  # also moves padding
     states = model.apply(variables, SOURCE, method='encode').states[:, order]
     permuted = model.apply(variables, SOURCE[:, order], method='encode').states
     if position == 'none':
         close(permuted, states)
     else:
-        # ALiBi tells neighbours apart by little; rounding is below 1e-5.
+        # With ALiBi the differences are small; rounding is below 1e-5.
         assert (jnp.abs(permuted - states).max(axis=(1, 2)) > 1e-3).all()
 
 
@@ -261,7 +261,7 @@ def test_rematerialisation_changes_neither_outputs_nor_gradients():
 
 
 def test_what_is_recomputed():
-    """Products with weights only where nothing is kept; attention's own with either."""
+    """Counts products: those with weights are recomputed only if nothing is kept, those of attention always."""
     def products(**options):
         model, variables = transformer(layers=1, **options)
 

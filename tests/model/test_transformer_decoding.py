@@ -1,4 +1,4 @@
-"""The cache of the encoder-decoder: decoding with it is teacher forcing, and its hypotheses are independent."""
+"""The cache of the encoder-decoder: decoding gives the logits of teacher forcing, and hypotheses are independent."""
 
 import functools
 
@@ -16,7 +16,7 @@ HYPOTHESES = jnp.stack([TARGET, TARGET.at[:, 2:].set(TARGET[:, :1:-1]), TARGET.a
 
 @functools.partial(jax.jit, static_argnums=0)
 def decode(model, variables, source, target, orders):
-    """Logits [batch, beam, target, vocab] of tokens `target` [batch, beam, target], one step after the other.
+    """Returns logits [batch, beam, target, vocab] of tokens `target` [batch, beam, target], computed step by step.
 
     Before step t, the cache's hypotheses are reordered to orders[t].
     """

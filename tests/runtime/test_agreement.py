@@ -38,7 +38,7 @@ def test_other_errors_of_a_restore_are_damage(several, tmp_path):
 
 def test_a_lost_process_ends_this_one_with_75(several, monkeypatch):
     left = []
-    monkeypatch.setattr(processes, '_leave', lambda why, status: left.append((why, status)))
+    monkeypatch.setattr(processes, '_leave', lambda reason, status: left.append((reason, status)))
     for error in (ValueError(GLOO), agreement.Missing('process 1 did not arrive within 300 s (compiling)')):
         with pytest.raises(type(error)), processes.ending_together():
             raise error

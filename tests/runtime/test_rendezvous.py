@@ -62,7 +62,7 @@ def test_a_missing_process_0_is_no_error_of_the_user():
 
 
 @pytest.mark.parametrize('processes, message', [
-    ([(3, 0), (3, 1), (3, 1)], '--process_id=1 came twice, from .* and from .*processes 0, 1 came'),
+    ([(3, 0), (3, 1), (3, 1)], 'two processes have --process_id=1: .* and .*processes 0, 1 arrived'),
     ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, process 0 .* has 3'),
     ([(2, 0), (3, 2), (2, 1)], 'has --num_processes=3, process 0 .* has 2')])
 def test_wrong_numbers_are_errors_of_the_user_in_every_process(processes, message):
@@ -88,13 +88,13 @@ def test_a_process_0_elsewhere_is_found_by_the_address_of_the_job(monkeypatch):
         [second] = gather((2, 0), port=port, patience=20.0)
         [first] = first.result()
     for error in (first, second):
-        assert isinstance(error, UserError) and '--process_id=0 came twice' in str(error)
+        assert isinstance(error, UserError) and 'two processes have --process_id=0' in str(error)
 
 
 def test_a_port_that_is_taken_is_said_in_one_line():
     with socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True) as other:
         [error] = gather((2, 0), port=other.getsockname()[1])
-    assert isinstance(error, UserError) and 'Address already in use. Choose a free port' in str(error)
+    assert isinstance(error, UserError) and 'Address already in use. Use a free port' in str(error)
 
 
 def test_a_process_that_was_started_again_takes_the_place_of_the_dead_one():

@@ -91,9 +91,9 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
             assert found[name].shape[-1] == classes
         else:
             np.testing.assert_allclose(found[name], theirs[name], atol=1e-9, err_msg=name)
-    for name, shapes in (('head/bias', rf'\(3,\) there, \({classes},\) here'),
-                         ('head/kernel', rf'\(16, 3\) there, \(16, {classes}\) here')):
-        line = next(record.getMessage() for record in caplog.records if 'fresh: ' in record.getMessage())
+    for name, shapes in (('head/bias', rf'\(3,\) in that run, \({classes},\) in this one'),
+                         ('head/kernel', rf'\(16, 3\) in that run, \(16, {classes}\) in this one')):
+        line = next(record.getMessage() for record in caplog.records if 'randomly: ' in record.getMessage())
         assert re.search(f'{name} \\({shapes}\\)', line), line
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
 
@@ -110,7 +110,7 @@ def test_a_regression_begins_from_a_classifier_with_a_fresh_head(three, cache, t
             'model.position', 'model.num_layers', 'model.d_model', 'model.d_ff', 'model.num_heads')}}.items()]
     done = script('train.py', '--config=configs/digits_vit.py', f'--workdir={tmp_path}/run', *flags)
     assert done.returncode == 0, done.stderr.decode()
-    assert b'fresh: ' in done.stderr and b'vocabulary' not in done.stderr
+    assert b'initialised randomly: ' in done.stderr and b'vocabulary' not in done.stderr
     assert preprocessing(tmp_path / 'run')['target_mean'] is not None
     assert inference.load(tmp_path / 'run').config.task == 'regression'
 

@@ -26,7 +26,7 @@ def test_a_training_s_dropout_key_is_not_the_one_that_the_next_seed_s_parameters
             super().__init__(module, optimizer, example, **options)
 
     monkeypatch.setattr(loop, 'Compiled', Watched)
-    monkeypatch.setattr(loop, 'train_steps', lambda setup, state, *_: states.setdefault(len(states), state))
+    monkeypatch.setattr(loop, 'train_steps', lambda parts, state, *_: states.setdefault(len(states), state))
     for seed in range(3):
         start(tmp_path / str(seed), tiny_config(tmp_path / 'cache', seed=seed))
     module, inputs = examples[0]

@@ -168,16 +168,6 @@ def test_r_drop_on_every_mesh_is_that_of_one_device(mode, exact):
     assert losses[0] > 1.5 * plain[0]  # two cross-entropies
 
 
-@pytest.mark.slow  # R-Drop's two passes, above, take the same paths
-@pytest.mark.parametrize('mode, exact', [
-    (Mode(data=2, fsdp=2, tensor=2, dropout=0.5), True), (Mode(data=3, accumulate=2), False),
-    (Mode(data=4, mode='pmap', dropout=0.5), False)])
-def test_simcut_on_every_mesh_is_that_of_one_device(mode, exact):
-    """What has parts or pmap cuts other words of each part."""
-    losses = [train(compiled(each, objective=SIMCUT))[1] for each in (Mode(dropout=mode.dropout), mode)]
-    np.testing.assert_allclose(*losses, **({'atol': 1e-5} if exact else {'rtol': 0.2}))
-
-
 def test_the_passes_of_a_step_differ_and_the_steps_too():
     module, batch = Noisy(), batch_of()
     state = init_state(module, optax.sgd(0.0), batch, seed=0)

@@ -13,9 +13,19 @@ from run_directory.records import read_metrics
 from runtime.errors import UserError
 from tests.tiny_run import said, start, tiny_config  # noqa: F401 (fixture)
 from training import loop
-from training.trackers import open_trackers
+from training.trackers import grouped, open_trackers
 
 MISSING = "the trackers are extras: pip install -e '.[test-interchange]'"
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """The package, with a database of its own."""
+    package = pytest.importorskip('mlflow', reason=MISSING)
+    pytest.importorskip('sqlalchemy', reason=MISSING)
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
+    package.set_tracking_uri(None)
+    return package
 
 
 def fake_mlflow(monkeypatch, client):
@@ -53,7 +63,7 @@ def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, cache, monkeyp
     fake_mlflow(monkeypatch, Client)
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     assert read_metrics(tmp_path / 'run')[-1]['step'] == 12
-    assert said.text.count('MLflow fails (the server has gone): it is told no more') == 1
+    assert said.text.count('MLflow fails (the server has gone). It receives nothing more') == 1
 
 
 def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cache, monkeypatch):
@@ -61,23 +71,46 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(tmp_path, cac
         raise ConnectionError('no server at http://localhost:9')
 
     fake_mlflow(monkeypatch, refused)
-    with pytest.raises(UserError, match="config.track.mlflow='digits': .*no server at.*\n.*MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match="config.track.mlflow='digits': .*no server at.*MLFLOW_TRACKING_URI"):
         start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
 
 
 @pytest.mark.parametrize('package', ['wandb', 'mlflow'])
-def test_a_package_that_is_not_installed_is_named(package, tmp_path, cache, monkeypatch):
+def test_a_package_that_is_not_installed_is_named_before_anything_is_written(package, tmp_path, cache, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"config.track.{package}='digits' needs .*\[{package}\]"):
-        open_trackers(tiny_config(cache, **{f'track__{package}': 'digits'}), tmp_path)
+    monkeypatch.setattr(loop, 'open_data', None)
+    with pytest.raises(UserError, match=rf"config.track.{package}='digits': the package {package} .*\[{package}\]"):
+        start(tmp_path / 'run', tiny_config(cache, **{f'track__{package}': 'digits'}))
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('saved, names', [
+    ({}, ['train/loss', 'validation/bleu', 'train/epoch', 'resources/resident_gb']),
+    ({'mlflow': {'experiment': 'digits', 'server': 'here', 'run': '7'}},
+     ['train_loss', 'validation_bleu', 'epoch', 'resident_gb'])], ids=['a new run', 'a run of an earlier version'])
+def test_names_are_grouped_unless_the_run_began_with_flat_ones(saved, names, tmp_path, cache, monkeypatch):
+    sent = []
+
+    class Recording(Client):
+        def get_run(self, run):
+            return types.SimpleNamespace(data=types.SimpleNamespace(metrics={}))
+
+        def update_run(self, run, status):
+            pass
+
+        def log_batch(self, run, metrics=(), params=()):
+            sent.extend(name for name, *_ in metrics)
+
+    fake_mlflow(monkeypatch, Recording)
+    (tmp_path / 'trackers.json').write_text(json.dumps(saved))
+    for _ in range(2):  # a resumed run keeps its names
+        [tracker] = open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path)
+        tracker.write(1, {'train_loss': 1.0, 'validation_bleu': 2.0, 'epoch': 3.0, 'resident_gb': 4.0})
+    assert sent == 2 * names
 
 
 @pytest.mark.slow
-def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
+def test_mlflow_has_every_line_once_also_after_a_resume(mlflow, tmp_path, cache):
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')  # so steps 10 and 12 are made, and told, again
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))
@@ -85,18 +118,14 @@ def test_mlflow_has_every_line_once_also_after_a_resume(tmp_path, cache, monkeyp
     [run] = client.search_runs([client.get_experiment_by_name('digits').experiment_id])
     lines = read_metrics(tmp_path / 'run')
     for name in 'train_loss', 'validation_accuracy', 'learning_rate':
-        assert ([(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+        assert ([(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, grouped(name))]
                 == [(line['step'], line[name]) for line in lines if name in line])
     assert run.info.status == 'FINISHED' and run.info.run_name == 'run'
     assert run.data.params['model.d_model'] == '16' and run.data.params['seed'] == '0'
 
 
 @pytest.mark.slow
-def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
+def test_mlflow_marks_a_run_that_a_signal_stopped(mlflow, tmp_path, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, 'due_at', lambda step, config, **_: Due(True, True, step == 5, False))
         with pytest.raises(SystemExit):
@@ -111,12 +140,8 @@ def test_mlflow_marks_a_run_that_a_signal_stopped(tmp_path, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mlflow_shows_samples_and_figures(tmp_path, cache, monkeypatch):
-    mlflow = pytest.importorskip('mlflow', reason=MISSING)
-    pytest.importorskip('sqlalchemy', reason=MISSING)
+def test_mlflow_shows_samples_and_figures(mlflow, tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('MLFLOW_TRACKING_URI', f'sqlite:///{tmp_path}/mlflow.db')
-    mlflow.set_tracking_uri(None)
     (tmp_path / 'run').mkdir()
     [tracker] = open_trackers(tiny_config(cache, track__mlflow='digits'), tmp_path / 'run')
     tracker.show(4, 'a sample', matplotlib.figure.Figure())
@@ -138,7 +163,7 @@ def test_weights_and_biases_offline(tmp_path, cache, monkeypatch):
     for folder, last in zip(folders, (8, 12), strict=True):
         [file] = folder.glob('*.wandb')
         content = file.read_bytes()
-        for wanted in 'digits', 'train_loss', 'validation_accuracy', 'model.d_model', f'{last}':
+        for wanted in 'digits', 'train/loss', 'validation/accuracy', 'model.d_model', f'{last}':
             assert wanted.encode() in content
         value = [line['train_loss'] for line in read_metrics(tmp_path / 'run') if line['step'] == last
                  and 'train_loss' in line]

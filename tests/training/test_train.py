@@ -102,7 +102,7 @@ def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monk
             shown.append(figure)
 
     monkeypatch.setattr(loop, 'in_notebook', lambda: True)
-    monkeypatch.setattr('training.curve.OFTEN', 0.0)
+    monkeypatch.setattr('training.curve.INTERVAL', 0.0)
     monkeypatch.setattr('IPython.core.display_functions.display',
                         lambda figure, display_id: (shown.append(figure), Display())[1])
     monkeypatch.setattr(logging.getLogger('allyouneed'), 'handlers', [])

@@ -17,7 +17,7 @@ from model.adapters import ADAPTERS, merged, without_adapters
 from model.blocks import BlockConfig
 from model.transformer import Transformer
 from run_directory import initial
-from run_directory.initial import other_run
+from run_directory.initial import split_choice
 from runtime.errors import UserError
 from tests.scripts import parameters, script, train_arguments
 from training.compiled import Compiled
@@ -169,7 +169,7 @@ def test_a_run_and_its_checkpoint_are_told_apart(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     for choice, expected in {'a': ('a', 'best'), 'a:latest': ('a', 'latest'), 'a:average:5': ('a', 'average:5'),
                              'b:c': ('b:c', 'best'), 'b:c:20': ('b:c', '20'), 'none:3': ('none:3', 'best')}.items():
-        path, checkpoint = other_run(choice)
+        path, checkpoint = split_choice(choice)
         assert (path.name, checkpoint) == expected
 
 
@@ -187,7 +187,7 @@ def checkpoint(workdir, choice='best'):
 def test_an_adapted_run_resumes_bit_for_bit_and_is_read_without_its_parent(run, data, cache, tmp_path):
     arguments = tuned(tmp_path / 'lora', run, data, cache, train__lora_rank=2, train__steps=12, eval__every=6)
     done = script(*arguments)
-    assert done.returncode == 0 and b'begins with the parameters of' in done.stderr, done.stderr.decode()
+    assert done.returncode == 0 and b'initial parameters from' in done.stderr, done.stderr.decode()
     whole = parameters(tmp_path / 'lora')
     shutil.rmtree(tmp_path / 'lora' / 'checkpoints' / '12')
     resumed = script(*arguments)
@@ -211,7 +211,7 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
     arguments = tuned(tmp_path / 'new', run, folder, cache, train__init_vocabulary=False, train__steps=1,
                       optimizer__warmup=1, optimizer__schedule='inverse_sqrt', optimizer__peak=1e-12)
     done = script(*arguments)
-    assert done.returncode == 0 and b'rows that both have: ' in done.stderr, done.stderr.decode()
+    assert done.returncode == 0 and b'only the rows that are in both runs: ' in done.stderr, done.stderr.decode()
     theirs, found = checkpoint(run[0]), checkpoint(tmp_path / 'new', 'latest')
     vocabularies = [[each.pieces(range(len(each))) for each in (inference.load(path).model.tokenizers['target'],)][0]
                     for path in (run[0], tmp_path / 'new')]
@@ -232,9 +232,9 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
 def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
-            ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' is not best"),
-            ({'data__tokenizer__vocab_size': 290}, 'or give train.init_vocabulary=False for one of this data'),
-            ({'model__d_model': 4, 'model__d_ff': 6}, 'is of a model of other sizes: '),
+            ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
+            ({'data__tokenizer__vocab_size': 290}, 'set train.init_vocabulary=False'),
+            ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has other sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
             ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
         done = script(*tuned(tmp_path / 'run', run, data, cache, **changes))
@@ -259,9 +259,9 @@ def test_the_recipe_goes_on_from_a_run(run, tmp_path):
 def test_learned_positions_are_taken_as_far_as_they_go():
     values = np.arange(12.0).reshape(4, 3)
     for length in (2, 4, 6):
-        known = initial._by_position(values, 0, (length, 3))
-        assert known.rows[:, 0].tolist() == [row < 4 for row in range(length)]
-        np.testing.assert_array_equal(known.values[:4], values[:length])
+        found = initial._by_position(values, 0, (length, 3))
+        assert found.rows[:, 0].tolist() == [row < 4 for row in range(length)]
+        np.testing.assert_array_equal(found.values[:4], values[:length])
 
 
 def test_options_become_patterns():

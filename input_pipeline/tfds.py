@@ -1,0 +1,111 @@
+"""Datasets of TensorFlow Datasets, read as array records without TensorFlow."""
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from input_pipeline.splits import naming_option
+from runtime.errors import UserError
+from runtime.files import sha256
+
+
+class Dataset:
+    """The splits of a prepared dataset.
+
+    Only the preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
+
+    Attributes:
+      info: TFDS's description of the dataset.
+    """
+
+    def __init__(self, name: str, folder: str, names: Mapping[str, str], features: Collection[str], asked: str):
+        """Opens a dataset.
+
+        Args:
+          name: the name of the dataset, such as wmt14_translate/de-en.
+          folder: TFDS's data_dir; '' for its default.
+          names: {split: its name on disk}.
+          features: the features that the dataset must have.
+          asked: the options that name the features, for messages.
+
+        Raises:
+          UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
+        """
+        self._names, self._features, self._builder = names, features, _open(name, folder, features, asked)
+        self.info = self._builder.info
+
+    def records(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yields the records of a split in order.
+
+        Raises:
+          UserError: if they cannot be read.
+        """
+        with self._reading(split):
+            yield from self._builder.as_data_source(self._names[split])
+
+    def texts(self, split: str) -> Iterator[list[str]]:
+        """Yields the texts of the features of each record, in order.
+
+        Raises:
+          UserError: if they cannot be read, or a feature is not text.
+        """
+        with self._reading(split):
+            for record in self._builder.as_data_source(self._names[split]):
+                yield [_text(record[feature]) for feature in self._features]
+
+    def fingerprint(self, split: str) -> dict[str, Any]:
+        """Returns the name of a split, and name and digest of each of its files, as JSON."""
+        with self._reading(split):
+            files = [Path(part.filename) for part in self.info.splits[self._names[split]].file_instructions]
+            return {'split': self._names[split], 'files': [[file.name, sha256(file)] for file in files]}
+
+    def _reading(self, split: str) -> contextlib.AbstractContextManager:
+        return _errors(f'config.data.{naming_option(split)}={self._names[split]!r} cannot be read from '
+                       f'{self._builder.data_dir}')
+
+
+def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
+    """Returns the TFDS builder of a dataset, which it prepares if necessary. The arguments are those of `Dataset`."""
+    if ':' in name:
+        raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
+                        'the dataset yourself, and give its name without the part before the colon')
+    import tensorflow_datasets as tfds  # slow to import, so only where it is used
+    from tensorflow_datasets.core.constants import DATA_DIR
+    folder = folder or DATA_DIR
+    with _errors(f'config.data.name={name!r} cannot be opened in {folder}'):
+        builder: Any = tfds.builder(name, data_dir=folder, file_format='array_record')
+        present = set(builder.info.features)
+    if not set(features) <= present:
+        raise UserError(f'config.data.name={name}: the dataset has the features {", ".join(sorted(present))}, but it '
+                        f'must have {" and ".join(features)} (see {asked})')
+    if not builder.is_prepared():
+        if not importlib.util.find_spec('tensorflow'):
+            raise UserError(
+                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                'Prepare the dataset once, on any machine: pip install tensorflow; '
+                f'tfds build {name} --file_format=array_record --data_dir={folder}. '
+                'Training does not need TensorFlow')
+        # TFDS prints its progress to stdout, which is for results.
+        with _errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare()
+    return builder
+
+
+def _text(value: Any) -> str:
+    """Returns the text of a feature. It is bytes in TFDS, and str in its mocks."""
+    if not isinstance(value, bytes | str):
+        raise ValueError(f'a record has {type(value).__name__} instead of text')
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Turns errors of TFDS and its libraries about their input into a UserError."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition('\n')[0]  # the rest may be a list of all datasets
+        raise UserError(f'{what}: {reason}') from error

@@ -1,0 +1,49 @@
+"""Reading places: axes and labels without padding, of texts, pairs and outputs; large captures are refused."""
+
+import numpy as np
+import pytest
+
+from inference.options import SearchOptions
+from runtime.errors import UserError
+from tests.random_run import random_run
+
+OPTIONS = SearchOptions(method='greedy', extra_length=2)
+
+
+@pytest.fixture(scope='module')
+def run():
+    return random_run('transformer')
+
+
+def test_each_text_has_its_own_tokens_and_no_padding(run):
+    outputs = run.translate(['one'], OPTIONS)
+    given = [('a bc', 'd'), outputs[0], 'longer than the others']
+    found = run.inspect(given, ['*/weights', 'decoder', 'source_embedding'], OPTIONS)
+    for values, source in zip(found, ('a bc', 'one', 'longer than the others'), strict=True):
+        weights = values['decoder/layers_1/cross_attention/weights']
+        assert weights.axes == ('head', 'query', 'key')
+        assert weights.labels['key'] == [*run.model.tokenizers['source'].pieces(
+            run.model.tokenizers['source'].encode(source)), '</s>']
+        assert weights.values.shape == (2, len(weights.labels['query']), len(weights.labels['key']))
+        assert len(values['source_embedding'].values) == len(weights.labels['key'])
+        assert len(values['decoder'].values) == len(weights.labels['query'])
+        np.testing.assert_allclose(weights.values.sum(axis=-1), 1, atol=1e-5)
+    assert found[0]['decoder'].labels['position'] == ['<s>', 'd']
+    cross = found[1].stacked('decoder/*/cross_attention/weights')
+    np.testing.assert_allclose(cross.values, run.model.attention(outputs[0])['cross'], atol=1e-5)
+
+
+def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
+    places = random_run('language_model', num_layers=11, num_key_value_heads=1).places()
+    layers = [name for name in places if name.count('/') == 1 and '/layers_' in name]
+    assert layers == [f'encoder/layers_{layer}' for layer in range(11)]
+    assert places['encoder/layers_10/self_attention/keys'] == {'batch': None, 'position': None, 'head': 1, 'width': 4}
+
+
+@pytest.mark.parametrize('given, place, limit, message', [
+    (['a'], 'decoder/layer_0', 1.0, "place 'decoder/layer_0': the model has no such place. Did you mean decoder/"),
+    ([('a', 'b')], '*', 1e-6, r'the values at 70 places for 1 texts have .* GB, more than most_gb=1e-06'),
+    ('a text', 'decoder', 1.0, 'give a list of texts or outputs')])
+def test_impossible_requests_are_refused(given, place, limit, message, run):
+    with pytest.raises(UserError, match=message):
+        run.inspect(given, place, OPTIONS, limit)

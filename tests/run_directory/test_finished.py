@@ -1,0 +1,64 @@
+"""A finished run is known from its records: nothing is read, compiled or imported to report it."""
+
+import shutil
+
+import pytest
+
+from run_directory.records import finished_at, read_config
+from tests.scripts import script
+from tests.tiny_run import (  # noqa: F401 (fixtures)
+    copy,
+    said,
+    script_arguments,
+    start,
+    steps,
+    tiny_config,
+    whole,
+)
+from training import loop
+
+
+def test_a_run_is_finished_if_its_newest_checkpoint_is_evaluated_and_nothing_remains(whole, copy, cache):
+    assert finished_at(whole, tiny_config(cache)) == 12
+    assert finished_at(whole, tiny_config(cache, train__steps=10)) == 12
+    assert finished_at(whole, tiny_config(cache, train__steps=13)) is None
+    assert finished_at(copy, tiny_config(cache)) is None, 'the checkpoint of step 12 is lost'
+    (copy / 'checkpoints' / '12').mkdir()
+    (copy / 'metrics.jsonl').write_text('{"step": 12, "train_loss": 2.0}\n')
+    assert finished_at(copy, tiny_config(cache)) is None, 'step 12 is not evaluated'
+    assert finished_at(copy / 'none', tiny_config(cache)) is None
+
+
+def test_a_run_without_patience_left_is_finished_until_it_may_wait_longer(whole, copy, cache):
+    lines = ''.join(f'{{"step": {step}, "validation_accuracy": {value}}}\n' for step, value in ((3, 0.5), (6, 0.4),
+                                                                                              (9, 0.3)))
+    (copy / 'metrics.jsonl').write_text(lines + '{"step": 12, "validation_accuracy": 0.9}\n')  # after the checkpoint
+    assert [finished_at(copy, tiny_config(cache, eval__patience=patience)) for patience in (0, 2, 3)] == [None, 9, None]
+
+
+def test_a_finished_run_opens_no_data_and_records_a_changed_option(whole, tmp_path, cache, monkeypatch, said):
+    shutil.copytree(whole, tmp_path / 'run')
+    (tmp_path / 'run' / 'checkpoints' / '12' / 'progress' / 'metadata').write_text('damaged')
+    monkeypatch.setattr(loop, 'build', None)
+    start(tmp_path / 'run', tiny_config(cache, checkpoint__keep_last=5))
+    assert 'this run is finished, at step 12' in said.text
+    assert 'changed since the run began: checkpoint.keep_last 3 -> 5' in said.text
+    assert read_config(tmp_path / 'run').checkpoint.keep_last == 5
+
+
+def test_more_steps_continue_a_finished_run(whole, tmp_path, cache, said):
+    shutil.copytree(whole, tmp_path / 'run')
+    start(tmp_path / 'run', tiny_config(cache, train__steps=13))
+    assert 'resuming from step 12' in said.text and steps(tmp_path / 'run')[-1] == 13
+
+
+@pytest.mark.parametrize('change, status, message', [
+    ({}, 0, 'this run is finished, at step 12'), ({'model__d_ff': 64}, 2, 'model.d_ff: 32 in the run, 64 now')])
+def test_train_py_imports_little_to_report_a_finished_run(whole, cache, change, status, message, monkeypatch):
+    monkeypatch.setenv('PYTHONPROFILEIMPORTTIME', '1')
+    arguments = script_arguments(whole, tiny_config(cache, **change))[1:]
+    done = script(*arguments)
+    assert done.returncode == status and message in done.stderr.decode(), done.stderr.decode()[-2000:]
+    imported = {line.rpartition('|')[2].strip() for line in done.stderr.decode().splitlines() if '|' in line}
+    assert 'run_directory.workdir' in imported
+    assert not imported & {'training.loop', 'input_pipeline.problems', 'matplotlib', 'grain', 'tensorboardX'}

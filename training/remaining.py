@@ -1,0 +1,94 @@
+"""The progress bar of a training, with the remaining time estimated from measured steps and evaluations."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from runtime.agreement import is_leader
+from training.curve import in_notebook
+from training.summary import duration
+
+MEASURED = 10  # steps before the log has an estimate
+
+log = logging.getLogger('allyouneed.train')
+
+
+class RemainingTime:
+    """Estimates the remaining time from the steps and evaluations of this start.
+
+    Steps are computed in the background. So they are measured between two moments at which the computed steps are
+    known: `restart` begins a measurement, and `step_done` ends one more of its steps.
+    """
+
+    def __init__(self, config: ConfigDict):
+        self._last, self._every = config.train.steps, config.eval.every
+        self._seconds, self._steps = 0.0, 0          # of the measurements before the current one
+        self._evaluation = 0.0                       # seconds of the latest evaluation
+        self._began, self._now, self._done = time.perf_counter(), 0.0, 0  # the current measurement
+        self._logged = False
+
+    def restart(self) -> None:
+        """Begins a measurement: no step that began earlier counts, except one that begins now."""
+        self._seconds, self._steps = self._seconds + self._now, self._steps + self._done
+        self._began, self._now, self._done = time.perf_counter(), 0.0, 0
+
+    def step_done(self) -> None:
+        """Counts a step whose results are computed."""
+        self._now, self._done = time.perf_counter() - self._began, self._done + 1
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Measures an evaluation."""
+        began = time.perf_counter()
+        yield
+        self._evaluation = time.perf_counter() - began
+
+    def seconds_after(self, step: int) -> float | None:
+        """Returns the estimated seconds after `step`, or None before any step is measured.
+
+        The estimate includes evaluations once one has been measured. Logs the first estimate from MEASURED steps.
+        """
+        count = self._steps + self._done
+        if not count:
+            return None
+        per_step = (self._seconds + self._now) / count
+        evaluations = -(-self._last // self._every) - (step - 1) // self._every  # the last step is evaluated, too
+        seconds = (self._last - step) * per_step + evaluations * self._evaluation
+        if count >= MEASURED and step < self._last and not self._logged:
+            self._logged = True
+            log.info('%.2g s per step: about %s remaining (%s steps%s)', per_step, duration(seconds),
+                     f'{self._last - step:,}', '' if self._evaluation else ', without evaluations')
+        return seconds
+
+
+class ProgressBar(tqdm):
+    """A progress bar on stderr whose remaining time is given by the training loop; tqdm's would include compiling."""
+
+    remaining = '?'
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """The values that the format of the bar refers to."""
+        return {**super().format_dict, 'left': self.remaining}
+
+    def show_step(self, seconds: float | None) -> None:
+        """Advances by a step. `seconds` is the remaining time, if it is known."""
+        self.remaining = '?' if seconds is None else duration(seconds)
+        self.update()
+
+
+@contextlib.contextmanager
+def show_bar(first: int, last: int) -> Iterator[ProgressBar]:
+    """Shows a progress bar on stderr, below the log."""
+    bar = ProgressBar(total=last, initial=first, unit='step', file=sys.stderr, dynamic_ncols=True,
+                      disable=not is_leader(), mininterval=0.2 if sys.stderr.isatty() or in_notebook() else 30,
+                      bar_format='{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, remaining {left}{postfix}]')
+    with bar, logging_redirect_tqdm([logging.getLogger('allyouneed')]):
+        yield bar
