@@ -78,7 +78,8 @@ ROWS = [
       for kind, names in SIZES.items() for name in names for wrong in ('text', 'fraction', 'negative', 'huge')),
     *((kind, CONFIG, with_values(**{name: 10 ** 9}), (CONFIG, '1000000000'))
       for kind, names in SIZES.items() for name in names),
-    *((kind, CONFIG, content, CONFIG) for kind in SIZES for content in (b'', b'{"model_type": ', b'[1]', DEEP)),
+    *((kind, CONFIG, content, CONFIG) for kind in SIZES for content in (
+        b'', b'{"model_type": ', b'[1]', DEEP, b'{"model_type": "\xff"}', b'{"unused": "\xff"}')),
     *((kind, CONFIG, with_values(model_type=value), 'model_type') for kind in SIZES for value in ('bert', '', 3, None)),
     *((kind, CONFIG, with_values(quantization_config={'bits': 4}), 'quantization_config') for kind in SIZES),
     *((kind, CONFIG, with_values(eos_token_id=value), 'eos_token_id') for kind in SIZES
