@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
                         position='learned', dropout=0.1)
     config.model.update(patches={'patch': 2, 'pooling': 'mean'})  # 16 patches
-    config.data.update(source='builtin', name='digits', crop=1, flip=False)  # a mirrored digit is not a digit
+    config.data.update(source='builtin', name='digits', crop=1, flip=False)  # mirrored digits do not occur
     config.batch.rows = 64
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
     config.train.steps = 3000  # 143 epochs of 1,297 images

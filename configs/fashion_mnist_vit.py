@@ -7,7 +7,8 @@ train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The 
 validation split. With --config.data.source=tfds the data comes from TFDS. TFDS needs TensorFlow once, to prepare the
 data.
 
-Public repositories report an accuracy of 92.3 % for small vision Transformers that are trained from scratch. We have not trained this recipe.
+Public repositories report an accuracy of 92.3 % for small vision Transformers that are trained from scratch. We have
+not trained this recipe.
 """
 
 from ml_collections import ConfigDict

@@ -9,9 +9,9 @@ the mean of the last 10 checkpoints:
     python decode.py --workdir=runs/multi30k --checkpoint=average:10 --split=test
 
 Results of our run (seed 0) on test 2016 with beam 5: 41.0 BLEU (sacreBLEU, cased, detokenised, 13a), and 41.5 BLEU on
-lowercased Moses tokens. The paper reports 41.0 BLEU on lowercased Moses tokens. docs/results.md has our runs. For another
-pair of languages, set both languages: --config.data.source_lang=de --config.data.target_lang=en reaches 43.2 BLEU (8,000
-steps in float32).
+lowercased Moses tokens. The paper reports 41.0 BLEU on lowercased Moses tokens. docs/results.md has our runs. For
+another pair of languages, set both languages: --config.data.source_lang=de --config.data.target_lang=en reaches 43.2
+BLEU (8,000 steps in float32).
 
 To compute everything in bfloat16, and not only the products, use
 --config.model.dtype=bfloat16 --config.train.matmul_precision=default.
@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
     config.train.update(steps=7600, matmul_precision='bfloat16')  # 25.5 epochs
     config.eval.every = 3800
     config.checkpoint.update(every=100, keep_last=10)
-    # These values were chosen on the validation split. BLEU differs by 0.1 between alpha=1.0 and alpha=1.4. BLEU is equal
-    # for beam=5 and beam=10.
+    # These values were chosen on the validation split. BLEU differs by 0.1 between alpha=1.0 and alpha=1.4. BLEU is
+    # equal for beam=5 and beam=10.
     config.decode.update(beam=5, alpha=1.2)
     return config

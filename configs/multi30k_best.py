@@ -16,9 +16,9 @@ DIR is the same folder as for configs/multi30k.py. The script runs these steps:
     python decode.py --workdir=runs/best --checkpoint=average:10 --split=test
 
 All steps together take about two and a half hours on 2 cores. Results of our runs (float32, seed 0) on test 2016 with
-beam 5: 41.4 BLEU (sacreBLEU, cased, detokenised, 13a), and 41.9 BLEU on lowercased Moses tokens. With seed 1, the student
-has 41.5 and 41.9. The first teacher, with 8,000 steps, has 40.9 and 41.3. The ensemble of the two teachers has 41.2 and
-41.6. docs/results.md also has the results of a student of half the size, and of an ensemble.
+beam 5: 41.4 BLEU (sacreBLEU, cased, detokenised, 13a), and 41.9 BLEU on lowercased Moses tokens. With seed 1, the
+student has 41.5 and 41.9. The first teacher, with 8,000 steps, has 40.9 and 41.3. The ensemble of the two teachers has
+41.2 and 41.6. docs/results.md also has the results of a student of half the size, and of an ensemble.
 """
 
 from ml_collections import ConfigDict

@@ -26,7 +26,7 @@ def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[
 
     def draw_once(key):
         # Without the conditional, XLA for CPUs fuses the hash into every operation that reads the mask, also into the
-        # transposed copies of the backward pass. The hash is then computed several times, for a tenth of a step.
+        # transposed copies of the backward pass. Then the hash is computed several times and takes a tenth of a step.
         # XLA fuses nothing into or out of a conditional. The condition is always true, but XLA cannot infer that.
         always = (jax.random.key_data(key)[0] | 1) != 0
         return jax.lax.cond(always, draw, lambda key: jnp.zeros(shape, bool), key)
