@@ -130,7 +130,7 @@ def buckets_figure(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', 
 
 
 def _scores(outputs, references, log_probs):
-    from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
+    from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
     from sacrebleu.metrics.chrf import CHRF
 
     # A bucket may have few sentences: of one, every resample is the same.

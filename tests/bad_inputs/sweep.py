@@ -20,7 +20,7 @@ def returning(what):
 
 QUICK = [
     Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
-    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py', '--workdir is missing'),
     Case('--sweep={root}/configs/sweeps/seeds.py --workdir={new}', '--config is missing'),
     Case(DEMO, '--sweep is missing'),
