@@ -57,7 +57,7 @@ class WindowPlan:
 
     def describe(self) -> str:
         """Returns one line for the log."""
-        return (f'{len(self)} batches an epoch, of {self.rows[0]} windows x {self.context} tokens; '
+        return (f'{len(self)} batches per epoch, of {self.rows[0]} windows x {self.context} tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
