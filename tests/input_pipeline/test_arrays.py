@@ -137,7 +137,7 @@ def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
 
 
 def test_a_split_has_as_many_values_as_the_training_split():
-    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but the training split has \(10, 2\)'):
+    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but in the training split .* \(10, 2\)'):
         in_memory(INPUTS, INPUTS[:, 0], False, test=(INPUTS, CLASSES)).targets('test')
 
 
@@ -155,7 +155,7 @@ def test_the_task_and_not_the_type_says_what_targets_are(kind):
     (CLASSES + 0.25, r'file of train: class 0\.25 of example 0: classes must be whole numbers from 0'),
     (np.where(CLASSES == 3, 2.5, CLASSES), r'file of train: class 2\.5 of example 3: .* Use task=regression'),
     (CLASSES - 1.0, r'file of train: class -1\.0 of example 0: classes must be'),
-    (INPUTS[:, 0], r'file of train: targets of shape \(10, 2\), but an example has one class: .* for task=regression'),
+    (INPUTS[:, 0], r'file of train: targets of shape \(10, 2\), but an example has one class\. .* Use task=regression'),
     (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
 ])
 def test_what_is_no_class_is_refused(targets, message):
