@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cac
         path.unlink()  # a flipped byte may be in a part that the merged checkpoint does not use
     with Job(2, arguments(run, cache, **TWO), tmp_path / 'logs') as job:
         assert job.end() == [0, 0], job.said(0)
-        assert re.search(r'checkpoints/9 is damaged for process \d: .*; it is left as it is', job.said(0))
+        assert re.search(r'checkpoints/9 is damaged for process \d: .*\. The damaged .* is left unchanged', job.said(0))
         assert 'resuming from step 8' in job.said(0)
     assert outcome(run) == outcome(whole)
     assert (run / 'checkpoints' / '9.damaged').exists()
@@ -228,8 +228,8 @@ compiled.Compiled.train = other
     with Job(2, sabotaged(diverges, run, cache), tmp_path / 'logs') as job:
         assert job.end() == [2, 2], job.said(0)
         for number in (0, 1):
-            assert ('the parameters or the optimizer state of process 1 differ from those of process 0 at step 6, '
-                    'which is not saved. The checkpoint of step 4 is still valid') in job.said(number)
+            assert ('process 1 and process 0 have different parameters or optimizer states at step 6. This step is not '
+                    'saved. The checkpoint of step 4 is still valid') in job.said(number)
     assert steps(run) == [3, 4]
 
 
