@@ -232,7 +232,7 @@ def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_pa
         assert texts(store, tokenizers) == PAIRS
         left = stores(tmp_path)
         assert len(left) == 2 and '.building-' not in left[0].name and '.building-' in left[1].name
-        assert 'was left by a killed process: removed' in logged.text
+        assert 'which a killed process had left' in logged.text
         assert sorted(path.name for path in left[0].iterdir()) == [
             'checksums.json', 'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',
             'target.tokens', 'verified.json']
