@@ -66,7 +66,7 @@ def tasks() -> str:
         metrics = ', '.join(f'{metric} ({"higher" if METRICS[metric] is max else "lower"})' for metric in task.metrics)
         lines.append(f'| `{name}` | {task.meaning} | {", ".join(task.models)} | {task.data} | {task.objective} | '
                      f'{task.answerer} | {metrics} |')
-    return '\n'.join([*lines, '', 'In brackets: "higher" or "lower" values of the metric are better.', ''])
+    return '\n'.join([*lines, '', '"higher" means that higher values of the metric are better.', ''])
 
 
 if __name__ == '__main__':
