@@ -171,7 +171,7 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
     Args:
       inputs: the examples, as an array or as nested lists.
       shape: the shape of one example, [*space, channels], that the model reads.
-      where: the name of the inputs, with which error messages begin.
+      where: the name of the inputs in error messages.
 
     Raises:
       UserError: if the examples have another shape, or contain values that are not finite numbers.

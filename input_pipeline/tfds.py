@@ -15,8 +15,8 @@ from runtime.files import sha256
 class Dataset:
     """The splits of a TFDS dataset.
 
-    Only the preparation of a dataset needs TensorFlow, because TFDS unpacks archives with TensorFlow. Reading a dataset
-    that is already prepared does not.
+    The preparation of a dataset needs TensorFlow, because TFDS unpacks archives with TensorFlow. Reading a prepared
+    dataset does not need TensorFlow.
 
     Attributes:
       info: TFDS's description of the dataset.
