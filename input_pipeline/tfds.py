@@ -85,7 +85,7 @@ def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
     if not builder.is_prepared():
         if not importlib.util.find_spec('tensorflow'):
             raise UserError(
-                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                f'{name} is not in {folder}. TFDS needs TensorFlow to prepare it, but TensorFlow is not installed. '
                 'Prepare the dataset once, on any machine: pip install tensorflow; '
                 f'tfds build {name} --file_format=array_record --data_dir={folder}. '
                 'Training does not need TensorFlow')
