@@ -133,7 +133,8 @@ def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run any code
             if missing := [name for name in names if name not in archive]:
-                raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}. '
+                raise UserError(f'{path} has no array {missing[0]!r}. It contains '
+                                f'{", ".join(archive.files) or "nothing"}. '
                                 f'Write it with numpy.savez(file, {", ".join(f"{name}=..." for name in names)})')
             arrays = [archive[name] for name in names]
     # The archive is damaged, or NumPy does not support its compression or encryption. Or the header of an array has a
@@ -171,7 +172,7 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
     Args:
       inputs: the examples, as an array or as nested lists.
       shape: the shape of one example, [*space, channels], that the model reads.
-      where: the name of the inputs, with which error messages begin.
+      where: the name of the inputs in error messages.
 
     Raises:
       UserError: if the examples have another shape, or contain values that are not finite numbers.

@@ -215,7 +215,7 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
 # Built-in data sets: the value of config.data.name -> the function that makes the splits from a seed.
 BUILTIN = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
 
-# Sources of examples: the value of config.data.source -> the function that opens it.
+# Sources of examples: the value of config.data.source -> the function that opens the source.
 SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
     'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 

@@ -34,9 +34,9 @@ class Batch(TypedDict):
 class Part(NamedTuple):
     """The rows that one process reads from every batch. The default is all rows.
 
-    A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. The part
-    begins at the fraction first/of of these rows, and ends at the fraction last/of. Padding rows have weight 0 and do
-    not change the results.
+    A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. If the
+    padded batch has n rows, the part is the rows from n * first / of to n * last / of. Padding rows have weight 0 and
+    do not change the results.
     """
     first: int = 0
     last: int = 1
@@ -72,7 +72,7 @@ class Plan(Protocol):
     def batch(self, step: int, part: Part = ALL) -> Batch:
         """Returns batch `step`, or only the rows of `part`. All parts together, in order, are the batch.
 
-        The last batch of an epoch can have missing rows, and a batch can have padding rows. Both have weight 0.
+        Rows of padding have weight 0. They fill up the last batch of an epoch, and batches that devices share.
         """
         ...
 
@@ -89,7 +89,8 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
     """
     units = -(-lengths // LENGTHS)
     top = int(units.max())
-    below = np.concatenate([[0], np.cumsum(np.bincount(units, minlength=top + 1)[1:])])  # number of units <= u, at u
+    # below[u]: the number of sentences of at most u units.
+    below = np.concatenate([[0], np.cumsum(np.bincount(units, minlength=top + 1)[1:])])
     # cost[u]: minimum padded size of all sentences of at most u units, with the buckets used so far.
     cost = np.where(np.arange(top + 1) == 0, 0.0, np.inf)
     choices = []

@@ -25,7 +25,7 @@ Tokens = UInt32[np.ndarray, ' _']
 
 
 class BpeDropout:
-    """A random segmenter of text that has been tokenised. It reads tokens, because their pieces contain the text.
+    """A random segmenter of text that has been tokenised. The text itself is not needed, only the tokens.
 
     Bytes and user-defined symbols are not changed, and are not part of any merge.
     """
@@ -102,7 +102,7 @@ class BpeDropout:
 
         A piece is stored at the index of its first character. The indices of its other characters are set to PAD.
         """
-        token, place = pieces.copy(), np.arange(len(pieces))  # of all unfinished words
+        token, place = pieces.copy(), np.arange(len(pieces))  # tokens of unfinished words, and their places
         merged = np.full(len(pieces), PAD, np.uint32)  # the merge of each token with the next token, or PAD
         merged[:-1] = np.where(ends[:-1], np.uint32(PAD), self._look_up(token[:-1], token[1:]))
         while len(token):

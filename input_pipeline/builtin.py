@@ -67,7 +67,7 @@ UNITS = [
     'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte',
     'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
-TIME_LENGTHS = ('short', 'medium')  # 'long' and 'full' times always have the same time zone
+TIME_LENGTHS = ('short', 'medium')  # 'long' and 'full' would add a time zone, which is always the same
 LIST_STYLES = ('standard', 'or')
 JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # a space before each part, so that its words do not change
 DAY = 24 * 3600
@@ -117,7 +117,7 @@ def write_amount(currency: str, style: Literal['name', 'standard'], number: Deci
         raise KeyError(currency)
     if number % 1:  # rounds before babel chooses the plural, because yen have no decimals
         number = round(number, get_currency_precision(currency))
-    cents = style == 'standard' or number % 1 != 0  # none in '12 euros', but in '12.50 euros' and '€12.00'
+    cents = style == 'standard' or number % 1 != 0  # '12 euros' without cents, but '12.50 euros' and '€12.00'
     text = format_currency(number, currency, locale=locale, format_type=style, currency_digits=cents)
     if style == 'standard' and re.search(r'[^\W\d_]\d', text):
         raise KeyError(currency)  # babel writes 'CZK12.00', but CLDR has a space after such a sign
@@ -249,7 +249,7 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
     """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
 
-    If `writers` is given, the writer of each pair is added. links.py uses the writer to link the words of the pair.
+    If `writers` is given, the writer of each pair is added to `writers`. links.py uses it to link words.
     """
     source, target = parse_locale(source_locale), parse_locale(target_locale)
     kinds = usable_kinds(source, target)

@@ -137,7 +137,7 @@ class PairData:
         """
         pairs = list(self._corpus.pairs(split))
         if not any(source.strip() and target.strip() for source, target in pairs):
-            raise UserError(f'the {split} split has no text. Looked at: {self._corpus.fingerprint(split)}')
+            raise UserError(f'the {split} split has no text. The split was read from {self._corpus.fingerprint(split)}')
         return pairs
 
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
@@ -261,7 +261,7 @@ class MeasuredData(ExampleData):
     labelled = False
 
 
-# The name of a task's data (configs/tasks.py) -> its class.
+# The name of a task's data (configs/tasks.py) -> the class of the data.
 DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] = {
     'pairs': PairData, 'documents': DocumentData, 'classes': LabelledData, 'values': MeasuredData}
 

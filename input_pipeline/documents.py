@@ -81,7 +81,7 @@ class FileDocuments(Documents):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Returns whether there is a file or a folder for the split. The file or folder must then contain text."""
+        """Returns whether there is a file or a folder for the split. An existing file or folder must contain text."""
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override

@@ -83,9 +83,9 @@ class ForeignTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(ForeignTokenizer):
-    """A SentencePiece model. The model numbers its pieces itself or, as in Marian, a separate vocabulary does.
+    """A SentencePiece model. The numbers of the pieces are those of the model or, as in Marian, of a vocabulary.
 
-    With a separate vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
+    With a vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
     """
 
     def __init__(self, model: bytes):
@@ -99,7 +99,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
-        """The original model, and the separate vocabulary or None."""
+        """The original model, and the vocabulary or None."""
         return base64.b64decode(self._settings['model']), self._numbers
 
     @override

@@ -1,4 +1,4 @@
-"""Standardises images, series and target values, and converts examples to the numbers that identify them."""
+"""Standardises images, series and target values, and defines which bytes identify an example."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ class Preprocessing:
         return _standardised(raw, self.target_mean, self.target_std)
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
-        """Converts the outputs of a regression model to the units of the raw targets. The inverse of `targets`."""
+        """Converts the outputs of a regression model to the units of the raw targets."""
         assert self.target_mean is not None and self.target_std is not None, 'classes are not values'
         return outputs * np.array(self.target_std, np.float64) + np.array(self.target_mean, np.float64)
 
@@ -86,7 +86,7 @@ def is_byte_images(inputs: Inputs) -> bool:
 
 
 def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*batch channels']:
-    """Converts examples to a type in which their bytes identify them.
+    """Converts examples to the dtype whose bytes identify an example.
 
     Fingerprints and the choice of held-out examples depend on these bytes. Unsigned bytes are unchanged. Other numbers
     become float32, as in all earlier versions, so that earlier runs can be resumed. If float32 would round the numbers

@@ -59,7 +59,7 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
-    possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # `others` has a message about this
+    possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # if not, `others` has a message
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
     return problems
@@ -74,7 +74,7 @@ def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None
         return
     rows = text.pairs(split) if pairs else ((document,) for document in text.documents(split))
     if not sum(all(text.strip() for text in row) for row in rows):  # sum instead of any, to read all rows
-        raise UserError(f'the {split} split has no text. Looked at: {text.fingerprint(split)}')
+        raise UserError(f'the {split} split has no text. The split was read from {text.fingerprint(split)}')
 
 
 def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:

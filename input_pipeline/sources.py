@@ -79,7 +79,7 @@ class BuiltinCorpus(Corpus):
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
-        if plain_spaces:  # fingerprints of runs before this option do not have the entry
+        if plain_spaces:  # older runs have fingerprints without this entry
             self._fingerprint['plain_spaces'] = plain_spaces
 
     @override
@@ -116,7 +116,7 @@ class TextCorpus(Corpus):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Returns whether there is any file for the split. All files of the split must then exist."""
+        """Returns whether any file of the split exists. If one file exists, all files of the split must exist."""
         return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
 
     @override

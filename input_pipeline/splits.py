@@ -20,7 +20,7 @@ log = logging.getLogger('allyouneed.data')
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
-    """Returns the names of the test sets: ['test'], or all names in config.data.splits.test if it has several."""
+    """Returns the names of the test sets: ['test'], or several names in config.data.splits.test."""
     names = data['splits']['test'].split(',')
     return names if len(names) > 1 else ['test']
 
@@ -108,8 +108,8 @@ class Parts:
 def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> Parts:
     """Returns the splits to hold out from the training data: 'validation' and 'test', if they have no files.
 
-    Nothing is held out if `share` is 0. Nothing is held out if there are validation files either, because then the
-    author of the data has chosen the splits. A split whose name was set (config.data.splits) is never held out, because
+    Nothing is held out if `share` is 0, or if there are validation files. In the second case, the author of the data
+    has chosen the splits. A split whose name was set (config.data.splits) is never held out, because
     its files are expected to exist.
     """
     if not share or has_files('validation') or names['validation'] != 'validation':

@@ -89,7 +89,7 @@ def sides_of(folder: Path) -> list[str]:
 
 
 def join(parts: Sequence[Path], folder: Path) -> None:
-    """Writes a store with the rows of all stores in `parts`, in order. A store written at once has the same bits."""
+    """Writes one store with the rows of all `parts`, in order. The bits are the same as without shards."""
     counts = [json.loads((part / 'stats.json').read_text()) for part in parts]
     for side in sides_of(parts[0]):
         offsets = [np.load(part / f'{side}.offsets.npy', allow_pickle=False) for part in parts]

@@ -15,8 +15,8 @@ from runtime.files import sha256
 class Dataset:
     """The splits of a TFDS dataset.
 
-    Only the preparation of a dataset needs TensorFlow, because TFDS unpacks archives with TensorFlow. Reading a dataset
-    that is already prepared does not.
+    The preparation of a dataset needs TensorFlow, because TFDS unpacks archives with TensorFlow. Reading a prepared
+    dataset does not need TensorFlow.
 
     Attributes:
       info: TFDS's description of the dataset.
@@ -85,7 +85,7 @@ def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
     if not builder.is_prepared():
         if not importlib.util.find_spec('tensorflow'):
             raise UserError(
-                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                f'{name} is not in {folder}. TFDS needs TensorFlow to prepare it, but TensorFlow is not installed. '
                 'Prepare the dataset once, on any machine: pip install tensorflow; '
                 f'tfds build {name} --file_format=array_record --data_dir={folder}. '
                 'Training does not need TensorFlow')

@@ -182,7 +182,7 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} pairs with an empty side and '
                         f'{stats["dropped_long"]} longer than config.data.max_length={max_length} were dropped. '
-                        f'Looked at: {corpus.fingerprint(split)}')
+                        f'The split was read from {corpus.fingerprint(split)}')
     return store
 
 
@@ -204,7 +204,7 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
-                        f'Looked at: {documents.fingerprint(split)}')
+                        f'The split was read from {documents.fingerprint(split)}')
     return store
 
 
@@ -220,5 +220,5 @@ def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Token
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Returns a hash of `content`, which is the name of a folder in the cache."""
+    """Returns a hash of `content`. The hash is the name of a folder in the cache."""
     return hashlib.sha256(json.dumps({**content, 'format': FORMAT}, sort_keys=True).encode()).hexdigest()[:16]

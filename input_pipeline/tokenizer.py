@@ -250,7 +250,7 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # no sampling: there are not more lines
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # there are not more lines, so all are used
             num_threads=1, minloglevel=2)  # with one thread, the result depends only on the text
     except RuntimeError as error:
         if failure:

@@ -16,7 +16,7 @@ class Tokenizer(abc.ABC):
     """Converts between text and token ids. Tokenizers can be pickled.
 
     Attributes:
-      model: the bytes of the tokenizer's file, from which it can be restored.
+      model: the bytes of the tokenizer's file, from which the tokenizer can be restored.
       absent: the special tokens that the vocabulary of an imported model does not have. No text contains these tokens,
         and their probability is 0.
     """
@@ -45,7 +45,7 @@ class Tokenizer(abc.ABC):
 
         Args:
           before: the tokens of a prompt.
-          tokens: the tokens that follow.
+          tokens: the tokens that follow `before`.
           prompt: the text that `before` encodes, if it is known. Some imported tokenizers drop spaces at the end of a
             text, so decode(before) may lack spaces of the prompt. With `prompt`, these spaces are not part of the
             continuation.

@@ -28,10 +28,10 @@ class WindowPlan:
     In every epoch, every token of every document and every end token is a target exactly once. A window has `context`
     inputs and `context` targets. `packing` is one of two ways to make windows:
 
-    'contiguous': The stream is divided after every `context` tokens. The division begins at a different place of the
-      stream in each epoch, the phase. A window may begin in the middle of a document, and may contain the end of one
-      document and the beginning of the next document. In each epoch, one window contains the end and the beginning of
-      the stream, as two segments.
+    'contiguous': The stream is divided after every `context` tokens. In each epoch, the division begins at a
+      different place of the stream (the phase). A window may begin in the middle of a document, and may contain the
+      end of one document and the beginning of the next document. In each epoch, one window contains the end and the
+      beginning of the stream, as two segments.
     'packed': A window contains whole documents. Only documents longer than `context` are divided into pieces.
 
     Attributes:
@@ -49,7 +49,7 @@ class WindowPlan:
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed
         lengths = store.lengths(TEXT)
-        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of each document, and the end of the stream
+        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of the documents, and the end of the stream
         self._windows = {'contiguous': _Contiguous, 'packed': _Packed}[packing](self._begins, context)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
         self.padding_share = 1 - float(lengths.sum() + len(lengths)) / (len(self) * rows * context)
@@ -112,7 +112,7 @@ class WindowPlan:
 
 
 def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows context']:
-    """Returns where segments begin: at the beginning of a document, and after a gap in the stream."""
+    """Returns True where a segment begins: at the beginning of a document, and after a gap in the stream."""
     begins = places >= 0
     begins[:, 1:] &= (np.diff(places, axis=1) != 1) | (np.diff(document, axis=1) != 0)
     return begins
@@ -145,9 +145,10 @@ class _Packed:
     """
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
-        inputs = np.diff(begins) - 1  # of each document; the end token is only a target
+        inputs = np.diff(begins) - 1  # number of inputs of each document; the end token is only a target
         pieces = -(-inputs // context)
-        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # in the document
+        # The number of each piece in its document.
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         self._begins = np.repeat(begins[:-1], pieces) + number * context
         self._lengths = np.minimum(context, np.repeat(inputs, pieces) - number * context)
         self._context = context

@@ -106,7 +106,7 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
 
 
 @pytest.mark.parametrize('arrays, message', [
-    ({'inputs': INPUTS}, r"train\.npz has no array 'targets', only inputs. Write it with numpy\.savez"),
+    ({'inputs': INPUTS}, r"train\.npz has no array 'targets'\. It contains inputs\. Write it with numpy\.savez"),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(str)}, r'train\.npz: targets must be finite numbers \(.*U'),
     ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
