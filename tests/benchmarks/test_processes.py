@@ -85,10 +85,10 @@ def test_other_parameters_losses_and_steps_than_those_of_one_process_fail(cell, 
     with pytest.raises(Failed, match='has other lines'):
         cell.compare(reference, steps=[10])
     (cell.folder / 'run' / 'metrics.jsonl').write_text(json.dumps(lines[0] | {'train_loss': 1.01}) + '\n')
-    with pytest.raises(Failed, match='losses differ from those of one process by 1.0e-02'):
+    with pytest.raises(Failed, match='losses differ from the reference run by 1.0e-02'):
         cell.compare(reference, steps=[10])
     values['run'] = [np.array([1, 1, 1.001])]
-    with pytest.raises(Failed, match='parameters of step 10 differ from those of one process by 1.0e-03'):
+    with pytest.raises(Failed, match='parameters of step 10 differ from the reference run by 1.0e-03'):
         cell.compare(reference, steps=[10])
 
 
