@@ -5,7 +5,7 @@
 
 --config.X=... sets an option in every run. A run consists of two commands, train.py and decode.py --split=... .
 --dry_run prints the commands. With --workdir=DIR, the run NAME has the run directory DIR/NAME and the log
-DIR/logs/NAME.log. If the same command is repeated, it skips finished runs and resumes interrupted runs. The report is
+DIR/logs/NAME.log. The same command, started again, skips finished runs and resumes interrupted runs. The report is
 printed and written to DIR as report.md, report.csv, curves.png and varied.png.
 """
 

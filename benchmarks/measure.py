@@ -41,6 +41,6 @@ def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
 
 
 def peak_memory() -> float:
-    """Returns the peak memory of the device in GiB. If the device does not report it, returns that of this process."""
+    """Returns the peak memory in GiB: of the device if JAX reports this number, otherwise of this process."""
     device = jax.devices()[0].memory_stats() or {}
     return device['peak_bytes_in_use'] / 2 ** 30 if 'peak_bytes_in_use' in device else peak_resident()

@@ -102,7 +102,7 @@ def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode
     """Yields each mode with the largest differences from the training on one device, in the losses and parameters."""
     references = {}
     for mode in compared:
-        # With dropout, each part of an accumulated batch has its own random masks, so the reference has the same parts.
+        # With dropout, each part of a batch has different random masks, so the reference must have the same parts.
         one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
             references[one] = train(compiled(one, dtype))

@@ -190,22 +190,23 @@ class Cell:
             for line in map(json.loads, path.read_text().splitlines()):
                 for part, digest in line['shards'].items():
                     if parts.setdefault((line['step'], part), digest) != digest:
-                        raise Failed(f'start {self._starts}: the processes differ in {part} at step {line["step"]}')
+                        raise Failed(f'start {self._starts}: the processes have saved different bits of {part} at step '
+                                     f'{line["step"]}')
 
     def compare(self, reference: Path, run: str = 'run', steps: Sequence[int] = range(EVERY, STEPS + 1, EVERY)) -> None:
-        """Raises Failed if a checkpoint of `steps`, or a loss, differs from those of the reference."""
+        """Raises Failed if a checkpoint of `steps` or a loss differs from the reference run, a run of one process."""
         saved = saved_steps(self.folder / run)
         if missing := set(steps) - set(saved):
-            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing; those of {saved} exist')
+            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing. Steps with a checkpoint: {saved}')
         for step in steps:
             pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
             if (largest := max(np.abs(one - other).max() for one, other in pairs)) > 1e-5:
-                raise Failed(f'parameters of step {step} differ from those of one process by {largest:.1e}')
+                raise Failed(f'parameters of step {step} differ from the reference run by {largest:.1e}')
         ours, theirs = losses(self.folder / run), losses(reference)
         if [key for key, _ in ours] != [key for key, _ in theirs]:
-            raise Failed(f'metrics.jsonl has other lines than that of one process: {[key for key, _ in ours]}')
+            raise Failed(f'metrics.jsonl has other lines than in the reference run: {[key for key, _ in ours]}')
         if (largest := max(abs(one - other) for (_, one), (_, other) in zip(ours, theirs, strict=True))) > 1e-4:
-            raise Failed(f'losses differ from those of one process by {largest:.1e}')
+            raise Failed(f'losses differ from the reference run by {largest:.1e}')
 
 
 @contextlib.contextmanager

@@ -32,9 +32,9 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Replaces the scaling of a language model's embeddings by larger embeddings.
+    """Replaces the scaling of a language model's embeddings by larger values of the embeddings.
 
-    The output projection is then a separate array, because it keeps the previous values.
+    Tied embeddings become two arrays, because the output projection keeps the previous values.
     """
     if not model.scale_embeddings:
         return model, arrays

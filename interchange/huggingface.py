@@ -51,7 +51,7 @@ class _Index(msgspec.Struct):
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Returns whether a folder has Hugging Face's format, which means that its config.json has a model_type."""
+    """Returns whether a folder has Hugging Face's format. In this format, config.json has the field model_type."""
     try:
         return 'model_type' in decoded(read_bytes(folder / CONFIG), dict[str, Any])
     except (OSError, ValueError):

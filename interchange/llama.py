@@ -228,7 +228,7 @@ def _rotary(config: Llama) -> dict[str, Any]:
 def _window(config: Llama) -> int:
     """Returns the size of the window, or 0 if attention has no window.
 
-    The result is also 0 if the window is at least max_position_embeddings, because it has no effect then.
+    The result is also 0 if the window is at least max_position_embeddings, because such a window has no effect.
     """
     window, is_qwen = config.sliding_window, isinstance(config, Qwen2)
     if type(config) is Llama or is_qwen and not config.use_sliding_window or window is None:

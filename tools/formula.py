@@ -1,5 +1,6 @@
-"""Estimates the cost of a step by formula, without compiling. Plans for GPUs and the search for the best plan use it.
+"""Estimates the cost of a step by formula, without compiling.
 
+The formula is used for GPUs, and to select the plans that are compiled.
 The constants were fitted to compiled programs for TPUs. docs/planning.md compares the formula with compiled programs.
 """
 

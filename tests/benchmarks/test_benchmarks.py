@@ -56,7 +56,7 @@ def test_peers_that_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)  # as if it were not installed
     with pytest.raises(UserError, match=r"--peers=torch needs torch. Run python -m pip install -e '\.\[benchmark\]'"):
         check_peers(['torch'], libraries, 'float32')
-    with pytest.raises(UserError, match='--peers has json twice'):
+    with pytest.raises(UserError, match='--peers contains json twice'):
         check_peers(['json', 'json'], libraries, 'float32')
     with pytest.raises(UserError, match='--dtype=bfloat16: peers compute in float32'):
         check_peers(['json'], libraries, 'bfloat16')
