@@ -41,7 +41,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
              f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
         Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
-             'supports neither attention_dropout nor scores other than scaled_dot and dot. Use auto'),
+             'needs score=scaled_dot or dot, and attention_dropout=0. Use auto'),
         Rule('model.attention_kernel', fused, d_k == d_v,
              f'needs equal d_k and d_v, but d_k={d_k} and d_v={d_v}. Use auto'),
         Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
