@@ -17,7 +17,10 @@ class Rule(NamedTuple):
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
-    """Returns the rules for a config whose values are each allowed. The first broken rule of an option is reported."""
+    """Returns the rules for a config. Each value of the config must be allowed by itself.
+
+    If several rules of an option are broken, the first is reported.
+    """
     model, data, batch, train, here = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
