@@ -1,8 +1,8 @@
 """The table of options: name, default, meaning, allowed values, and the models and tasks that use an option.
 
 The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the commands and the page
-docs/options.md (python -m tools.options_page) are made from this table. Defaults are those of the paper's base model
-(section 5), where the paper gives one.
+docs/options.md (python -m tools.options_page) are made from this table. Defaults are the values of the paper's base
+model (section 5), where the paper gives a value.
 
 Some options are used only by some models or tasks, or only with some values of other options. The field `only` of an
 option lists these models, tasks and values. In all other cases, it is an error to set the option. There are two

@@ -71,7 +71,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
              f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
-             f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one of them to 0'),
+             f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
         needs('train.teacher_checkpoint', 'train.teacher'),
         needs('train.teacher_weight', 'train.teacher'),

@@ -31,7 +31,7 @@ class Task(NamedTuple):
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
       answerer: how the outputs of a trained model become answers: 'translator', 'generator' or 'predictor'.
       models: the kinds of model that can be trained for the task.
-      metrics: the metrics of an evaluation; config.eval.metric is one of them.
+      metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
       longest: the option that limits the length of a sequence; '' if the data sets the length.
     """

@@ -64,7 +64,7 @@ def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
 
     Args:
       sweep: the runs, all different.
-      options: all options of the config. The short names of options in the names of runs are unique among them.
+      options: all options of the config. The names of runs contain short unique names of options.
     """
     options = list(options)
     short = short_names(options)
