@@ -131,7 +131,7 @@ OPTIONS = (
            {'model.kind': ('transformer', 'language_model')}),
     Option('model.share_embeddings', 'all',
            "embeddings that share a table; 'all': source, target and output, which needs a joint vocabulary; 'target': "
-           "target and output; 'none': no embeddings",
+           "target and output; 'none': no sharing",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
     Option('model.tie_embeddings', True, 'use the transposed embedding table as the output projection', SWITCH,
            {'model.kind': ('language_model',)}),
@@ -175,11 +175,12 @@ OPTIONS = (
            {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
-    Option('data.splits.train', 'train', 'name on disk; for text files also several names separated by commas, and '
-           "patterns such as 'train-*'; all these files are concatenated", FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.test', 'test', 'name on disk; several names, separated by commas, are separate test sets', FILE,
-           {'data.source': ('files', 'tfds')}, resume=''),
+    Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
+           "commas, and patterns such as 'train-*'; all these files are concatenated", FILE, {'data.source': ('files', 'tfds')}),
+    Option('data.splits.validation', 'validation', 'name of the split on disk', FILE,
+           {'data.source': ('files', 'tfds')}),
+    Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate test '
+           'sets', FILE, {'data.source': ('files', 'tfds')}, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '
@@ -218,7 +219,7 @@ OPTIONS = (
            Between(1, MOST_TOKENS), PAIRS),
     Option('batch.buckets', 6, 'maximum number of padded lengths; the program is compiled for each length',
            Between(1, 1000), PAIRS),
-    Option('batch.rows', 64, 'windows, images or series in a batch', Between(1, 1_000_000),
+    Option('batch.rows', 64, 'number of windows, images or series in a batch', Between(1, 1_000_000),
            {'task.data': ('documents', 'classes', 'values')}),
 
     Option('optimizer.schedule', 'paper',
@@ -296,7 +297,7 @@ OPTIONS = (
     Option('eval.bleu_sentences', 0, 'validation sentences to translate; 0: all', COUNT, TRANSLATOR),
     Option('eval.patience', 0, 'stop after this many evaluations without a better metric; 0: never', COUNT, resume=''),
 
-    Option('checkpoint.every', 1000, 'steps between checkpoints; each evaluation also saves one', SOME, resume=''),
+    Option('checkpoint.every', 1000, 'steps between checkpoints; evaluations save checkpoints, too', SOME, resume=''),
     Option('checkpoint.every_minutes', 0.0, 'also save after this many minutes without a checkpoint; 0: off',
            Between(0, 1_000_000), resume=''),
     Option('checkpoint.keep_last', 5, 'number of latest checkpoints to keep', SOME, resume=''),
@@ -313,7 +314,7 @@ OPTIONS = (
            resume=''),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
-    Option('decode.batch_size', 64, 'sentences or examples in a batch', Between(1, 100_000), resume=''),
+    Option('decode.batch_size', 64, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),
     Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
            Between(0.01, 100), SEARCH, resume=''),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,
