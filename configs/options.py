@@ -176,11 +176,12 @@ OPTIONS = (
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
-           "commas, and patterns such as 'train-*'; all these files are concatenated", FILE, {'data.source': ('files', 'tfds')}),
+           "commas, and patterns such as 'train-*'; all these files are concatenated", FILE,
+           {'data.source': ('files', 'tfds')}),
     Option('data.splits.validation', 'validation', 'name of the split on disk', FILE,
            {'data.source': ('files', 'tfds')}),
-    Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate test '
-           'sets', FILE, {'data.source': ('files', 'tfds')}, resume=''),
+    Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
+           'test sets', FILE, {'data.source': ('files', 'tfds')}, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '
