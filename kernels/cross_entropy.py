@@ -197,7 +197,7 @@ def _uniform(classes, label_smoothing, absent):
 
 
 def _zero_sums():
-    """Returns three zeros, the initial sums. Without an explicit dtype, jax_enable_x64 would make them float64."""
+    """Returns three zeros, the initial sums. Without an explicit dtype, they would be float64 with jax_enable_x64."""
     return (jnp.zeros((), jnp.float32),) * 3
 
 

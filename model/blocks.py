@@ -34,7 +34,7 @@ Sequence = Float[Array, 'batch length d_model']
 class BlockConfig(flax.struct.PyTreeNode):
     """The options of a block. Defaults are the paper's base model.
 
-    All attributes are options of config.model; configs/options.py explains them. `dtype` is the dtype of the
+    configs/options.py explains the attributes, which are options of config.model. `dtype` is the dtype of the
     computation; parameters are float32.
     """
     d_model: int = 512

@@ -83,7 +83,7 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
 
 def write(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
           first: Int[Array, '']) -> Past:
-    """Writes the keys and values of one step of all hypotheses into the past, from key number `first` on."""
+    """Returns the past with the keys and values of one step of all hypotheses, from key number `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
         past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
         for name, new in {'key': key, 'value': value}.items()}

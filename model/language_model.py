@@ -33,9 +33,9 @@ class Prompt(flax.struct.PyTreeNode):
 
 
 class LanguageModel(nn.Module):
-    """p(x_1 ... x_n) = prod_i p(x_i | x_<i): maps previous tokens to logits of the next tokens.
+    """The model p(x_1 ... x_n) = prod_i p(x_i | x_<i). Maps previous tokens to logits of the next tokens.
 
-    configs/options.py explains attributes that are options of config.model. The others:
+    configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
       vocab_size: number of pieces of the vocabulary.
       absent: tokens that an imported vocabulary lacks; their probability is 0.

@@ -65,7 +65,10 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
 def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],
                   weights: Float[Array, ' batch']) -> Sums:
-    """Returns sums over the examples: of the mean of (output - target)^2, and of the mean of |output - target|."""
+    """Returns sums over the examples. The loss of an example is the mean of (output - target)^2 over its values.
+
+    'absolute_error' is the mean of |output - target|.
+    """
     error = outputs - targets
     return Sums(loss=jnp.sum(jnp.mean(error ** 2, axis=-1) * weights), tokens=jnp.sum(weights),
                 others={'absolute_error': jnp.sum(jnp.mean(jnp.abs(error), axis=-1) * weights)})

@@ -40,7 +40,7 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
                          f'batch and the channels: {space}')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
         raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
-                         'choose sizes that divide them, or pad or crop the inputs')
+                         'choose sizes that divide the inputs, or pad or crop the inputs')
     return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
 
 

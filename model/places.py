@@ -85,7 +85,7 @@ def _active(lens: Lens) -> Iterator[Lens]:
 
 
 def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTED) -> Array:
-    """Returns the value at a place of `module`: unchanged, unless a lens edits it.
+    """Returns `value`, unchanged unless a lens edits this place of `module`.
 
     Args:
       module: the module that computes the value; it has a `path`.
@@ -210,7 +210,7 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
 
 
 class Observed:
-    """A module with edits at places. All other attributes are those of the original module.
+    """A module with edits at places. It has all attributes of the original module.
 
     Attributes:
       module: the original module.

@@ -168,7 +168,7 @@ class AlibiBias(flax.struct.PyTreeNode):
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
                  bidirectional: bool) -> Float[Array, '#batch heads target source']:
-        """Returns the bias for queries at positions `target` and keys at positions `source`, in both directions."""
+        """Returns the bias for queries at positions `target` and keys at positions `source`."""
         distance = jnp.abs(target[:, None, :, None] - source[:, None, None, :])
         return -self.slopes[:, None, None] * distance
 

@@ -229,7 +229,8 @@ class RNNSearch(nn.Module):
     c is [the last forward state; the first backward state] at every step. The paper shows that such a vector of fixed
     size is worse for long sentences.
 
-    configs/options.py explains attributes that are options of config.model or config.model.recurrent. The others:
+    configs/options.py explains the attributes that are options of config.model or config.model.recurrent. The remaining
+    attributes are:
       source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
       d_model: width of the embeddings and of t.
       dropout: dropout rate on the embeddings and on t.

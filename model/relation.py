@@ -109,7 +109,7 @@ class Relation(flax.struct.PyTreeNode):
         return self.bias(*self.positions(), self.bidirectional)
 
     def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
-        """Returns the positions of the queries and of the keys. Relative masks and biases need both."""
+        """Returns the positions of the queries and of the keys. Relative masks and biases need both vectors."""
         assert self.target is not None and self.source is not None
         return jnp.asarray(self.target), jnp.asarray(self.source)
 

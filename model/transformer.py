@@ -78,7 +78,7 @@ class Transformer(nn.Module):
     Embeddings are multiplied by sqrt(d_model). The transposed table of the embeddings is also the output projection
     (section 3.4). A decoder may have fewer layers than the encoder (Kasai et al. 2021, arXiv:2006.10369).
 
-    configs/options.py explains attributes that are options of config.model. The others:
+    configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
       source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
