@@ -178,7 +178,7 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
                 others: Sequence[str] | None) -> dict[str, Any]:
-    """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
+    """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
     SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.

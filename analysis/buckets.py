@@ -79,7 +79,7 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             count: int = COUNT) -> dict[str, list[Bucket]]:
     """Returns the buckets of several runs, from the translations that `decode.py --split` has written.
 
-    The keys are computed from the first run. Frequencies are counted in its training data.
+    All runs have the same sentences. Frequencies are counted in the training data of the first run.
 
     Raises:
       UserError: if a run has no translations of this split, or its sentences differ from those of the first run.

@@ -57,7 +57,7 @@ class RunRecord:
     failure: str = ''
 
     def width(self, option: str) -> Any:
-        """Returns an option's value; if it is 0 (derived from other options), the derived value."""
+        """Returns the value of an option. For the value 0, returns the value that is derived from other options."""
         per_head = self.config['model.d_model'] // self.config['model.num_heads']
         derived = {'model.d_k': per_head, 'model.d_v': per_head,
                    'model.num_key_value_heads': self.config['model.num_heads'],
@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def trained(self) -> bool:
-        """Whether training is finished, because it reached the last step or eval.patience stopped it."""
+        """Whether training is finished: the last step was reached, or eval.patience has stopped the training."""
         metric = self.config['eval.metric']
         values = [value for _, value in self.curves.get(EVALUATED + metric, [])]
         patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped

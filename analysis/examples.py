@@ -10,11 +10,11 @@ from run_directory.records import CONFIG
 from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # in a sweep
+SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # a short sweep
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """Returns a run of a recipe: the first of the following that exists.
+    """Returns a run of a recipe: the first existing run of this list.
 
       1. the run directory in the environment variable `variable`, relative to the root of the project;
       2. runs/RECIPE;
@@ -37,7 +37,7 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
 
 
 def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
-    """Returns the directory of a sweep: the first of the following that exists.
+    """Returns the directory of a sweep: the first existing directory of this list.
 
       1. the directory in the environment variable `variable`, relative to the root of the project;
       2. sweeps/NAME;

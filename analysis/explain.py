@@ -1,7 +1,8 @@
 """Explains the answers of a model for sentences or images, as plain data and as one self-contained web page.
 
 An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
-wrote, and its hypotheses. `Page` writes many explanations into one HTML page. The script in explorer/ shows them.
+wrote, and its hypotheses. `Page` writes many explanations into one HTML page. The script of the page (in
+explorer/) shows the explanations.
 """
 
 import base64
@@ -43,7 +44,7 @@ UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf9
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The weights of one kind of attention, and the pieces of their rows and columns.
+    """The weights of one kind of attention, and the pieces of text for the rows and columns.
 
     Attributes:
       kind: 'cross', 'encoder' or 'decoder'.
@@ -178,7 +179,7 @@ class Page:
         self._bytes += len(self._items[-1])
 
     def write(self) -> None:
-        """Writes the file. A file with this name appears only when it is complete."""
+        """Writes the file, under a temporary name until the file is complete."""
         data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
         write_text(self.path, _html(data))
 

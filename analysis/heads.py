@@ -59,7 +59,7 @@ class GatedHeads:
         return model
 
     def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns the importance of each head: the mean over sentences of |dL/dg| for its gate g (section 4.1).
+        """Returns the importance of each head: the mean over sentences of |dL/dg|, g being its gate (section 4.1).
 
         L is the cross-entropy of all tokens of a reference, given its source.
 
@@ -110,7 +110,7 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
     """Returns the score of the whole model, and the score without each head of a kind (leave one out).
 
-    `metric` is a key of `corpus_scores`: 'exact_match' (a share of 1) or 'bleu'.
+    `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
 
     Raises:
       UserError: if the model has no attention of this kind.

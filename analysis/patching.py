@@ -1,4 +1,4 @@
-"""Activation patching: which places and tokens carry the difference between two sentences.
+"""Activation patching: finds the places and tokens that cause the difference between two sentences.
 
 The model reads one sentence, and the value at one place and one position is replaced by the value for another sentence
 (Meng et al. 2022, arXiv:2202.05262, section 2). The other sentence is `clean`, which is the clean run of the paper.

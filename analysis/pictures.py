@@ -56,7 +56,7 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
       UserError: if the model has no attention of this kind. The message lists the kinds.
     """
     if not weights:
-        raise UserError('this model has no attention to look at')
+        raise UserError('this model has no attention weights')
     kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
     if kind not in weights:
         raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
@@ -129,7 +129,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
-    """Draws a panel for each kind of attention, with a number for each head. A dark cell is a high number."""
+    """Draws a panel for each kind of attention, with a number for each head. Dark cells have high numbers."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):

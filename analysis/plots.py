@@ -29,9 +29,9 @@ Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric o
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """Plots a metric over the steps: the mean over the seeds of each setting. With at most 6 settings, also the range.
+    """Plots a metric over the steps: the mean over the seeds of each setting.
 
-    `plot_varied` shows results of decode.py. Evaluations during training may measure the same metric in another way,
+    With at most 6 settings, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations during training may measure the same metric in another way,
     and rank the settings differently. So the title of each plot describes the measurement.
 
     Args:
@@ -164,7 +164,7 @@ def _said(how: Iterable[str], part: Iterable[str]) -> str:
 
 
 class _Panel(NamedTuple):
-    """A panel of plot_varied: the option on the axis, other options that change together with it, and named lines."""
+    """A panel of plot_varied: the option on the axis, other options that change together with it, and lines by name."""
     option: str
     others: tuple[str, ...]
     lines: dict[str, list[Point]]

@@ -84,7 +84,8 @@ class Request:
         if not self.workdir:
             raise UserError('--workdir is missing. Give the run directory of a training')
         if not self.input and not self.split and not self.typed or self.input is not None and self.split:
-            raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+            raise UserError('exactly one of --input and --split is required. Use --input=FILE (- for stdin) to get '
+                            'answers, or --split=test to score the model')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
@@ -164,5 +165,5 @@ class Request:
 
 
 def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
-    """Returns the name of a split's result files, without ending. The files of an ensemble are in its first run."""
+    """Returns the name of a split's result files, without extension. Files of an ensemble are in its first run."""
     return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

@@ -39,7 +39,7 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
     if not path.is_file():
         shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
-    # The file may have any ending, but importlib would choose the loader by the ending.
+    # The file may have any extension, but importlib would choose the loader by the extension.
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None, 'the loader is given'
@@ -89,7 +89,7 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> d
 
 def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, Any],
                     runs: dict[str, Overrides]) -> None:
-    """Writes sweep.json. If the directory already has a sweep, runs may be added, but nothing else may be different.
+    """Writes sweep.json. If the directory already has a sweep, the new sweep may only add runs.
 
     Raises:
       UserError: if the directory has another sweep or other files. The message lists the differences.
