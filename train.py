@@ -61,7 +61,7 @@ def main() -> None:
 
 def problems_of_data(config: ConfigDict, others: Sequence[str]) -> list[str]:
     """Returns messages about problems of the data, which is not read for a finished run."""
-    if WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
+    if not others and WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
         return []
     from input_pipeline.problems import data_problems
 

@@ -1,6 +1,6 @@
-"""The same function as a model with other options: what a form has and the model has not, added without any change.
+"""Rewrites a model with other options, so that a format can express the model. The function of the model is unchanged.
 
-Each takes the options of a model and its arrays by name, and returns both anew.
+Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
-    """Biases of 0 in attention and in the feed-forward sublayer and, if `output` tokens are given, on the logits."""
+    """Adds biases of 0 to attention and the feed-forward sublayers.
+
+    If `output` is not 0, a bias of 0 is also added to the logits of `output` tokens.
+    """
     arrays = dict(arrays)
     for name, kernel in list(arrays.items()):
         if '/layers_' not in name or not name.endswith('/kernel'):
@@ -29,7 +32,10 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Embeddings of a language model that are not multiplied: they are larger, and no longer the output projection."""
+    """Replaces the scaling of a language model's embeddings by larger embeddings.
+
+    The output projection is then a separate array, because it keeps the previous values.
+    """
     if not model.scale_embeddings:
         return model, arrays
     table, arrays = arrays['embedding/embedding'], dict(arrays)
@@ -40,7 +46,7 @@ def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict
 
 
 def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
-    """A learned table of positions, `length` of them, in the place of sinusoids or of none."""
+    """Replaces sinusoids by a table of `length` positions. The table is 0 for a model without position encodings."""
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(

@@ -1,4 +1,4 @@
-"""Tokenizers as files that other libraries read."""
+"""Writes tokenizers as files that other libraries can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from input_pipeline.tokenizer import SubwordTokenizer, Tokenizer
 
 
 def unique_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Every token in readable form, no two the same: a vocabulary that names tokens by text needs that."""
+    """Returns a unique, readable text for each token, for vocabularies that identify tokens by their text."""
     pieces = tokenizer.pieces(range(len(tokenizer)))
     first = {}
     for token, piece in enumerate(pieces):
@@ -18,7 +18,10 @@ def unique_pieces(tokenizer: Tokenizer) -> list[str]:
 
 
 def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
-    """Writes the tokenizers of a run into a folder, each as the library that it comes from reads it."""
+    """Writes the tokenizers of a run into a folder.
+
+    A subword tokenizer is written as a SentencePiece model, SIDE.spm. Other tokenizers are written as SIDE.json.
+    """
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SubwordTokenizer):
             (folder / f'{side}.spm').write_bytes(with_dummy_prefix(tokenizer.model))
@@ -27,7 +30,10 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
 
 
 def with_dummy_prefix(model: bytes) -> bytes:
-    """A SentencePiece model that puts the space before a text by itself; here the tokenizer does it."""
+    """Returns a copy of a SentencePiece model that adds a space before a text.
+
+    In this project, SubwordTokenizer adds this space. Other libraries expect that the model adds the space.
+    """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
     proto.normalizer_spec.add_dummy_prefix = True
     return proto.SerializeToString()

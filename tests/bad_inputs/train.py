@@ -131,7 +131,7 @@ QUICK = [
     Case('--config={root}/configs/demo.py:big --workdir={new}', 'demo.py:big'),
     Case(DEMO + '--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case(DEMO + '--flagfile={here}', '--flagfile={here}: Is a directory'),
-    Case('--flagfile={here}/picture', 'a file that --flagfile names is no text', {'picture': b'\x89PNG\xff'}),
+    Case('--flagfile={here}/picture', 'a file of --flagfile is not UTF-8 text', {'picture': b'\x89PNG\xff'}),
     Case('--config.model.num_layers=2', '--config.model.num_layers needs a recipe. Add a recipe'),
     Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case(DEMO + '--profile_steps=', '--profile_steps='),

@@ -30,11 +30,11 @@ def logs(cell, *last):
 def test_the_table_has_96_cells_and_the_reasons_below_it():
     assert len(ROWS) * len(COLUMNS) == 96
     text = table({'jit data 2x1 train': {'outcome': 'ok', 'reason': ''},
-                  'pmap 3x1 kill': {'outcome': 'FAILED', 'reason': 'silent for 60 s'}})
+                  'pmap 3x1 kill': {'outcome': 'FAILED', 'reason': 'no log grew for 60 s'}})
     lines = text.splitlines()
     assert lines[2].startswith('| jit data 2x1 | ok |  |') and len(lines[2].split('|')) == len(COLUMNS) + 3
     assert lines[13].startswith('| pmap 3x1 |  |  |  | FAILED |')
-    assert lines[14:] == ['', '- pmap 3x1 kill, FAILED: silent for 60 s']
+    assert lines[14:] == ['', '- pmap 3x1 kill, FAILED: no log grew for 60 s']
 
 
 def test_a_resumed_run_has_another_mode_and_other_processes():

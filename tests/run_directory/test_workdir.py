@@ -75,7 +75,7 @@ def test_a_longer_cosine_is_said(copy, cache, said):
     with RunDirectory(str(copy), config) as directory:
         data = open_data(config)
         directory.claim(config, data, make_objective(config, data))
-    assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
+    assert 'train.steps 12 -> 14 (the cosine schedule ends at the new value' in said.text
 
 
 def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):

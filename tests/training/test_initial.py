@@ -91,8 +91,8 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
             assert found[name].shape[-1] == classes
         else:
             np.testing.assert_allclose(found[name], theirs[name], atol=1e-9, err_msg=name)
-    for name, shapes in (('head/bias', rf'\(3,\) in that run, \({classes},\) in this one'),
-                         ('head/kernel', rf'\(16, 3\) in that run, \(16, {classes}\) in this one')):
+    for name, shapes in (('head/bias', rf'\(3,\) in that run, \({classes},\) in this run'),
+                         ('head/kernel', rf'\(16, 3\) in that run, \(16, {classes}\) in this run')):
         line = next(record.getMessage() for record in caplog.records if 'randomly: ' in record.getMessage())
         assert re.search(f'{name} \\({shapes}\\)', line), line
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
