@@ -239,7 +239,7 @@ class _Stdout(io.TextIOWrapper):
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Returns `hook` without the exceptions of Orbax tasks that are still running when their event loop closes."""
+    """Returns a hook that calls `hook`, except for errors of Orbax tasks that run after their event loop has closed."""
     return lambda event: None if str(event.exc_value) == 'Event loop is closed' else hook(event)
 
 
@@ -288,7 +288,10 @@ def _no_flag_file(error: BaseException) -> str:
 
 
 def _without_recipe(error: flags.Error) -> str:
-    """Returns the message for a flag --config.X without --config, which would define the flag; '' for other errors."""
+    """Returns the message for a flag --config.X if --config is missing; '' for other errors.
+
+    ml_collections defines the flags --config.X when it reads --config.
+    """
     name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
     if 'config' not in flags.FLAGS or not name.startswith('config.') or 'config.seed' in flags.FLAGS:
         return ''  # if config.seed is a flag, there is a recipe, perhaps in a file of flags

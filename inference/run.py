@@ -42,7 +42,7 @@ def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
-# The name of a task's answerer (configs/tasks.py) -> its constructor.
+# {`answerer` of a task (configs/tasks.py): function that returns a Translator, Generator or Predictor}
 ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'translator': lambda module, params, tokenizers, sizes, data: Translator(
         module, params, tokenizers, data.max_length),

@@ -114,7 +114,8 @@ def _best(logits, count, state, vocabulary, cut, follow):
     excluded = _excluded(state, vocabulary, cut, follow)
     if excluded is None:
         values, tokens = largest(logits, count, vocabulary.forbidden)
-        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # the normaliser includes them
+        # The normaliser includes the forbidden tokens.
+        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]
         greatest = functools.reduce(jnp.maximum, forbidden, values[..., :1])
     else:
         values, tokens = largest(jnp.where(excluded, -jnp.inf, logits), count, vocabulary.forbidden)

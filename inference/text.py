@@ -23,7 +23,7 @@ from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
 from inference.constraints import Automaton, begin_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # notebooks import it from here
+from inference.options import search_options as search_options  # notebooks import search_options from here
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
@@ -313,9 +313,9 @@ class SearchModel(TextModel):
                                 if found.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
             finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
-            raise UserError(f'{self.name}: the search finds no output, because the logits are NaN or infinite'
-                            + ('' if finite else ', as the parameters are') + '. Use another --checkpoint, or train '
-                            'again with a lower learning rate')
+            what = 'logits' if finite else 'parameters and logits'
+            raise UserError(f'{self.name}: the search finds no output, because the {what} are NaN or infinite. '
+                            'Use another --checkpoint, or train again with a lower learning rate')
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,

@@ -271,7 +271,7 @@ class Translator(SearchModel):
 
     @override
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
-        limit = len(tokens) + options.extra_length + 1  # the end token
+        limit = len(tokens) + options.extra_length + 1  # 1 for the end token
         return SearchInput([*tokens, EOS], BOS, min(limit, self.module.length_limit or limit))
 
     @override

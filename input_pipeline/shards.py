@@ -62,7 +62,7 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
     try:
         with cache_errors(folder):
-            shards.mkdir(exist_ok=True)
+            shards.mkdir(parents=True, exist_ok=True)
         parts = _tokenise(shards, rows, write)
         with _alone(shards / 'join'):
             if not folder.is_dir() and remove_damaged(parts):  # an interrupted build may leave damaged shards
