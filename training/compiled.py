@@ -126,7 +126,7 @@ class Compiled:
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
-        """Returns the train step, lowered for a whole `batch`. Uses no devices, so the devices of the mesh need not exist.
+        """Returns the train step, lowered for a whole `batch`. The devices of the mesh need not exist.
 
         Raises:
           UserError: for mode=pmap, which compiles only for devices of this process.
