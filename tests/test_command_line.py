@@ -134,6 +134,36 @@ def test_interrupt_ends_quietly():
     assert process.returncode == 128 + signal.SIGINT
 
 
+RUN = ['train', '--config=configs/demo.py', '--workdir=none']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('arguments', [
+    RUN, ['decode', '--workdir=none', '--input=-'], ['tools.import_weights', '--from=none', '--workdir=none']])
+def test_interrupt_during_the_imports_ends_quietly(arguments):
+    """The process sends itself the signal when it imports JAX."""
+    code = f"""
+import os, runpy, signal, sys
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == 'jax':
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+sys.path.insert(0, {str(ROOT)!r})
+sys.argv[1:] = {arguments[1:]}
+runpy.run_module({arguments[0]!r}, run_name='__main__', alter_sys=True)
+"""
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, 'interrupted\n')
+
+
+def test_a_wrong_value_of_a_variable_of_jax_is_explained():
+    done = subprocess.run([sys.executable, '-m', *RUN], cwd=ROOT, env={**os.environ, 'JAX_ENABLE_X64': 'maybe'},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert done.stderr.startswith('error: JAX_ENABLE_X64=maybe: JAX does not accept this value')
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='the tunables are those of glibc')
 def test_memory_that_a_thread_frees_is_not_had_from_linux_anew_unless_the_user_has_tunables():
     """As a train step does, in a thread of XLA's: a large block, touched, freed, and again."""

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from configs.versions import VERSION
-from inference.run import load
+from inference.run import Run
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from interchange.huggingface import read_huggingface
+from model import Params
 from run_directory.checkpoints import open_checkpoints
 from run_directory.progress import Progress
-from run_directory.records import CONFIG
-from run_directory.trained import TrainedModel
+from run_directory.records import CONFIG, read_config
+from run_directory.trained import TrainedModel, make_model
 from run_directory.workdir import FINGERPRINTS
+from runtime.cache import cache_folder, use_compilation_cache
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming, write_text
 from runtime.folders import written_folder
@@ -57,6 +59,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'--workdir={folder} exists and is not empty. Use a new or an empty directory')
     check_folder(folder)
+    use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
     config = model.config
     schedule = make_schedule(config.optimizer, d_model=config.model.d_model, steps=config.train.steps)
@@ -67,23 +70,31 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
         write_text(temporary / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
         write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # the run has not been trained on data yet
         write_text(temporary / RECIPE, RECIPE_TEXT)
+        write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
         with open_checkpoints(temporary) as checkpoints:
             checkpoints.save(0, state, Progress().to_dict())
-        write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
-        if not allow_nonfinite:
-            answer_once(temporary)
+            if not allow_nonfinite:
+                answer_once(temporary, model.params)  # while the checkpoint is written
     return model
 
 
+<<<<<<< HEAD
 def answer_once(folder: Path) -> None:
     """Opens the run of an imported text model, and scores one line with the model.
 
     Scoring runs the whole model, but compiles in a fraction of the time of a search.
+=======
+def answer_once(folder: Path, params: Params) -> None:
+    """Opens a run of a model that writes text, and lets it score one line with the parameters that it was written from.
+
+    A score runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read back,
+    which would take longer than the rest of an import.
+>>>>>>> outside
 
     Raises:
       UserError: if the run cannot be opened, or the score is NaN.
     """
-    run = load(folder)
+    run = Run(make_model(folder, read_config(folder), params, [0]))
     output, = run.forced([('a', 'a')] if run.config.task == 'translation' else ['a'])
     if not math.isfinite(output.hypotheses[0].log_prob):
         raise UserError('the imported model gives NaN for its first line. Use other weights, or --allow_nonfinite')

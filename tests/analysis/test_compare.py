@@ -205,6 +205,14 @@ def test_show_run_says_it_in_one_screen(tmp_path):
     assert nearest_recipe(flatten(base.get_config()))[0].startswith('configs/wmt14_base')
 
 
+def test_show_run_reports_damaged_lines_of_the_metrics(tmp_path):
+    write_run(tmp_path / 'run', {}, 20.0)
+    path = tmp_path / 'run/metrics.jsonl'
+    path.write_bytes(b'\xff\n[]\n' + path.read_bytes() + b'}\n{"step": "x"}\n{"step": 3, "lo')
+    [run] = load_runs(tmp_path)
+    assert dict(describe(run))['damaged'] == ['metrics.jsonl: 3 lines, which are left out: 1, 2, 9']
+
+
 @pytest.mark.parametrize('installed, advice', [
     ([], 'tensorboard --logdir={} (after pip install tensorboard)'),
     (['tensorboard'], 'tensorboard --logdir={}'),

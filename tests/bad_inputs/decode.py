@@ -82,6 +82,7 @@ QUICK = [
     Case(RUN + '--score --prefixes', '--prefixes'),
     Case(RUN + '--score --avoid={here}/a', '--avoid', {'a': 'one'}),
     Case(RUN + '--avoid=', '--avoid='),
+    Case(RUN + '--avoid={here}/a', ('avoid', '1,000,000 characters'), {'a': 'one\n' + 'x' * 1_000_000}),
     Case(RUN + '--avoid={here}/none', '{here}/none'),
     Case(RUN + '--avoid={here}/a', ('{here}/a', 'no words'), {'a': '\n  \n'}),
     Case(RUN + '--avoid={here}/a', '{here}/a:2', {'a': b'one\n\xff\n'}),

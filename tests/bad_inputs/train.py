@@ -1,6 +1,6 @@
 """train.py: flags, values and recipes. train_data.py has the cases about data and run directories."""
 
-from tests.bad_inputs.cases import FIFO, LOOP, NULL, Case
+from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, Case, cut, with_values
 from tests.bad_inputs.train_data import DEMO, DIGITS, LETTERS, QUICK_DATA, SLOW, demo, digits  # noqa: F401 (a table)
 
 
@@ -16,6 +16,13 @@ MINE = 'class Mine({}):\n'
 BASE = 'from configs import base\n\ndef get_config():\n    config = base.get_config()\n'
 
 QUICK = [
+    Case('--config={root}/configs --workdir={new}', ('{root}/configs', 'is a folder')),
+    # Fine-tuning from a damaged run
+    *(Case('--config={root}/configs/fine_tune.py:{run} --workdir={new}', '{run}/config.json',
+           {'run/config.json': content})
+      for content in ('', '{', '[]', '{"model": ', '[' * 100_000, '{"a": ' * 100_000, b'\xff', GONE, FOLDER, cut,
+                      with_values(model=3))),
+    Case('--config={root}/configs/fine_tune.py:{here}/none --workdir={new}', '{here}/none'),
     # Numbers out of range
     demo('seed=-1'),
     demo('seed=4294967296'),
