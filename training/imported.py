@@ -78,18 +78,11 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     return model
 
 
-<<<<<<< HEAD
-def answer_once(folder: Path) -> None:
-    """Opens the run of an imported text model, and scores one line with the model.
-
-    Scoring runs the whole model, but compiles in a fraction of the time of a search.
-=======
 def answer_once(folder: Path, params: Params) -> None:
-    """Opens a run of a model that writes text, and lets it score one line with the parameters that it was written from.
+    """Opens the run of an imported text model, and scores one line with the given parameters.
 
-    A score runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read back,
-    which would take longer than the rest of an import.
->>>>>>> outside
+    Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from the
+    checkpoint, because that would take longer than the rest of an import.
 
     Raises:
       UserError: if the run cannot be opened, or the score is NaN.
