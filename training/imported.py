@@ -81,8 +81,8 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 def answer_once(folder: Path, params: Params) -> None:
     """Opens the run of an imported text model, and scores one line with the given parameters.
 
-    Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from the
-    checkpoint, because that would take longer than the rest of an import.
+    Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from
+    the checkpoint, because that would take longer than the rest of an import.
 
     Raises:
       UserError: if the run cannot be opened, or the score is NaN.

@@ -12,7 +12,7 @@ from interchange.folders import read_models
 from runtime.errors import UserError
 from tests.bad_inputs.cases import place
 from tests.bad_inputs.imports import ROWS
-from tests.interchange.small_models import POSSIBLE, write_small
+from tests.interchange.small_models import write_small
 
 
 @pytest.fixture(scope='module')
