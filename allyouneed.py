@@ -1,8 +1,9 @@
 """The public names for notebooks: `import allyouneed; run = allyouneed.load('runs/demo')`.
 
-Each name is loaded when it is first used. The packages behind it (`model`, `inference`, ...) are in the folder of this
-file, which comes first on the path while they are imported, so a notebook may lie beside a `model.py` of its own.
-Import this module before you use JAX: it sets an XLA flag that one version of jaxlib needs (kernels/xla.py).
+Each name is imported at its first use. The packages of the project (`model`, `inference`, ...) are in the folder of
+this file. This folder is first on the path during the imports, so the folder of a notebook may contain another
+`model.py`.
+Import this module before you use JAX, because it sets an XLA flag that one version of jaxlib needs (kernels/xla.py).
 """
 
 import importlib
@@ -38,10 +39,10 @@ MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of a public name.
+    """Imports the module of a public name, and returns the object with this name.
 
     Raises:
-      ImportError: if another module has the name of a package.
+      ImportError: if another imported module has the name of a package of this project.
     """
     if name not in MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}. It has {", ".join(__all__)}')
@@ -55,11 +56,12 @@ def __dir__() -> list[str]:
 def _imported(*names: str) -> Any:
     """Imports modules of this checkout, and returns the last one.
 
-    The packages are imported before the module, so that its own later imports find them and no others of their names.
+    Name the packages before the module. When the module imports from a package later, Python then finds the package of
+    this checkout and no other module with the same name.
     """
     if not (HOME / 'inference').is_dir():
-        raise ImportError(f'{HOME} has allyouneed.py but not its packages. allyouneed is a codebase to clone: run '
-                          '`pip install -e .` in the clone')
+        raise ImportError(f'{HOME} has allyouneed.py but not the packages of the project. Clone the repository and '
+                          'run `pip install -e .` in the clone')
     for package in PACKAGES:
         file = getattr(sys.modules.get(package), '__file__', None)
         if package in sys.modules and (file is None or HOME not in Path(file).resolve().parents):
@@ -73,6 +75,6 @@ def _imported(*names: str) -> Any:
         sys.path.remove(str(HOME))
 
 
-# Before JAX is used: XLA reads its flags once.
+# This must run before JAX is used, because XLA reads its flags only once.
 if too_late := _imported('kernels.xla').avoid_wrong_sums():
     warnings.warn(too_late, RuntimeWarning, stacklevel=2)

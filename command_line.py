@@ -1,10 +1,10 @@
-"""The start and the end of every script: flags, help, errors of the command line, exit status.
+"""The parts that all scripts share: parsing flags, printing help, reporting errors and setting the exit status.
 
 A script defines its flags after its light imports, calls `read_command_line`, and then imports the slow libraries. So
---help and a wrong flag do not wait for JAX. Flags that libraries define are not accepted.
+the answer to --help or to a wrong flag does not wait for JAX. Flags that libraries define are not accepted.
 
 Scripts exit with 0 on success. If the request cannot be fulfilled, they print one message on stderr and exit with 2.
-Any other exception is a bug of ours and keeps its traceback.
+Any other exception is a bug in this code, and its traceback is printed.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from kernels.xla import avoid_wrong_sums
 from runtime.errors import UserError, faults_in, full_disk_explained, little_memory_explained, option_like
 from runtime.files import naming
 
-# matplotlib reads MPLBACKEND when it is imported and refuses a backend that it does not know. Scripts draw into files,
-# which needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
+# matplotlib reads MPLBACKEND at import and raises an error for an unknown backend. Scripts draw only into files, which
+# needs no backend. Every script imports this file before matplotlib, so the variable is removed here.
 os.environ.pop('MPLBACKEND', None)
 
 TOO_LATE = avoid_wrong_sums()  # scripts import this file before they use JAX
@@ -40,12 +40,13 @@ _arguments: list[str] | None = None  # the script's name and the arguments that 
 def read_command_line(*, takes: str | None = None, module: str = '__main__') -> None:
     """Parses the flags of a script. Exits if --help is given or the command line is wrong.
 
-    A script calls this after it defines its flags and before it imports slow libraries. From here on, the project's log
-    (the logger 'allyouneed') goes to stderr, and stdout has only results. Garbage collection is off until `run_script`:
-    the objects of the libraries stay, and repeated searches through them take a quarter of the time of the imports.
+    A script calls this after it defines its flags and before it imports slow libraries. After this call, the project's
+    log (the logger 'allyouneed') goes to stderr, and only results go to stdout. Garbage collection is disabled until
+    `run_script`. Otherwise the collector would examine the objects of the libraries again and again, although they are
+    never freed. This would take a quarter of the time of the imports.
 
     Args:
-      takes: the name of the one argument that is not a flag, if the script has one.
+      takes: the name of the positional argument (an argument that is not a flag), if the script has one.
       module: the module whose docstring --help prints.
     """
     global _arguments
@@ -55,8 +56,8 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
     log = logging.getLogger('allyouneed')
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    log.propagate = False  # absl's handler, which libraries log to, would print it again
-    if isinstance(sys.stdout, io.TextIOWrapper):  # it is None where stdout is closed
+    log.propagate = False  # otherwise absl's handler would print each line again
+    if isinstance(sys.stdout, io.TextIOWrapper):  # sys.stdout is None if stdout is closed
         sys.stdout = _Stdout(sys.stdout)
     app.define_help_flags()
     with _quietly_ended(), _explained():
@@ -76,11 +77,12 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
 
 def run_script(main: Callable[..., None], *, takes: str | None = None, computes: bool = False,
                ends_at_once: bool = False) -> None:
-    """Calls `main` with the arguments that are not flags; a UserError becomes a message and exit status 2.
+    """Calls `main` with the positional arguments. On a UserError, prints the message and exits with status 2.
 
-    Calls `read_command_line` with the same `takes` if the script has not. With `computes`, memory is allocated as XLA
-    needs it (`use_huge_pages`). With `ends_at_once`, the process exits after `main` without freeing its objects one by
-    one, which takes 0.35 s of processor time after a translation. Such a script must have closed its files.
+    If the script has not called `read_command_line`, this function calls it with the same `takes`. With `computes`, the
+    memory allocator is configured for XLA (`use_huge_pages`). With `ends_at_once`, the process exits directly after
+    `main`, and `main` must close its files. Python then does not free all objects one by one, which saves 0.35 s of
+    processor time after a translation.
     """
     if computes:
         use_huge_pages()
@@ -92,7 +94,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
     def guarded(argv):
         if not flags.FLAGS['verbosity'].present:
             absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax logs a lot
-            # We report one failed task of Orbax; Orbax and asyncio would log a traceback for each one.
+            # A failed task of Orbax is reported once, by this script. Orbax and asyncio would log a traceback per task.
             absl_logging.get_absl_handler().addFilter(
                 lambda record: not (record.exc_info and 'orbax' in record.pathname))
             logging.getLogger('asyncio').setLevel(logging.CRITICAL)
@@ -112,7 +114,7 @@ def run_script(main: Callable[..., None], *, takes: str | None = None, computes:
 
 
 def _explain_import(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Ends the script if its imports are interrupted, or if JAX refuses an environment variable."""
+    """Ends the script if its imports are interrupted, or if JAX rejects the value of an environment variable."""
     if issubclass(kind, KeyboardInterrupt):
         print('interrupted', file=sys.stderr)
         os._exit(130)
@@ -137,9 +139,9 @@ def _quietly_ended() -> Iterator[None]:
 
 @contextlib.contextmanager
 def flag_files_explained() -> Iterator[None]:
-    """Ends the script with a message and status 2 if a file of --flagfile cannot be read within this context.
+    """Ends the script with a message and status 2 if the code in this context cannot read a file of --flagfile.
 
-    ml_collections reads such files as soon as a script defines --config.
+    ml_collections reads the files of --flagfile as soon as a script defines --config.
     """
     with _explained():
         try:
@@ -150,13 +152,13 @@ def flag_files_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Ends the script with a message and status 2 on a UserError, or if the system refuses a file."""
+    """Ends the script with a message and status 2 on a UserError, or on a system error that names a file."""
     try:
         yield
     except UserError as error:
         _fail(str(error))
     except OSError as error:
-        if error.filename is None:  # it may be a bug of ours
+        if error.filename is None:  # the error may be a bug in this code
             raise
         _fail(f'{error.filename}: {error.strerror}')
 
@@ -181,22 +183,22 @@ def _parse(argv: list[str]) -> list[str]:
     """Sets the flags, and returns the other arguments.
 
     Raises:
-      UserError: if a flag does not exist, a value is wrong, or the recipe of --config is.
+      UserError: if a flag does not exist, or if a value or the recipe of --config is wrong.
     """
     recipe = _recipe(argv) if 'config' in flags.FLAGS else ''
-    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # the rest is for get_config
+    if recipe and not os.path.isfile(file := recipe.partition(':')[0]):  # ':' begins the argument of get_config
         raise UserError(no_recipe(file))
     try:
         with faults_in(recipe, only=True):
             return flags.FLAGS(argv)
-    except flags.Error as error:  # a flag that does not exist, or a value of another type
+    except flags.Error as error:  # an unknown flag, or a value of the wrong type
         raise UserError(_no_flag_file(error) or _without_recipe(error) or _no_config(recipe, error)
                         or _in_words(str(error)).removeprefix('flag ')) from error
     except UnicodeDecodeError as error:
         raise UserError(_no_flag_file(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_unknown_option(argv) or _no_config(recipe, error)
-                        or f'--config or an override of it is wrong: {error.args[0]}') from error
+                        or f'--config or one of its overrides is wrong: {error.args[0]}') from error
     except BrokenPipeError:
         raise
     except OSError as error:  # ml_collections: 'Failed loading config file ...', with the reason on the last line
@@ -207,9 +209,9 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 class _Stdout(io.TextIOWrapper):
-    """stdout in UTF-8, whatever the locale; file names that are not UTF-8 are written as their bytes.
+    """stdout in UTF-8, independent of the locale. File names that are not valid UTF-8 keep their bytes.
 
-    A failed write is a UserError that names stdout; the system's error would not name it.
+    A failed write raises a UserError that mentions stdout. The system's error would not mention stdout.
     """
 
     def __init__(self, stdout: io.TextIOWrapper):
@@ -231,24 +233,25 @@ class _Stdout(io.TextIOWrapper):
             with naming('stdout'):
                 yield
         except UserError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # or Python tries again at exit
+            # Otherwise Python would flush again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             raise
 
 
 def _unless_left_behind(hook: Callable) -> Callable:
-    """Calls `hook` for an exception of a thread or a callback, except for Orbax's tasks that outlive their loop."""
+    """Returns a hook that calls `hook`, except for errors of Orbax tasks that run after their event loop has closed."""
     return lambda event: None if str(event.exc_value) == 'Event loop is closed' else hook(event)
 
 
 def _flush() -> None:
     """Flushes stdout while a failure can still be reported."""
-    if sys.stdout is not None:  # it may be closed
+    if sys.stdout is not None:  # stdout may be closed
         sys.stdout.flush()
 
 
 def _no_room(error: BaseException, reason: str) -> str:
-    return (f'{getattr(error, "filename", None) or "a file"} cannot be written: {reason}. Free space where the output '
-            'and config.cache_dir lie, then run the same command again')
+    return (f'{getattr(error, "filename", None) or "a file"} cannot be written: {reason}. Free space on the disks of '
+            'the output and of config.cache_dir, then run the same command again')
 
 
 def _fail(message: str):
@@ -269,7 +272,7 @@ def _no_config(recipe: str, error: BaseException) -> str:
     """Returns the message for a recipe whose get_config() ml_collections could not call."""
     if "no attribute 'get_config'" in str(error):
         return f'{recipe} has no function get_config()'
-    if 'Error whilst parsing config file' not in str(error):  # the text that it puts around the exception
+    if 'Error whilst parsing config file' not in str(error):  # the text that ml_collections adds to the exception
         return ''
     while error.__context__ is not None:
         error = error.__context__
@@ -285,11 +288,14 @@ def _no_flag_file(error: BaseException) -> str:
 
 
 def _without_recipe(error: flags.Error) -> str:
-    """Returns the message for an option of the config without --config, which defines its flag; '' for others."""
+    """Returns the message for a flag --config.X if --config is missing; '' for other errors.
+
+    ml_collections defines the flags --config.X when it reads --config.
+    """
     name = error.flagname.removeprefix('no') if isinstance(error, flags.UnrecognizedFlagError) else ''
     if 'config' not in flags.FLAGS or not name.startswith('config.') or 'config.seed' in flags.FLAGS:
-        return ''  # in the last case there is a recipe, perhaps in a file of flags
-    return f'--{name} needs a recipe. Give one, for example --config=configs/demo.py'
+        return ''  # if config.seed is a flag, there is a recipe, perhaps in a file of flags
+    return f'--{name} needs a recipe. Add a recipe, for example --config=configs/demo.py'
 
 
 def _unknown_option(argv: list[str]) -> str:
@@ -308,10 +314,11 @@ def _help(module: str, *, full: bool) -> None:
     if 'config' not in flags.FLAGS:
         return
     if not full:
-        print('\nOptions of the config are flags too, --config.model.num_layers=2: docs/options.md explains them, '
-              '--helpfull prints them,\nand train.py --config=... --print_config those of a recipe.')
+        print('\nOptions of the config are also flags, for example --config.model.num_layers=2. docs/options.md '
+              'explains the options,\n--helpfull prints them, and train.py --config=... --print_config prints the '
+              'values of a recipe.')
         return
-    print('\nOptions of the config, with their defaults, what they mean and what they may be:\n')
+    print('\nOptions of the config, with default, meaning and allowed values:\n')
     for option in OPTIONS:
         allowed = str(option.allowed).replace('`', '')
         print(f'  --config.{option.name}={option.default!r}:  {option.meaning} ({allowed})')
@@ -322,7 +329,7 @@ def _help(module: str, *, full: bool) -> None:
 
 
 def use_utf8() -> None:
-    """Restarts the script in Python's UTF-8 mode if the locale has another encoding for files and their names.
+    """Restarts the script in Python's UTF-8 mode if the locale uses another encoding for text or file names.
 
     Otherwise texts would be decoded wrongly, and TensorStore could not open a checkpoint whose path is not ASCII.
     """
@@ -334,15 +341,16 @@ def use_utf8() -> None:
 def use_huge_pages() -> None:
     """Restarts the script with a glibc malloc that asks for huge pages and keeps them, unless the user set tunables.
 
-    XLA on CPU allocates its buffers at every step, and Linux hands them out as zeroed 4 KB pages: without
-    this, touching fresh memory takes about a quarter of a training step (benchmarks/train_step.py).
+    XLA on CPU allocates its buffers at every step, and Linux provides new memory as zeroed pages of 4 KB. Without these
+    settings, the first access to new memory takes about a quarter of a training step (benchmarks/train_step.py).
 
-    XLA allocates in threads, and each thread has its own arena. Buffers larger than an arena (64 MB) come from Linux
-    and return to it, whatever mmap_max and trim_threshold are. So a process that may use at most two cores gets one
-    arena for all threads; there we measured 0.46 -> 0.39 s a step. One arena has one lock, and the threads of many
-    cores would wait for it at each allocation: they keep glibc's 8 arenas a core.
+    XLA allocates in several threads, and each thread has its own arena. A buffer larger than an arena (64 MB) is taken
+    from Linux and returned to Linux, regardless of mmap_max and trim_threshold. So all threads share one arena if the
+    process may use at most two cores; this reduced the time per step from 0.46 s to 0.39 s. An arena has one lock, and
+    the threads of many cores would wait for this lock at each allocation. So with more cores, the process keeps glibc's
+    default of 8 arenas per core.
 
-    glibc reads the setting only when a process starts, so call this before the heavy imports.
+    glibc reads the settings only when a process starts, so call this function before the slow imports.
     """
     if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ and not _asked_for_help():
         tunables = {'hugetlb': 1, 'mmap_max': 0, 'trim_threshold': 20_000_000_000, 'top_pad': 268_435_456}

@@ -1,4 +1,4 @@
-"""Translates, continues or classifies with a trained model, or scores it on a split of its data.
+"""Translates, continues or classifies the input with a trained model, or scores the model on a split of its data.
 
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN                     # on a terminal: prompts for sentences
@@ -7,9 +7,9 @@
 
 --workdir=A,B,C uses an ensemble of several runs with the same vocabulary.
 stdout has one line for each input line, in order. The translation of an empty sentence is empty; the continuation of an
-empty prompt begins a text. A continuation may have several lines, so a line of dashes separates two continuations;
---format=jsonl has one line for each prompt. A model of images or series reads an .npz file with an array `inputs`, and
-writes a line for each example.
+empty prompt is a new text. A continuation may have several lines, so a line of dashes separates two continuations;
+--format=jsonl prints one line for each prompt. For a model of images or series, the input is an .npz file with an array
+`inputs`, and the output has one line for each example.
 """
 
 import sys
@@ -26,16 +26,17 @@ define_flags(Request)
 SEARCH = {option.name.removeprefix('decode.'): option for option in OPTIONS if option.name.startswith('decode.')}
 for name, option in SEARCH.items():  # every option of config.decode is a flag of the same name
     if isinstance(option.allowed, OneOf):
-        flags.DEFINE_enum(name, None, option.allowed.choices, f'{option.meaning}; default as configured.')
+        flags.DEFINE_enum(name, None, option.allowed.choices, f'{option.meaning}; default: as in the run\'s config.')
     else:
         define = {int: flags.DEFINE_integer, float: flags.DEFINE_float}[type(option.default)]
-        define(name, None, f'{option.meaning}; default as configured.')
-flags.DEFINE_integer('n_best', None, 'Hypotheses per sentence, or draws with --method=sample (jsonl only).')
-flags.DEFINE_integer('seed', None, 'sample: the seed of the draws.')
+        define(name, None, f'{option.meaning}; default: as in the run\'s config.')
+flags.DEFINE_integer('n_best', None, 'Number of hypotheses per sentence; with --method=sample, number of '
+                     'independent samples. Values above 1 need --format=jsonl.')
+flags.DEFINE_integer('seed', None, 'Seed of the random numbers of --method=sample.')
 
 
 def main() -> None:
-    """Answers or scores, as the flags request."""
+    """Decodes the input or scores the model, as the flags request."""
     from analysis.answering import decode  # slow to import, and not needed for --help
 
     search = {name: flags.FLAGS[name].value for name in (*SEARCH, 'n_best', 'seed')}

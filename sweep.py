@@ -1,12 +1,12 @@
-"""Trains a recipe many times, over a grid of overrides, and prints a table of the results.
+"""Trains a recipe many times, over a grid of options, and prints a table of the results.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/positions.py --workdir=sweeps/positions --jobs=2
-    python sweep.py --workdir=sweeps/positions --report    # the table of the present results
+    python sweep.py --workdir=sweeps/positions --report    # prints the results so far
 
---config.X=... overrides an option in every run. A run is two commands, train.py and then decode.py --split=..., which
---dry_run prints. Its run directory is DIR/NAME and its log DIR/logs/NAME.log. The same command again skips finished
-runs and resumes interrupted ones. The report is printed, and written to DIR: report.md, report.csv, curves.png and
-varied.png.
+--config.X=... sets an option in every run. A run consists of two commands, train.py and decode.py --split=... .
+--dry_run prints the commands. With --workdir=DIR, the run NAME has the run directory DIR/NAME and the log
+DIR/logs/NAME.log. The same command, started again, skips finished runs and resumes interrupted runs. The report is
+printed and written to DIR as report.md, report.csv, curves.png and varied.png.
 """
 
 import logging
@@ -32,23 +32,23 @@ from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded, write_text
 from runtime.locks import lock_directory
 
-if TYPE_CHECKING:  # --help does not wait for submitit
+if TYPE_CHECKING:  # the import of submitit is slow, and --help does not need it
     from runtime.executors import Executor, Job
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-GRID = flags.DEFINE_string('sweep', None, 'The grid, a file of configs/sweeps/ or your own.')
-WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: created, or continued.')
+GRID = flags.DEFINE_string('sweep', None, 'The grid: a file of configs/sweeps/ or another file in this format.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The directory of the sweep: a new one, or one to resume.')
 SPLIT = flags.DEFINE_string('split', 'validation', 'Score every run on this split: train, validation, test.')
-JOBS = flags.DEFINE_integer('jobs', 1, 'Runs at a time.')
-DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print the runs, their commands and their number, and do nothing.')
-REPORT = flags.DEFINE_bool('report', False, 'Report the present results, and run nothing; needs only --workdir.')
+JOBS = flags.DEFINE_integer('jobs', 1, 'The number of runs at a time.')
+DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Only print the commands of all runs and the number of runs.')
+REPORT = flags.DEFINE_bool('report', False, 'Only report the results so far. Needs only --workdir.')
 METRIC = flags.DEFINE_string('metric', None, 'The metric of the plots, such as perplexity; by default '
                              'config.eval.metric.')
 RETRY_FAILED = flags.DEFINE_bool('retry_failed', False, 'Run failed runs again.')
 EXECUTOR = flags.DEFINE_enum('executor', 'local', ['local', 'slurm'], 'Where runs are executed: in processes of this '
                              'machine, or as jobs of a Slurm cluster.')
-PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; by default the cluster's.")
+PARTITION = flags.DEFINE_string('partition', None, "slurm: the partition; by default the cluster's default.")
 HOURS = flags.DEFINE_float('hours', 24, 'slurm: time limit of a run.')
 GPUS = flags.DEFINE_integer('gpus', 1, 'slurm: devices per run.')
 CPUS = flags.DEFINE_integer('cpus', 4, 'slurm: processor cores per run.')
@@ -57,7 +57,7 @@ MEMORY = flags.DEFINE_integer('memory_gb', 32, 'slurm: memory per run, in GB.')
 BOUNDS = ((JOBS, Between(1, 10_000)), (HOURS, Between(0.02, 10_000)), (GPUS, Between(0, 1000)),
           (CPUS, Between(1, 10_000)), (MEMORY, Between(1, 100_000)))
 SCRIPTS = Path(__file__).parent
-LOGGED_LINES = 10  # of the log of a failed run
+LOGGED_LINES = 10  # the number of lines at the end of a failed run's log that are logged
 
 log = logging.getLogger('allyouneed.sweep')
 
@@ -65,7 +65,7 @@ log = logging.getLogger('allyouneed.sweep')
 def main() -> None:
     """Runs the sweep that the flags describe, and reports the results."""
     if not WORKDIR.value:
-        raise UserError('--workdir is missing. Use the directory in which the sweep is kept')
+        raise UserError('--workdir is missing. Use the directory of the sweep, a new one or one to resume')
     for flag, bounds in BOUNDS:
         if problem := bounds.problem(flag.value):
             raise UserError(f'--{flag.name}={flag.value} {problem}')
@@ -78,7 +78,7 @@ def main() -> None:
     config = config_from(CONFIG_FLAG)
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
-        raise UserError(f'--split={SPLIT.value} names {len(splits)} sets. Use one of {", ".join(splits)}')
+        raise UserError(f'--split={SPLIT.value} contains {len(splits)} sets. Use one of {", ".join(splits)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -93,15 +93,15 @@ def main() -> None:
 
     executor = make_executor(directory)
     claim_directory(directory, recipe, GRID.value, flatten(config), runs)
-    waiting = (f'{directory} is used by another sweep.py, or by runs that continued when their sweep.py was killed. '
-               'Waiting until they end')
-    # Runs inherit the lock, so that a killed sweep keeps the directory until the last of its runs ends.
+    waiting = (f'{directory} is used by another sweep.py, or by runs of a sweep.py that was killed. Waiting until '
+               'these processes end')
+    # Runs inherit the lock. Therefore, if sweep.py is killed, the directory is locked until its last run ends.
     with lock_directory(directory, f'{LOGS}/lock', 'sweeps', waiting=waiting, inheritable=True):
         run_and_report(directory, jobs, executor)
 
 
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:
-    """Runs the remaining jobs, and reports. The exit status is 1 if any job has failed."""
+    """Runs the remaining jobs, and reports the results. Exits with status 1 if a job has failed."""
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.trained and SPLIT.value in run.results}
     failed = {job.name for job in jobs if job.failure.exists()} - finished if not RETRY_FAILED.value else set()
@@ -116,7 +116,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
 
 
 def make_executor(directory: Path) -> 'Executor':
-    """Returns the executor that the flags ask for."""
+    """Returns the executor that the flags select."""
     from runtime.executors import Local, Slurm
 
     if EXECUTOR.value == 'local':
@@ -135,7 +135,7 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
 
 
 def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> None:
-    """Runs jobs, and logs their progress and how each one ended. After Ctrl-C or a signal, the runs save and stop."""
+    """Runs jobs, and logs the progress and the result of each job. After Ctrl-C or a signal, the runs save and stop."""
     from runtime.executors import STOPPED
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -165,15 +165,15 @@ def last_lines(path: Path) -> str:
 
 
 def report(directory: Path) -> None:
-    """Prints the table, and writes it and the plots into the directory of the sweep."""
+    """Prints the table of results, and writes the table and the plots into the directory of the sweep."""
     runs = load_runs(directory)
     splits = {'train', 'validation', 'test'}.union(*(run.results for run in runs))
     if SPLIT.value not in splits:
-        raise UserError(f'--split={SPLIT.value}: no run has been scored on it{did_you_mean(SPLIT.value, splits)}')
+        raise UserError(f'--split={SPLIT.value}: no run has scores of this split{did_you_mean(SPLIT.value, splits)}')
     measured = {name for run in runs for names in (run.curves, *run.results.values()) for name in names}
     if METRIC.value and measured and not {METRIC.value, f'validation_{METRIC.value}'} & measured:
-        raise UserError(f'--metric={METRIC.value}: no run has measured it{did_you_mean(METRIC.value, measured)}')
-    from analysis.pictures import save_figure  # --help does not wait for matplotlib
+        raise UserError(f'--metric={METRIC.value}: no run has this metric{did_you_mean(METRIC.value, measured)}')
+    from analysis.pictures import save_figure  # the import of matplotlib is slow, and --help does not need it
     from analysis.plots import plot_curves, plot_varied
 
     table = results_table(runs, split=SPLIT.value)
@@ -183,13 +183,13 @@ def report(directory: Path) -> None:
     save_figure(plot_varied(runs, METRIC.value, SPLIT.value), directory / 'varied.png')
     write_text(
         directory / 'report.md',
-        f'# {directory.resolve().name}\n\nThe scores of decode.py on the whole {SPLIT.value} split, with the best '
-        'checkpoint of each run. The best values are bold; ± is the standard deviation over seeds. The learning curves '
-        'are from evaluations during training, which may use another search and fewer sentences, so the order may '
-        'differ. The title of each picture says how it was measured.\n\n'
+        f'# {directory.resolve().name}\n\nThe table shows the scores of decode.py on the whole {SPLIT.value} split, '
+        'with the best checkpoint of each run. The best values are bold. ± is the standard deviation over seeds. The '
+        'learning curves are from evaluations during training. These evaluations may use another search and fewer '
+        'sentences, so the order of the runs may differ. The title of each picture describes the measurement.\n\n'
         f'{table.markdown()}\n![Learning curves](curves.png)\n\n'
-        '![The metric against what was varied](varied.png)\n')
-    log.info('%s, report.csv, curves.png, varied.png', directory / 'report.md')
+        '![The metric as a function of the varied options](varied.png)\n')
+    log.info('wrote %s, report.csv, curves.png and varied.png', directory / 'report.md')
 
 
 if __name__ == '__main__':

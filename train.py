@@ -5,8 +5,9 @@
 After an interruption, run the same command again. Training resumes where it stopped, and on the same machine it ends
 with the same parameters, bit for bit, as without the interruption.
 
-Exit status: 0, training is finished; 2, an error, which the last lines on stderr explain; 75 (EX_TEMPFAIL), stopped by
-SIGTERM or SIGINT after saving: start it again; 130 or 143, stopped at once by a second such signal.
+Exit status: 0 if training is finished. 2 after an error, which the last lines on stderr explain. 75 (EX_TEMPFAIL) if
+training has saved and stopped because of SIGTERM or SIGINT. In this case, run the same command again. 130 or 143 if a
+second such signal stopped training immediately.
 """
 
 import logging
@@ -23,14 +24,15 @@ from run_directory.records import finished_at
 from runtime.files import expanded
 
 with flag_files_explained():
-    CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory: created, or resumed if it holds this config.')
-COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'Several processes: HOST:PORT of process 0. Slurm, '
-                                  'TPU pods and GKE do not need these three flags.')
-PROCESSES = flags.DEFINE_integer('num_processes', None, 'Several processes: their number.')
-PROCESS = flags.DEFINE_integer('process_id', None, 'Several processes: the number of this one, from 0.')
-PATIENCE = flags.DEFINE_integer('patience', 300, 'Several processes: seconds to wait for a missing or slow one.', 1)
-PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, and train nothing.')
+    CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe: a file in configs/.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory. It is created, or resumed if it has this config.')
+COORDINATOR = flags.DEFINE_string('coordinator_address', None, 'For several processes: HOST:PORT of process 0. On '
+                                  'Slurm, TPU pods and GKE, leave out this flag, --num_processes and --process_id.')
+PROCESSES = flags.DEFINE_integer('num_processes', None, 'For several processes: the number of processes.')
+PROCESS = flags.DEFINE_integer('process_id', None, 'For several processes: the number of this process, from 0.')
+PATIENCE = flags.DEFINE_integer('patience', 300, 'For several processes: seconds to wait for a missing or slow '
+                                'process.', 1)
+PRINT_CONFIG = flags.DEFINE_bool('print_config', False, 'Print the resolved config as flags, without training.')
 PROFILE = flags.DEFINE_string('profile_steps', None, 'FIRST:LAST: trace these steps with the profiler.')
 
 log = logging.getLogger('allyouneed.train')
@@ -41,7 +43,8 @@ def main() -> None:
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, problems_of_data)
-    # Imports that take seconds. --help, mistyped flags and finished runs do without those that they do not need.
+    # These imports take seconds. They are here so that --help and mistyped flags do not wait for them. A finished run
+    # does not wait for the imports below.
     from run_directory.workdir import RunDirectory
     from runtime.preemption import StopSignals
     from runtime.processes import connect, ending_together
@@ -60,8 +63,8 @@ def main() -> None:
 
 
 def problems_of_data(config: ConfigDict, others: Sequence[str]) -> list[str]:
-    """Returns messages about problems of the data, which is not read for a finished run."""
-    if WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
+    """Returns messages about problems of the data. For a finished run, returns none and does not read the data."""
+    if not others and WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
         return []
     from input_pipeline.problems import data_problems
 

@@ -1,1 +1,1 @@
-"""What was learned, looked at: pictures, the explorer page, heads taken out, runs side by side."""
+"""Analyses of trained models: pictures of attention, the explorer page, tests of heads, comparisons of runs."""

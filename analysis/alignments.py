@@ -1,7 +1,7 @@
-"""Word alignments from attention, in the Pharaoh format: '0-0 1-2' links source word 0 to target word 0, and 1 to 2.
+"""Word alignments from attention, in the Pharaoh format: '0-0 1-2' links source word 0 to target 0, and 1 to 2.
 
-A target token is linked to the source token of its largest weight; two words are linked if tokens of them are. Words
-are those of `analysis.explain.words`: separated by white space, or single pieces of a script without spaces.
+A target token is linked to the source token with the largest weight. Two words are linked if their tokens are linked.
+`analysis.explain.words` defines words: text between white space, or a single piece of a script without spaces.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from inference.translate import Translator
 from input_pipeline.links import Links, gold_links
 from runtime.errors import UserError
 
-SENTENCES = 200  # of the validation split, on which a head is chosen
+SENTENCES = 200  # number of validation sentences on which the best head is chosen
 SHIFTS = 'output', 'input'
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Where an alignment is read.
+    """A head of the cross-attention from which alignments are read.
 
     Attributes:
-      layer: of the cross-attention, from 0.
-      head: from 0; None: the mean of the heads.
-      shift: 'output' reads a token where the decoder predicts it, and 'input' one step later, where the decoder reads
-        it (Chen et al. 2020, arXiv:2004.14837).
+      layer: the number of the layer, from 0.
+      head: the number of the head, from 0; None: the mean of all heads.
+      shift: 'output' uses the weights of the step that predicts a target token. 'input' uses the weights of the next
+        step, which reads this token (Chen et al. 2020, arXiv:2004.14837).
     """
     layer: int
     head: int | None = None
@@ -41,7 +41,7 @@ class Head:
 
 
 def align(model: Translator, output: Output, head: Head) -> Links:
-    """Returns the links of the words of a source and its best translation."""
+    """Returns the links between the words of a source and the words of its best translation."""
     return _links(model, output, _cross(model, output), head) if output.source_tokens else []
 
 
@@ -51,7 +51,7 @@ def as_pharaoh(links: Links) -> str:
 
 
 def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
-    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|), if all gold links are sure (Och and Ney 2003)."""
+    """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|) for sure gold links G (Och and Ney 2003)."""
     both = sum(len({*one} & {*other}) for one, other in zip(found, gold, strict=True))
     return 1 - 2 * both / max(1, sum(len({*each}) for each in (*found, *gold)))
 
@@ -70,7 +70,7 @@ def gold_of(run: Run, pairs: Sequence[tuple[str, str]]) -> list[Links]:
     """Returns the gold links of pairs of the built-in corpus that a run was trained on.
 
     Raises:
-      UserError: if the run has other data.
+      UserError: if the run was trained on other data.
     """
     data = run.config.data
     if data.source != 'builtin':
@@ -82,8 +82,8 @@ def gold_of(run: Run, pairs: Sequence[tuple[str, str]]) -> list[Links]:
 def best_head(run: Run, sentences: int = SENTENCES) -> Head:
     """Returns the head with the least alignment error rate on the references of the validation split.
 
-    Of a run without gold links, it is the mean of the heads of the layer before the last one, at the decoder's output
-    (Garg et al. 2019, arXiv:1909.02074).
+    If the data has no gold links, returns the mean of the heads of the second-to-last layer, with shift 'output' (Garg
+    et al. 2019, arXiv:1909.02074).
     """
     model: Any = run.model
     pairs = run.data().pairs('validation')[:sentences]  # pyright: ignore[reportAttributeAccessIssue]
@@ -95,7 +95,7 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
 
 
 def chosen_head(look: str, model: Translator) -> Head:
-    """Returns the head that --look=cross:LAYER[:HEAD] names; numbers from 1, or 'mean'.
+    """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are numbers from 1; HEAD may be 'mean'.
 
     Raises:
       UserError: if there is no such head.

@@ -1,4 +1,4 @@
-"""Does what the flags of decode.py request: answers, scores, pictures and pages."""
+"""Carries out a request of decode.py: writes answers, scores, pictures and pages."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ from runtime import STARTED
 from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
-LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # end a line for some readers
+LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
@@ -74,11 +74,11 @@ def decode(request: Request) -> None:
         answer_file(request, run.model, options, page, alignment_head(request, run))
     if page:
         page.write()
-        log.info('%s explains %d', page.path, page.count)
+        log.info('%s: %d explanations', page.path, page.count)
 
 
 def alignment_head(request: Request, run: Run) -> Head | None:
-    """Returns the head from which --alignments are read: that of --look, or the best one on the validation split."""
+    """Returns the head for --alignments: the head that --look names, or the best head on the validation split."""
     if not request.alignments:
         return None
     assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
@@ -89,9 +89,9 @@ def alignment_head(request: Request, run: Run) -> Head | None:
 
 def answer_file(request: Request, model: TextModel, options: SearchOptions, page: Page | None,
                 head: Head | None = None) -> None:
-    """Writes an answer for each line of the input. Lines are read in chunks, while earlier ones are answered.
+    """Writes an answer for each line of the input. Lines are read and answered in chunks.
 
-    With `head`, the word alignment of each answer is written, too.
+    With `head`, the word alignment of each answer is also written.
     """
     search = with_all_hypotheses(options) if page else options
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
@@ -112,8 +112,8 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     if start:
         log.info('%s', start)
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
-    log.info('%d lines in %.1f s, of which %.1f s compiling: %.1f a second otherwise', count, seconds, compiling,
-             count / max(seconds - compiling, 1e-9))
+    log.info('%d lines in %.1f s: %.1f s of compilation, and %.1f lines per second in the remaining time', count,
+             seconds, compiling, count / max(seconds - compiling, 1e-9))
 
 
 def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:
@@ -128,7 +128,7 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """Returns the search with every hypothesis of its beam, for the page."""
+    """Returns options for a search that returns all hypotheses of the beam, because the page shows them."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
@@ -168,7 +168,7 @@ def predict_file(request: Request, model: Predictor, options: SearchOptions, pag
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
     """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
     data: Any = run.data()  # its class depends on the task
-    for changed in changed_data(run.workdir, data, splits):  # an error if files of a split are missing
+    for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data that the run was trained with: %s', changed)
     others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
@@ -178,10 +178,10 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
                 others: Sequence[str] | None) -> dict[str, Any]:
-    """Writes the scores to RUN/results/SPLIT.json, and each example and its answer to SPLIT.tsv; returns the scores.
+    """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
-    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run; those of an edited model are
-    SPLIT.edited.json and .tsv. `others` are the translations of the run to compare with.
+    The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
+    SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
     """
     results, table = run.model.score(data, split, run.config, options)
     results |= {'task': run.config.task, 'parameters': run.parameters,
@@ -227,7 +227,7 @@ def as_text(results: dict[str, Any]) -> str:
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,
                   page: Page | None) -> None:
-    """Explains the first examples of a split of text on the page, and draws them, as the flags request."""
+    """Adds explanations of the first texts of a split to the page, and draws the attention, as the flags request."""
     counts = request.explain_count if page else 0, request.picture_count if request.draws_attention else 0
     examples = model.examples(data, split, max(counts), with_all_hypotheses(options) if page else options)
     for number, (answer, reference) in enumerate(examples, 1):
@@ -250,7 +250,7 @@ def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, output
 
 def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
                      targets: Iterable[str] = itertools.repeat('')) -> None:
-    """Explains the first images or series on the page, if there is one."""
+    """Adds explanations of the first images or series to the page. Does nothing without a page."""
     for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
         if page is None or page.full:
             return
@@ -258,7 +258,7 @@ def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, 
 
 
 def picture_path(request: Request, number: int) -> Path:
-    """Returns, and logs, the file for the picture of a line or an example."""
+    """Returns the path for the picture of a line or an example, and logs the path."""
     path = Path(request.pictures or '') / f'{number:06d}.png'
     log.info('%s', path)
     return path

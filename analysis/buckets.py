@@ -1,4 +1,4 @@
-"""Scores of translations by the length of a sentence or the frequency of its rarest word, for one run or several.
+"""Scores of translations by the length of a sentence or the frequency of its rarest word, for one or several runs.
 
     for bucket in buckets(['runs/a', 'runs/b'], by='length')['runs/a']: ...
 
@@ -24,7 +24,7 @@ from runtime.files import expanded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COUNT = 5  # buckets
+COUNT = 5  # default number of buckets
 
 Pair = tuple[str, str]
 
@@ -36,9 +36,9 @@ class Bucket:
     Attributes:
       low: the least key.
       high: the greatest key.
-      n: number of sentences.
-      scores: 'bleu', 'chrf', 'exact_match' (a share of 1) and, if given, 'log_prob' (the mean of a reference), each
-        [score, low, high].
+      n: the number of sentences.
+      scores: {name: [score, low end, high end of its 95 % interval]}. The names are 'bleu', 'chrf', 'exact_match' (from
+        0 to 1) and, if it was computed, 'log_prob' (the mean log-probability of a reference).
     """
     low: int
     high: int
@@ -47,9 +47,10 @@ class Bucket:
 
 
 def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]]) -> list[int]:
-    """Returns the number by which each pair (source, reference) is put into a bucket.
+    """Returns the key of each pair (source, reference): the length or frequency that determines the bucket of the pair.
 
-    Words are separated by white space. `train` returns the pairs of the training data, in which words are counted.
+    Words are separated by white space. `train` is a function that returns the training pairs; for by='frequency', words
+    are counted in these pairs.
 
     Raises:
       UserError: if `by` is not one of BY.
@@ -64,7 +65,7 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
 
 def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Sequence[str],
                   log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
-    """Returns the scores in at most `count` buckets, by ascending keys; equal keys share a bucket."""
+    """Returns the scores in at most `count` buckets, by ascending keys. Sentences with equal keys are in one bucket."""
     order = sorted(keys)
     ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
     rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
@@ -78,10 +79,10 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             count: int = COUNT) -> dict[str, list[Bucket]]:
     """Returns the buckets of several runs, from the translations that `decode.py --split` has written.
 
-    The keys are those of the first run, whose training data has the frequencies.
+    All runs have the same sentences. Frequencies are counted in the training data of the first run.
 
     Raises:
-      UserError: if a run has no translations of this split, or of other sentences than the first run.
+      UserError: if a run has no translations of this split, or its sentences differ from those of the first run.
     """
     tables = {str(workdir): _translations(workdir, split) for workdir in workdirs}
     first = next(iter(tables.values()))
@@ -130,10 +131,10 @@ def buckets_figure(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', 
 
 
 def _scores(outputs, references, log_probs):
-    from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
+    from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
     from sacrebleu.metrics.chrf import CHRF
 
-    # A bucket may have few sentences: of one, every resample is the same.
+    # All resamples of a bucket with one sentence are equal, so its interval has the length 0.
     scores = {name: [metric.corpus_score(outputs, [references]).score, *interval(metric, outputs, references)]
               for name, metric in {'bleu': BLEU(), 'chrf': CHRF()}.items()}
     scores['exact_match'] = _mean(np.array([one == other for one, other in zip(outputs, references, strict=True)]))

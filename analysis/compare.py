@@ -3,8 +3,8 @@
     runs = load_runs('sweeps/heads')            # a sweep, a folder of runs, or a list of run directories
     results_table(runs)                         # shown as a table in a notebook; .markdown(), .csv()
 
-Runs that differ only in the seed are one setting; its figures are means with standard deviations.
-Only files are read, without JAX.
+Runs that differ only in the seed are one setting. The table shows means and standard deviations over these runs.
+This module only reads files and does not import JAX.
 """
 
 import collections
@@ -29,7 +29,7 @@ from runtime.errors import UserError
 from runtime.files import read_json
 
 SWEEP = 'sweep.json'  # in the directory of a sweep: {'version', 'config': {option: value}, 'runs': {name: overrides}}
-LOGS = 'logs'         # beside it: NAME.log and, after a failure, NAME.failed
+LOGS = 'logs'         # folder next to sweep.json: NAME.log of each run and, after a failure, NAME.failed
 NOT_VARIED = ('seed', 'cache_dir')  # options in which runs of one setting may differ
 
 log = logging.getLogger('allyouneed.compare')
@@ -57,7 +57,7 @@ class RunRecord:
     failure: str = ''
 
     def width(self, option: str) -> Any:
-        """Returns an option's value; if it is 0 (derived from other options), the derived value."""
+        """Returns the value of an option. For the value 0, returns the value that is derived from other options."""
         per_head = self.config['model.d_model'] // self.config['model.num_heads']
         derived = {'model.d_k': per_head, 'model.d_v': per_head,
                    'model.num_key_value_heads': self.config['model.num_heads'],
@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def trained(self) -> bool:
-        """Whether training is finished: it reached the last step, or eval.patience ended it."""
+        """Whether training is finished: the last step was reached, or eval.patience has stopped the training."""
         metric = self.config['eval.metric']
         values = [value for _, value in self.curves.get(EVALUATED + metric, [])]
         patience_ended = judge_all(values, metric=metric, patience=self.config['eval.patience']).stopped
@@ -97,7 +97,7 @@ class RunRecord:
 
 
 class Spread(NamedTuple):
-    """The mean of a figure over seeds, and its sample standard deviation (n - 1); None for one value."""
+    """The mean of a value over seeds, and the sample standard deviation (n - 1). The deviation is None for one seed."""
     mean: float
     deviation: float | None
 
@@ -129,7 +129,7 @@ class Table:
         return ''.join('| ' + ' | '.join(line) + ' |\n' for line in zip(*columns, strict=True))
 
     def csv(self) -> str:
-        """Returns the table as CSV, with all digits and the deviations in their own columns, NAME_sd."""
+        """Returns the table as CSV with all digits. Standard deviations are in separate columns, NAME_sd."""
         rows = [{name: number for column, value in row.items() for name, number in (
             {column: value.mean, f'{column}_sd': value.deviation} if isinstance(value, Spread) else {column: value}
         ).items()} for row in self.rows]
@@ -146,7 +146,9 @@ class Table:
 
 
 def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
-    """Returns the runs of a sweep in its order, of a folder by name, or of a list of run directories.
+    """Returns the runs of a sweep, of a folder, or of a list of run directories.
+
+    Runs of a sweep or a list keep their order. Runs of a folder are sorted by name.
 
     Raises:
       UserError: if there are no runs.
@@ -167,7 +169,7 @@ def load_runs(where: str | Path | Iterable[str | Path]) -> list[RunRecord]:
 
 
 def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
-    """Reads metrics.jsonl: {'train_loss': [(100, 5.07), ...], 'validation_bleu': ...}, values over steps."""
+    """Reads metrics.jsonl. Returns {metric: [(step, value), ...]}, such as {'train_loss': [(100, 5.07), ...]}."""
     curves = {}
     for metrics in read_metrics(Path(workdir)):
         step = metrics.pop('step')
@@ -177,11 +179,12 @@ def read_curves(workdir: str | Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def read_results(workdir: str | Path, *, skip_damaged: bool = False) -> dict[str, dict[str, Any]]:
-    """Reads what decode.py --split=... has written, by split: {'test': {'bleu': 38.8, ...}}.
+    """Reads the scores that decode.py --split=... has written: {split: scores}, as {'test': {'bleu': 38.8, ...}}.
 
     Args:
       workdir: the run directory.
-      skip_damaged: whether to skip damaged files with a warning. A sweep skips them, scores again, and replaces them.
+      skip_damaged: whether to skip damaged files with a warning. A sweep skips damaged files, because it then scores
+        the runs again and replaces the files.
 
     Raises:
       UserError: if a file is damaged.
@@ -198,7 +201,7 @@ def read_results(workdir: str | Path, *, skip_damaged: bool = False) -> dict[str
 
 
 def _read_scores(path: Path) -> dict[str, Any]:
-    advice = f'Delete it: decode.py --split={path.stem} writes it again'
+    advice = f'Delete the file: decode.py --split={path.stem} writes the file again'
     scores = read_json(path, advice)
     for name in (*METRICS, 'parameters'):
         if not isinstance(scores.get(name, 0), int | float):
@@ -209,12 +212,12 @@ def _read_scores(path: Path) -> dict[str, Any]:
 
 
 def recorded_sweep(directory: Path) -> dict[str, Any]:
-    """Reads sweep.json of a directory, and translates its options to the current version.
+    """Reads sweep.json of a directory, and converts its options to the current version.
 
     Raises:
-      UserError: if it is damaged.
+      UserError: if the file is damaged.
     """
-    path, advice = directory / SWEEP, 'Restore it from a copy, or use another --workdir'
+    path, advice = directory / SWEEP, 'Restore the file from a copy, or use another --workdir'
     sweep = read_json(path, advice)
     config, runs, version = sweep.get('config'), sweep.get('runs'), sweep.get('version', 1)
     if not (isinstance(config, dict) and isinstance(runs, dict) and runs
@@ -239,7 +242,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
 
     Args:
       runs: the result of `load_runs`.
-      varied: the options to show; by default all that differ.
+      varied: the options to show; by default all options that differ between runs.
       split: the split of the scores.
 
     Returns:
@@ -295,7 +298,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def _best(column: str, values: Sequence[Any]) -> list[bool]:
-    """Returns which values are the best of a metric; none if all are equal, or the column is not a metric."""
+    """Returns a mask of the best values of a metric. No value is best if all are equal or `column` is not a metric."""
     if column not in METRICS:
         return [False] * len(values)
     ranks = [None if value is None else goodness(column, value.mean) for value in values]

@@ -1,4 +1,4 @@
-"""Trained runs for notebooks. If a run is missing, a short one is trained."""
+"""Trained runs for notebooks. If a run is missing, a short run is trained."""
 
 import os
 import subprocess
@@ -10,21 +10,21 @@ from run_directory.records import CONFIG
 from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # of a sweep
+SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bleu_sentences': 100}  # a short sweep
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """Returns a run of a recipe: the first of the following that exists.
+    """Returns a run of a recipe: the first existing run of this list.
 
       1. the run directory in the environment variable `variable`, relative to the root of the project;
       2. runs/RECIPE;
       3. runs/RECIPE-STEPS, which is trained now if necessary, with --config.train.steps.
 
-    The training takes a minute or two, enough for attention to align words. If it is interrupted, the next call resumes
-    it.
+    The training takes one or two minutes. After this time, the attention aligns words. If the training is interrupted,
+    the next call resumes it.
 
     Raises:
-      UserError: if the training fails. Its output was printed before.
+      UserError: if the training fails. The output of the training is printed before.
     """
     whole, short = ROOT / 'runs' / recipe, ROOT / 'runs' / f'{recipe}-{steps}'
     if os.environ.get(variable):
@@ -37,14 +37,14 @@ def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
 
 
 def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
-    """Returns the directory of a sweep: the first of the following that exists.
+    """Returns the directory of a sweep: the first existing directory of this list.
 
       1. the directory in the environment variable `variable`, relative to the root of the project;
       2. sweeps/NAME;
       3. sweeps/NAME-STEPS, a short sweep of small models that is run now if necessary, in a few minutes.
 
     Raises:
-      UserError: if the sweep fails. Its output was printed before.
+      UserError: if the sweep fails. The output of the sweep is printed before.
     """
     whole, short = ROOT / 'sweeps' / name, ROOT / 'sweeps' / f'{name}-{steps}'
     if os.environ.get(variable):
@@ -60,12 +60,13 @@ def example_sweep(name: str, variable: str = 'SWEEP', steps: int = 200) -> Path:
 
 def _make(*command: str) -> None:
     """Runs a script in the root of the project, and prints its output on stderr."""
-    print(f'made first, once:\n  python {" ".join(command)}', file=sys.stderr)
+    print(f'The notebook needs the result of this command, which runs only once:\n  python {" ".join(command)}',
+          file=sys.stderr)
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                text=True)
     try:
-        assert process.stderr is not None, 'it is a pipe'
-        for line in process.stderr:  # printed by Python, as a notebook shows no file descriptor
+        assert process.stderr is not None, 'stderr is a pipe'
+        for line in process.stderr:  # a notebook shows what Python prints, but not the output of a process
             print(line, end='', file=sys.stderr)
     except BaseException:
         process.terminate()

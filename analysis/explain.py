@@ -1,7 +1,8 @@
 """Explains the answers of a model for sentences or images, as plain data and as one self-contained web page.
 
 An `Explanation` holds the tokens, the attention of every layer and head, the probability of each token that the model
-wrote, and its hypotheses. `Page` writes many of them into the page of explorer/, whose script shows them.
+wrote, and its hypotheses. `Page` writes many explanations into one HTML page. The script of the page (in
+explorer/) shows the explanations.
 """
 
 import base64
@@ -30,28 +31,28 @@ from model.patches import patch_grid
 from runtime.errors import UserError
 from runtime.files import write_text
 
-PARTS = Path(__file__).with_name('explorer')  # of the page: its text, its style, and its script in two files
-STEPS = 2000  # attention is written in multiples of 1 / STEPS, so at most 1 / 4000 from the array
-MOST_TOKENS = 256  # tokens of a row that are shown
-MOST_BYTES = 64_000_000  # a page of this size is full, so that browsers stay quick
+PARTS = Path(__file__).with_name('explorer')  # the parts of the page: text, style, and a script in two files
+STEPS = 2000  # weights are rounded to multiples of 1 / STEPS, so the error is at most 1 / 4000
+MOST_TOKENS = 256  # maximum number of tokens of a row that are shown
+MOST_BYTES = 64_000_000  # a page of this size is full, because browsers are slow with larger pages
 ALTERNATIVES = 5
-ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte, and a character that cannot be seen
-INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')
-# Scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese. A piece of theirs is a word.
+ENCODED = re.compile(r'<0x([0-9A-F]{2})>')  # how tokenizers write a byte
+INVISIBLE = re.compile(r'<U\+([0-9A-F]{4,6})>')  # how tokenizers write an invisible character
+# Scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese. There, each piece is a word.
 UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]')
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The weights of one kind of attention, and the pieces of their rows and columns.
+    """The weights of one kind of attention, and the pieces of text for the rows and columns.
 
     Attributes:
       kind: 'cross', 'encoder' or 'decoder'.
-      weights: of every layer and head.
+      weights: the weights of every layer and head.
       queries: a piece for each row.
       keys: a piece for each column.
-      titles: of the rows and of the columns.
-      written: whether row t is of the token that Explanation.predictions[t] is about.
+      titles: the title of the rows and the title of the columns.
+      written: whether row t and Explanation.predictions[t] belong to the same token.
     """
     kind: str
     weights: Float[np.ndarray, 'layer head t s']
@@ -66,13 +67,13 @@ class Explanation:
     """The data that the page shows for a sentence, an image or a series.
 
     Attributes:
-      number: its place in the input, from 1.
-      texts: (what it is, text), the input first.
-      attention: of each kind, the most interesting first.
-      predictions: for each token that the model wrote; None if nothing predicts it.
+      number: the place of the sentence, image or series in the input, from 1.
+      texts: pairs (name, text). The input is first.
+      attention: the attention of each kind. The page first shows the first kind.
+      predictions: the prediction of each token that the model wrote; None for a token that is not predicted.
       answers: a header and rows: hypotheses with scores, or classes with probabilities.
       picture: a PNG of an image or a series.
-      grid: rows and columns of the picture's patches, which are the last tokens.
+      grid: the numbers of rows and columns of patches in the picture. The patches are the last tokens.
     """
     number: int
     texts: list[tuple[str, str]]
@@ -88,11 +89,11 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
     """Returns the explanation of an output for a text, a translation or a continuation.
 
     Args:
-      model: that wrote it.
-      output: of the model.
+      model: the model that wrote the output.
+      output: the output.
       weights: model.attention(output).
       number: the place in the input, from 1.
-      reference: what was expected, or ''.
+      reference: the expected text, or ''.
 
     Raises:
       UserError: if the model has no attention.
@@ -117,7 +118,7 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
     """Returns the explanation of `output`, the prediction of `model.predict` for a raw image or series.
 
     Raises:
-      UserError: if this is neither a series nor an image.
+      UserError: if the example is neither a series nor an image.
     """
     if example.ndim > 3:
         raise UserError(f'--explain shows images and series, not examples of shape {example.shape}')
@@ -143,10 +144,10 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
 
 
 class Page:
-    """Collects explanations, compressed, and writes them as one HTML file.
+    """A collection of compressed explanations, which is written as one HTML file.
 
     Raises:
-      UserError: at once if the file cannot be written, before anything is computed for it.
+      UserError: if the file cannot be written. This is checked before any explanation is computed.
     """
 
     def __init__(self, path: str | Path, about: str, most: int):
@@ -178,15 +179,16 @@ class Page:
         self._bytes += len(self._items[-1])
 
     def write(self) -> None:
-        """Writes the file; it appears under its name only when it is complete."""
+        """Writes the file, under a temporary name until the file is complete."""
         data = f'{{"about":{_json(self._about)},"steps":{STEPS},"items":[{",".join(self._items)}]}}'
         write_text(self.path, _html(data))
 
 
 def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Returns the words of `pieces` as tuples (text, first piece, one after the last piece).
+    """Returns the words of `pieces` as tuples (text, index of the first piece, index after the last piece).
 
-    A word begins with its space. Start and end tokens are words; in a script without spaces, every piece is a word.
+    The space before a word belongs to the word. Each start or end token is a word. In a script without spaces, every
+    piece is a word.
     """
     begins = [place for place, piece in enumerate(pieces) if not place or _begins_word(pieces[place - 1], piece)]
     return [(_spelled(pieces[begin:end]), begin, end) for begin, end in itertools.pairwise([*begins, len(pieces)])]
@@ -195,11 +197,11 @@ def words(pieces: Sequence[str]) -> list[tuple[str, int, int]]:
 def _begins_word(previous: str, piece: str) -> bool:
     if piece.startswith(SPACE) or piece in SPECIAL or previous in SPECIAL:
         return True
-    if previous == SPACE:  # it is this word's
+    if previous == SPACE:  # the space belongs to this word
         return False
     if byte := ENCODED.fullmatch(piece):
         return 0xE3 <= int(byte[1], 16) <= 0xE9  # the first byte of a Chinese or Japanese character
-    if not _spelled([previous]):  # a line break, a no-break space
+    if not _spelled([previous]):  # `previous` is a line break or a no-break space
         return True
     return bool(UNSPACED.match(piece)) and not unicodedata.category(piece[0]).startswith('M')
 
@@ -213,7 +215,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """Returns an explanation as values that JSON can hold."""
+    """Returns an explanation as values that JSON can represent."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -230,7 +232,7 @@ def _packed(explanation: Explanation) -> dict[str, Any]:
 def _deflated(weights: Float[np.ndarray, 'layer head t s']) -> str:
     """Returns weights as multiples of 1 / STEPS, deflated and in base 64.
 
-    All low bytes come first, then all high bytes, which are nearly all 0, so that they compress well.
+    All low bytes come first, then all high bytes. Nearly all high bytes are 0, so they compress well.
     """
     steps = np.rint(weights.astype(np.float32) * STEPS).astype(np.uint16).ravel()
     return _base64(zlib.compress(np.concatenate([steps & 255, steps >> 8]).astype(np.uint8).tobytes()))
@@ -255,7 +257,7 @@ def _json(value: Any) -> str:
 
 
 def _html(data: str) -> str:
-    """Returns the template with the data. Its policy allows only its own script and style."""
+    """Returns the HTML page with the data. Its content security policy allows only the page's own script and style."""
     page, style, *script = ((PARTS / name).read_text('utf-8') for name in (
         'page.html', 'style.css', 'state.js', 'drawing.js'))
     template = page.replace('STYLE\n', style).replace('SCRIPT\n', '\n'.join(script))
@@ -269,7 +271,7 @@ def _html(data: str) -> str:
 
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
-    """Returns a PNG of an image, pixel by pixel, or of a series as lines from edge to edge."""
+    """Returns a PNG of an image with its own pixels, or of a series as lines that cover the full width."""
     import matplotlib.image
     from matplotlib.figure import Figure
     file = io.BytesIO()

@@ -1,7 +1,7 @@
-"""Attention heads: what each one is worth (Michel et al. 2019, arXiv:1905.10650).
+"""The importance of attention heads (Michel et al. 2019, arXiv:1905.10650).
 
-Every head of every kind of attention has a gate, a number that its output is multiplied by: 1 keeps the head, and 0
-removes it. Gates are edits (inference/edits.py) whose numbers change without another compilation.
+Every head of every kind of attention has a gate. The output of a head is multiplied by its gate: a gate of 1 keeps the
+head, and a gate of 0 removes it. Gates are edits (inference/edits.py). New values of gates need no new compilation.
 """
 
 import copy
@@ -22,14 +22,14 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.places import EDITS
 from runtime.errors import UserError
 
-Gates = Mapping[str, Float[np.ndarray, ' head']]  # of the place 'heads' of each attention
+Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an attention: gates}
 
 
 class GatedHeads:
     """A run whose attention heads have gates.
 
     Attributes:
-      run: the run with gates of 1, which is equal to the run without gates.
+      run: the run with all gates set to 1, which has the same outputs as the run without gates.
       counts: {place: number of heads}.
 
     Raises:
@@ -47,19 +47,19 @@ class GatedHeads:
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:
-        """Returns {kind: its places, one for each layer}; kinds are 'encoder', 'decoder' and 'cross'."""
+        """Returns {kind: places}, with a place for each layer. The kinds are 'encoder', 'decoder' and 'cross'."""
         found = {kind: [name for name in self.counts if name.startswith(path.partition('{')[0])
                         and path.rpartition('/')[2] in name] for kind, path in ATTENTION.items()}
         return {kind: names for kind, names in found.items() if names}
 
     def model(self, gates: Gates) -> Any:
-        """Returns the answerer with these gates; a place without gates keeps all heads."""
+        """Returns the model with these gates. At a place without gates, all heads are kept."""
         model = copy.copy(self.run.model)
         model.params = self._with_gates(gates)
         return model
 
     def importance(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns the importance of each head: the mean over sentences of |dL/dg|, for the gates g (section 4.1).
+        """Returns the importance of each head: the mean over sentences of |dL/dg|, g being its gate (section 4.1).
 
         L is the cross-entropy of all tokens of a reference, given its source.
 
@@ -83,8 +83,8 @@ class GatedHeads:
             part = pairs[begin:begin + 64]
             source = model._padded([[*model.tokenizers['source'].encode(text), EOS] for text, _ in part], 64)
             target = model._padded([[BOS, *model.tokenizers['target'].encode(text), EOS] for _, text in part], 64)
-            of_part = gradients(self.ones(), source, target)
-            total = {name: total[name] + np.abs(of_part[name][:len(part)]).sum(axis=0) for name in total}
+            grads = gradients(self.ones(), source, target)
+            total = {name: total[name] + np.abs(grads[name][:len(part)]).sum(axis=0) for name in total}
         return {name: each / len(pairs) for name, each in total.items()}
 
     def _with_gates(self, gates: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class GatedHeads:
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
-    """Returns gates without one more head, numbered from 0."""
+    """Returns gates that also remove the head with number `head`, from 0, at `place`."""
     fewer = np.array(gates[place])
     fewer[head] = 0
     return {**gates, place: fewer}
@@ -110,7 +110,7 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
                          metric: str = 'exact_match') -> tuple[float, Float[np.ndarray, 'layer head']]:
     """Returns the score of the whole model, and the score without each head of a kind (leave one out).
 
-    `metric` is a key of `corpus_scores`: 'exact_match' (a share of 1) or 'bleu'.
+    `metric` is a key of `corpus_scores`: 'exact_match' (from 0 to 1) or 'bleu'.
 
     Raises:
       UserError: if the model has no attention of this kind.
@@ -128,15 +128,15 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
 
 def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Sequence[tuple[str, int]],
                   options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
-    """Returns (heads removed, score) as heads are removed in an order, in `steps` steps from none to all.
+    """Removes heads in an order, in `steps` steps from none to all. Returns [(number of removed heads, score), ...].
 
     Args:
       heads: the run with gates.
       pairs: sources and references.
-      order: (place, head) of each head, the first to be removed first; see `ranked` and `shuffled`.
-      options: of the search.
+      order: all heads as (place, head), in the order of their removal; see `ranked` and `shuffled`.
+      options: the search options.
       metric: a key of `corpus_scores`.
-      steps: so many scores, besides that of the whole model.
+      steps: the number of steps. The first score, of the model with all heads, is additional.
     """
     gates, curve, removed = heads.ones(), [], 0
     for count in np.unique(np.linspace(0, len(order), steps + 1).round().astype(int)).tolist():
@@ -148,12 +148,12 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
 
 
 def ranked(importance: Mapping[str, Float[np.ndarray, ' head'] | Float[Array, ' head']]) -> list[tuple[str, int]]:
-    """Returns (place, head) of all heads, the least important first."""
+    """Returns all heads as (place, head), with the least important head first."""
     heads = [(float(value), name, head) for name, values in importance.items() for head, value in enumerate(values)]
     return [(name, head) for _, name, head in sorted(heads)]
 
 
 def shuffled(heads: GatedHeads, seed: int = 0) -> list[tuple[str, int]]:
-    """Returns (place, head) of all heads in a random order, the control of `ranked`."""
+    """Returns all heads as (place, head) in random order. This is the control experiment for `ranked`."""
     order = ranked(heads.ones())
     return [order[index] for index in np.random.default_rng(seed).permutation(len(order))]

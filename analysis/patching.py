@@ -1,7 +1,7 @@
-"""Activation patching: which places and tokens carry the difference between two sentences.
+"""Activation patching: finds the places and tokens that cause the difference between two sentences.
 
-The model reads one sentence, and the value at one place and one position is replaced by its value for another sentence
-(Meng et al. 2022, arXiv:2202.05262, section 2, whose clean run is `clean` here).
+The model reads one sentence, and the value at one place and one position is replaced by the value for another sentence
+(Meng et al. 2022, arXiv:2202.05262, section 2). The other sentence is `clean`, which is the clean run of the paper.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ class PatchingMap:
     """The effect of each patch.
 
     Attributes:
-      places: a name for each row.
+      places: the place of each row.
       pieces: the piece of text of each column, in the sentence that is patched.
-      log_probs: of the target, after each patch.
+      log_probs: the log-probability of the target after each patch.
       clean: the log-probability of the target for the clean sentence.
-      corrupt: the same for the sentence that is patched, without any patch.
+      corrupt: the log-probability of the target for the sentence that is patched, without any patch.
     """
     places: list[str]
     pieces: list[str]
@@ -35,19 +35,19 @@ class PatchingMap:
 
     @property
     def effects(self) -> Float[np.ndarray, 'place position']:
-        """The share of the difference that each patch restores: 0 for no effect, 1 for that of the clean sentence."""
+        """The effect of each patch: 0 is no effect, 1 restores the log-probability for the clean sentence."""
         return (self.log_probs - self.corrupt) / (self.clean - self.corrupt)
 
 
 def patching_map(run: Run, clean: str, corrupt: str, target: str,
                  places: str | Sequence[str] = 'encoder/layers_*[0-9]') -> PatchingMap:
-    """Returns the log-probability of `target` given `corrupt`, with one value at a time from `clean`.
+    """Returns the log-probabilities of `target` given `corrupt` when one value at a time is taken from `clean`.
 
     Args:
       run: a translator.
       clean: a sentence.
-      corrupt: a sentence with as many tokens.
-      target: a translation, such as that of `clean`.
+      corrupt: a sentence with the same number of tokens as `clean`.
+      target: a translation, such as the translation of `clean`.
       places: names or patterns of places with the axis 'position'.
 
     Raises:
@@ -68,11 +68,11 @@ def patching_map(run: Run, clean: str, corrupt: str, target: str,
         for position in range(len(old)):
             patched = old.copy()
             patched[position] = new[position]
-            # Other numbers compile nothing.
+            # New numbers need no new compilation.
             edited.model.params = {**edited.model.params, EDITS: [{name: patched}]}
             row.append(edited.forced([(corrupt, target)])[0].hypotheses[0].log_prob)
         rows.append(row)
     if len({len(row) for row in rows}) > 1:
-        raise UserError('places of the encoder and of the decoder have different tokens. Make a map for each of them')
+        raise UserError('places of the encoder and of the decoder have different tokens. Make one map for each')
     whole = [output.hypotheses[0].log_prob for output in run.forced([(clean, target), (corrupt, target)])]
     return PatchingMap(names, pieces, np.array(rows), *whole)

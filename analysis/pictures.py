@@ -16,22 +16,22 @@ from model.patches import patch_grid
 from model.positional import sinusoids
 from runtime.errors import UserError
 
-if TYPE_CHECKING:  # functions that draw import it, because the import is slow and most commands draw nothing
+if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
     from matplotlib.figure import Figure
 
-MOST_TOKENS = 128  # on an axis, with their names readable
+MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 
 
 def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
            look: str) -> tuple[str, Float[np.ndarray, 'panel t s'], list[str]]:
     """Returns the kind of attention that `look` chooses, its matrices, and a title for each matrix.
 
-    `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'; if it is empty, it is 'cross' or the first
-    kind of the model. LAYER is a number from 1, or 'last', the default. HEAD is a number from 1, 'mean', or 'all', the
-    default: the mean and each head.
+    `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'. An empty KIND selects 'cross' if the model
+    has it, otherwise the first kind of the model. LAYER is a number from 1, or 'last' (the default). HEAD is a number
+    from 1, 'mean', or 'all' (the default), which selects the mean and each head.
 
     Raises:
-      UserError: if the model has no such attention; the message lists the choices.
+      UserError: if the model has no such attention. The message lists the choices.
     """
     kind, layer, head, *rest = [*look.split(':'), '', ''] if look.count(':') < 2 else look.split(':')
     if any(rest):
@@ -50,13 +50,13 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
 
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
-    """Returns `kind`; if it is empty, 'cross' if the model has it, or else the first kind of the model.
+    """Returns `kind`. For an empty `kind`, returns 'cross' if the model has it, otherwise the first kind of the model.
 
     Raises:
-      UserError: if the model has no attention of this kind; the message lists the kinds.
+      UserError: if the model has no attention of this kind. The message lists the kinds.
     """
     if not weights:
-        raise UserError('this model has no attention to look at')
+        raise UserError('this model has no attention weights')
     kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
     if kind not in weights:
         raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
@@ -65,16 +65,16 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
 
 def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, look: str = '',
                   weights: Mapping[str, Float[np.ndarray, '_ _ _ _']] | None = None) -> 'Figure':
-    """Draws the attention that `look` chooses: of text by `attention_figure`, of an example by `example_figure`.
+    """Draws the attention that `look` chooses, with `attention_figure` for text or `example_figure` for an example.
 
-    `weights` are those that `model.attention` returns for the answer. By default they are computed.
+    `weights` is the result of `model.attention` for the answer. By default, this function computes it.
     """
     if isinstance(answer, Prediction):
-        assert isinstance(model, Predictor), 'whose answer it is'
+        assert isinstance(model, Predictor), 'only a Predictor returns a Prediction'
         grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
         _, panels, titles = chosen(weights or model.attention(answer.example), look)
         return example_figure(panels, answer.example, grid, titles, ' '.join(model.named(answer.output)))
-    assert isinstance(model, TextModel), 'whose answer it is'
+    assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
     return attention_figure(panels, queries, keys, titles)
@@ -82,7 +82,7 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
 
 def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: Sequence[str], source: Sequence[str],
                      titles: Sequence[str]) -> 'Figure':
-    """Draws one matrix per panel, with a row for each query and a column for each key. Dark is 1, white is 0."""
+    """Draws one matrix per panel, with a row for each query and a column for each key. Weight 1 is dark, 0 is white."""
     weights, target, source = weights[:, :MOST_TOKENS, :MOST_TOKENS], target[:MOST_TOKENS], source[:MOST_TOKENS]
     size = max(2.6, 0.24 * len(source)), max(2.4, 0.24 * len(target))
     figure, panels = _panels(len(weights), (size[0] + 1.1, size[1] + 1.3), beside=0.8)
@@ -104,8 +104,9 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
     """Draws the attention of a model of patches over the image or the series.
 
-    The weights are those of the class token; without one, the mean over all patches as queries. Patches of large
-    weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its largest weight.
+    The weights are those of the class token as query. Without a class token, they are the mean over all patches as
+    queries. Patches with large weights are bright over an image and dark over a series. Each panel has its own scale,
+    from 0 to its largest weight.
     """
     from matplotlib.ticker import MaxNLocator
     patches = math.prod(grid)
@@ -128,7 +129,7 @@ def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndar
 
 
 def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: str) -> 'Figure':
-    """Draws a panel for each kind of attention, with a number for each head; the highest is dark, the lowest white."""
+    """Draws a panel for each kind of attention, with a number for each head. Dark cells have high numbers."""
     lowest, highest = (float(end([end(values) for values in scores.values()])) for end in (np.min, np.max))
     figure, panels = _panels(len(scores), (2.8, 2.2), columns=len(scores))
     for axes, (kind, values) in zip(panels, scores.items(), strict=True):
@@ -149,17 +150,17 @@ def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     """Draws the sinusoidal encoding: a row for each position, a column for each dimension (section 3.5)."""
     figure, (axes,) = _panels(1, (6, 5))
     image = axes.imshow(np.asarray(sinusoids(jnp.arange(length), d_model)), cmap='RdBu', vmin=-1, vmax=1,
-                        interpolation='nearest')  # a pixel is a number, and a small file
+                        interpolation='nearest')  # each pixel is a number, and the file is small
     axes.set(xlabel='dimension', ylabel='position', title='sinusoidal positional encoding')
     figure.colorbar(image, label='value')
     return figure
 
 
 def save_figure(figure: 'Figure', path: Path) -> None:
-    """Writes a PNG.
+    """Writes a figure as a PNG file.
 
     Raises:
-      UserError: if it cannot be written.
+      UserError: if the file cannot be written.
     """
     import matplotlib
     try:
@@ -171,7 +172,7 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels of `size`, with `beside` more width for a color bar; in inches."""
+    """Returns a figure and its `count` panels. `size`, and `beside` (the width of a color bar), are in inches."""
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
@@ -203,11 +204,11 @@ def _over_series(axes, series, shade):
 
 def _number(text: str, most: int, what: str, look: str) -> int:
     if not re.fullmatch('[0-9]{1,9}', text) or not 1 <= int(text) <= most:
-        raise UserError(f'look={look!r}: there is no {what} {text!r}, they go from 1 to {most}')
+        raise UserError(f'look={look!r}: there is no {what} {text!r}. Use 1 to {most}')
     return int(text)
 
 
 def _printable(token: str) -> str:
-    # A dollar would begin mathematics; a piece may hold a character that no font has.
+    # matplotlib would read a dollar as the start of a formula. Some characters are not in any font.
     token = token.replace('$', r'\$')
     return ''.join(character if character.isprintable() else f'U+{ord(character):04X}' for character in token)

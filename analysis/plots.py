@@ -25,14 +25,15 @@ from run_directory.records import EVALUATED
 NAMES = {'bleu': 'BLEU', 'chrf': 'chrF', 'r_squared': 'R²'}  # names of metrics that differ from their keys
 SEARCHED = ('bleu', 'chrf', 'exact_match')  # metrics of search outputs; all other metrics use given targets
 
-Point = tuple[RunRecord, Spread]  # the first run of a setting, and a metric over its seeds
+Point = tuple[RunRecord, Spread]  # the first run of a setting, and the metric over the seeds of the setting
 
 
 def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
-    """Plots a metric over the steps: the mean over the seeds of each setting, and with few settings the range.
+    """Plots a metric over the steps: the mean over the seeds of each setting.
 
-    `plot_varied` shows results of decode.py. Evaluations during training may measure the same metric in another way,
-    and rank the settings differently. So the title of each plot describes the measurement.
+    With at most 6 settings, also plots the range over the seeds. `plot_varied` shows results of decode.py. Evaluations
+    during training may measure the same metric in another way, and rank the settings differently. So the title of each
+    plot describes the measurement.
 
     Args:
       runs: the result of `load_runs`.
@@ -58,14 +59,14 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
     for index, (name, steps, values) in enumerate(lines):
         style = {'color': _color(index, len(lines)), 'linestyle': ('-', '--', ':')[index % 3 if len(lines) > 10 else 0]}
         axes.plot(steps, list(map(statistics.fmean, values)), marker='o', markersize=3, label=name, **style)
-        if len(lines) <= 6 and any(len(points) > 1 for points in values):  # more would overlap
+        if len(lines) <= 6 and any(len(points) > 1 for points in values):  # with more settings, the ranges overlap
             axes.fill_between(steps, list(map(min, values)), list(map(max, values)), color=style['color'], alpha=0.15,
                               linewidth=0)
     evaluated = curve.removeprefix(EVALUATED)
     axes.set(xlabel='step', ylabel=_named(evaluated))
     axes.grid(alpha=0.3)
     if lines:
-        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='by the last point, best first',
+        drawn.legend(loc='outside right upper', fontsize=8, ncols=columns, title='sorted by the last value, best first',
                      title_fontsize=8)
         if evaluated != curve:
             axes.set_title(_in_training(runs, evaluated), fontsize=10)
@@ -77,12 +78,13 @@ def plot_curves(runs: Sequence[RunRecord], metric: str | None = None) -> Figure:
 def plot_varied(runs: Sequence[RunRecord], metric: str | None = None, split: str = 'validation') -> Figure:
     """Plots a metric of the results over each varied option.
 
-    Lines connect runs that differ only in this option. Options that change together share a panel, which is named after
-    the first one. A run of the recipe itself is a star in each panel. Bars are standard deviations over seeds.
+    Lines connect runs that differ only in this option. Options that change together share a panel with the
+    name of the first option. A run of the recipe without changes is a star in each panel. Bars are standard deviations
+    over seeds.
 
     Args:
       runs: the result of `load_runs`.
-      metric: a metric of the results; the default is config.eval.metric of the first run, if it was measured.
+      metric: a metric of the results; the default is config.eval.metric of the first run, if this metric was measured.
       split: the split of the results.
     """
     settings = [setting for setting in by_setting(runs) if any(split in run.results for run in setting)]
@@ -130,7 +132,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
         if metric in SEARCHED:
             count = run.config['eval.bleu_sentences']
             return f'{count:,} sentences of validation' if 0 < count < size else 'all of validation'
-        # Pairs that are too long for training are left out.
+        # Evaluation during training leaves out pairs that are too long for training.
         return 'validation' if is_used('data.max_length', run.config) else 'all of validation'
 
     return f'{_named(metric)} in training: ' + _said(map(how, runs), map(part, runs))
@@ -139,7 +141,7 @@ def _in_training(runs: Sequence[RunRecord], metric: str) -> str:
 def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
     """Describes how decode.py measured a metric: 'BLEU of decode.py: beam 4, all of validation'."""
     def how(run):
-        search = run.results.get(split, {}).get('decoding', {})  # its flags may differ from the config
+        search = run.results.get(split, {}).get('decoding', {})  # flags of decode.py may differ from the config
         method, beam = (search.get(name, run.config[f'decode.{name}']) for name in ('method', 'beam'))
         return _how(run, metric, method, beam, 'no label smoothing')
 
@@ -156,14 +158,14 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """Joins descriptions of how and on which part a metric was measured, for runs that may differ in both."""
+    """Joins descriptions of the method and the part of the data with which each run measured a metric."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),
                                    'different parts of validation' if len(parts) > 1 else min(parts)]))
 
 
 class _Panel(NamedTuple):
-    """A panel of plot_varied: the option on the axis, options that change with it, and lines of points by name."""
+    """A panel of plot_varied: the option on the axis, other options that change together with it, and lines by name."""
     option: str
     others: tuple[str, ...]
     lines: dict[str, list[Point]]
@@ -172,7 +174,7 @@ class _Panel(NamedTuple):
 
 def _panels(points: Sequence[Point]) -> list[_Panel]:
     base = next((point for point in points if not point[0].settings), None)
-    families = {}  # by varied options: the points that set them
+    families = {}  # {varied options: points that set these options}
     for point in points:
         if point[0].settings:
             families.setdefault(tuple(point[0].settings), []).append(point)

@@ -1,7 +1,7 @@
-"""The request of decode.py: its flags as one dataclass, and every check that needs no model.
+"""The flags of decode.py as one dataclass, and all checks of the flags that need no model.
 
-Each field is a flag of the same name. This module imports nothing that takes seconds, because decode.py defines its
-flags with it.
+Each field is a flag of the same name. decode.py imports this module to define its flags, so this module must not import
+slow libraries.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from runtime.errors import UserError
 from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
-BY = 'length', 'target_length', 'frequency'  # what scores of a split are divided by
+BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -26,55 +26,56 @@ class Request:
     """The flags of decode.py.
 
     Attributes:
-      search: the flags that change the search, {name: value}, None where the run's config decides: the options of
-        config.decode, 'n_best' and 'seed'.
+      search: the flags that change the search, {name: value}: the options of config.decode, 'n_best' and 'seed'. None
+        stands for the value in the run's config.
       typed: whether lines are typed at a prompt, because neither --input nor --split is given.
     """
-    workdir: str | None = flag(None, 'The run directory of a training; A,B,C: an ensemble of several.')
-    checkpoint: str = flag('best', 'best, latest, a step, average:K or best:K (means of the last or the best K); with '
-                           'raw: before it, a moving average is ignored.')
-    dtype: str | None = flag(None, 'Compute in this dtype; default as trained.', choices('model.dtype'))
+    workdir: str | None = flag(None, 'The run directory of a training; A,B,C for an ensemble of several runs.')
+    checkpoint: str = flag('best', 'best, latest, a step, average:K (mean of the last K) or best:K (mean of the best '
+                           'K). With the prefix raw:, a moving average of the parameters is ignored.')
+    dtype: str | None = flag(None, 'The dtype of the computation; default: the dtype of the training.',
+                             choices('model.dtype'))
     input: str | None = flag(None, 'Sentences or prompts, one per line, plain or .gz, - for stdin; or an .npz file.')
-    output: str | None = flag(None, 'The file for the answers; default stdout.')
+    output: str | None = flag(None, 'The file for the answers; default: stdout.')
     format: str = flag('text', 'text: the best answer; jsonl: a line of JSON with all hypotheses and scores.',
                        ('text', 'jsonl'))
-    split: str | None = flag(None, 'Score this split of the data instead: train, validation, test (all of its sets), '
-                             'or one set of the test by its name.')
+    split: str | None = flag(None, 'Score the model on this split of the data: train, validation, test (all of its '
+                             'sets), or the name of one set of the test.')
     score: bool = flag(False, 'Print the log-probability of given translations: each line of --input is '
                        'SOURCE<tab>TARGET, or a text for a language model.')
-    prefixes: bool = flag(False, 'Each line of --input is SOURCE<tab>PREFIX; its translation begins with PREFIX.')
+    prefixes: bool = flag(False, 'Each line of --input is SOURCE<tab>PREFIX. Translations begin with PREFIX.')
     avoid: str | None = flag(None, 'A file of words or phrases, one per line, that outputs must not contain.')
-    confidence: bool = flag(False, '--split: the 95 % interval of each score of translations.')
-    compare: str | None = flag(None, '--split: the difference to the translations of this other run directory, with '
-                               'its p-value.')
-    by: str | None = flag(None, '--split: scores of translations also by the length of the source (length) or of the '
-                          'reference (target_length), or by the frequency of the rarest source word in the training '
-                          'data (frequency).', BY)
+    confidence: bool = flag(False, 'With --split, add the 95 % interval of each score of translations.')
+    compare: str | None = flag(None, 'With --split, compare the scores of translations with the scores of this other '
+                               'run directory, and add p-values.')
+    by: str | None = flag(None, 'With --split, add the scores of translations in buckets by the length of the source '
+                          '(length) or reference (target_length), or by the frequency of the rarest source word in '
+                          'the training data (frequency).', BY)
     edit: str | None = flag(None, 'A JSON file of edits of the values inside the model (docs/inside.md).')
     without: str | None = flag(None, 'Remove these attention heads: KIND:LAYER:HEADS, such as cross:1:2,3, with KIND '
                                'cross, encoder or decoder, and layers and heads from 1.')
-    attention: bool = flag(False, 'jsonl: add the attention [layer][head][target][source].')
+    attention: bool = flag(False, 'With --format=jsonl, add the attention [layer][head][target][source].')
     pictures: str | None = flag(None, 'Folder for a PNG of the attention of each line or example.')
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
-    look: str = flag('', 'Which attention: KIND[:LAYER[:HEAD]], KIND cross, encoder or decoder, LAYER from 1 (default '
-                     'the last), HEAD from 1, mean or all (the default). positions: the image of the positional '
-                     'encoding instead.')
+    look: str = flag('', 'The attention to show: KIND[:LAYER[:HEAD]]. KIND is cross, encoder or decoder. LAYER is a '
+                     'number from 1; default: the last layer. HEAD is a number from 1, mean or all (the default). '
+                     'With --look=positions, the positional encoding is drawn instead.')
     alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
                                   'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
-    explain: str | None = flag(None, 'An HTML page to explore what the model did: attention, probabilities, '
-                               'hypotheses. Needs no network.')
+    explain: str | None = flag(None, 'The file for an HTML page that shows attention, probabilities and hypotheses. '
+                               'The page needs no network.')
     explain_count: int = flag(200, 'The number of lines or examples on the page.')
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     typed: bool = False
 
     @property
     def draws_attention(self) -> bool:
-        """Returns whether each answer gets a picture of its attention."""
+        """Whether each answer gets a picture of its attention."""
         return bool(self.pictures) and self.look != 'positions'
 
     @property
     def edits_model(self) -> bool:
-        """Returns whether values inside the model are edited."""
+        """Whether values inside the model are edited."""
         return self.edit is not None or self.without is not None
 
     def check(self) -> None:
@@ -83,7 +84,8 @@ class Request:
         if not self.workdir:
             raise UserError('--workdir is missing. Give the run directory of a training')
         if not self.input and not self.split and not self.typed or self.input is not None and self.split:
-            raise UserError('give either --input=FILE (or -) to answer, or --split=test to score')
+            raise UserError('exactly one of --input and --split is required. Use --input=FILE (- for stdin) to get '
+                            'answers, or --split=test to score the model')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
@@ -91,7 +93,8 @@ class Request:
         if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
             raise UserError(f'{flags} cannot be used with --split. Give --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
-            raise UserError(f'{flags} cannot be used with --score, which searches for nothing. Remove one of them')
+            raise UserError(f'{flags} cannot be used with --score, because --score does not search. Remove --score '
+                            'or the other flags')
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
         several = (self.search.get('n_best') or 1) > 1
@@ -111,7 +114,7 @@ class Request:
             paths |= {path: name} if path else {}
 
     def _given(self, *names: str) -> str:
-        """Returns those of some flags that are set, joined by 'and': '--n_best and --attention'; '' if none is."""
+        """Returns the names of the flags that are set, such as '--n_best and --attention', or ''."""
         values = dataclasses.asdict(self) | dict(self.search)
         return ' and '.join(f'--{name}' for name in names if values[name] not in (None, False))
 
@@ -119,7 +122,7 @@ class Request:
         """Checks, before anything is computed, that all files can be written.
 
         Raises:
-          UserError: naming the file or folder that cannot be written, or a file of the run itself.
+          UserError: if a file or folder cannot be written, or an output file is a file of the run itself.
         """
         from run_directory.workdir import OWN  # imports JAX
 
@@ -146,8 +149,8 @@ class Request:
         """Raises UserError for a flag that does not apply to the model of an `inference.run.Run`."""
         flags = self._given('attention', 'alignments', 'pictures', 'explain')
         if flags and len(run.workdirs) > 1 and self.look != 'positions':
-            raise UserError(f'{flags} cannot be used with an ensemble, whose runs have an attention each. Give one of '
-                            'the runs')
+            raise UserError(f'{flags} cannot be used with an ensemble, because each run has its own attention weights. '
+                            'Use the directory of one run')
         task, answerer = run.config.task, TASKS[run.config.task].answerer
         if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
             raise UserError(f'{flags} can be used only for translation, but the run has task={task}. Remove the flag')
@@ -162,5 +165,5 @@ class Request:
 
 
 def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:
-    """Returns the name of the files of a split's results. The results of an ensemble are in its first run."""
+    """Returns the name of a split's result files, without extension. Files of an ensemble are in its first run."""
     return split + ('.ensemble' if len(workdirs) > 1 else '') + ('.edited' if edited else '')

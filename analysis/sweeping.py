@@ -1,4 +1,4 @@
-"""The runs of a sweep: read from its file, recorded in its directory, and watched while they train."""
+"""Reads the runs of a sweep from the sweep file, records them in sweep.json, and logs their progress."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ log = logging.getLogger('allyouneed.sweep')
 
 
 def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
-    """Returns the runs that a sweep file makes from the resolved recipe, each as its overrides.
+    """Returns the runs that a sweep file defines for the resolved recipe. Each run is a dict of overrides.
 
     Raises:
       UserError: if the file does not exist or does not define a sweep.
@@ -39,7 +39,7 @@ def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
     if not path.is_file():
         shipped = (Path(__file__).parents[1] / 'configs' / 'sweeps').glob('[!_]*.py')
         raise UserError(f'--sweep={path} does not exist{did_you_mean(str(path), map(os.path.relpath, shipped))}')
-    # importlib would choose a loader by the ending of the file, which may be any.
+    # The file may have any extension, but importlib would choose the loader by the extension.
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None, 'the loader is given'
@@ -60,7 +60,7 @@ def _is_overrides(value: Any) -> bool:
 
 
 def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> dict[str, Overrides]:
-    """Returns the overrides of each run by the run's name. Of runs with equal configs, only the first one is kept.
+    """Returns {name of the run: overrides}. If several runs have equal configs, only the first run is kept.
 
     Args:
       file: the sweep file, for messages.
@@ -89,7 +89,7 @@ def planned_runs(file: str, config: ConfigDict, sweep: Sequence[Overrides]) -> d
 
 def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, Any],
                     runs: dict[str, Overrides]) -> None:
-    """Writes sweep.json. A sweep that the directory already has may lack some of these runs, but not differ otherwise.
+    """Writes sweep.json. If the directory already has a sweep, the new sweep may only add runs.
 
     Raises:
       UserError: if the directory has another sweep or other files. The message lists the differences.
@@ -119,24 +119,24 @@ def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> list[st
 
 
 class Progress:
-    """The progress of a sweep, from the files of its runs, so that it covers runs on other machines as well."""
+    """The progress of a sweep. It is read from the files of the runs, so it includes runs on other machines."""
 
     def __init__(self, runs: Sequence[RunRecord], ended: set[str], split: str, metric: str | None = None):
-        """Starts to watch.
+        """Starts to observe the runs.
 
         Args:
           runs: all runs of the sweep.
-          ended: the names of the runs that need not run; `end` adds to them.
+          ended: the names of the runs that have ended. `end` adds names to this set.
           split: the split on which runs are scored.
           metric: the metric of the best run; None: config.eval.metric of the recipe.
         """
         self._runs, self._ended, self._split = {run.name: run for run in runs}, ended, split
         self._metric = metric or runs[0].config['eval.metric']
         self._began = time.time() - 1  # file systems round times
-        self._first: dict[str, tuple[int, float]] = {}  # of each run: a step, and the time at which it was logged
+        self._first: dict[str, tuple[int, float]] = {}  # {run: (a step, time at which the step was logged)}
 
     def end(self, name: str) -> None:
-        """Notes that a run has ended."""
+        """Records that a run has ended."""
         self._ended.add(name)
 
     def scores(self, name: str) -> str:
@@ -174,7 +174,7 @@ class Progress:
 
 @contextlib.contextmanager
 def logged_regularly(progress: Progress, pause: float = 30) -> Iterator[None]:
-    """Logs the progress every `pause` seconds, and less often in a long sweep, in a thread."""
+    """Logs the progress from a thread: every `pause` seconds at first, and less often in a long sweep."""
     stop, began = threading.Event(), time.monotonic()
 
     def watch() -> None:

@@ -1,8 +1,8 @@
 """Measures memory and time of attention: python -m benchmarks.attention [--lengths=1024,4096,16384]
 
-Causal self-attention of one sequence, 4 heads of 32, forward and backward. Prints a JSON line per kernel and length.
-Memory is what the compiled program allocates besides its inputs and outputs. Programs with more than --most_gb are not
-run.
+Measures causal self-attention of one sequence with 4 heads of 32 numbers, forward and backward. Prints a JSON line per
+kernel and length. 'memory_gb' is the memory that the compiled program allocates in addition to its inputs and outputs.
+Programs that need more than --most_gb are compiled but not run.
 """
 
 from absl import flags
@@ -12,12 +12,12 @@ from command_line import run_script
 LENGTHS = flags.DEFINE_list('lengths', ['1024', '4096', '16384'], 'Numbers of positions.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of queries, keys and values.')
 RUNS = flags.DEFINE_integer('runs', 3, 'Timed runs.', lower_bound=1)
-MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'The memory of the largest program that is run, in GiB.')
+MOST_GB = flags.DEFINE_float('most_gb', 8.0, 'Programs that need more memory, in GiB, are not run.')
 HEADS, WIDTH = 4, 32
 
 
 def main() -> None:
-    import jax  # seconds of imports, which --help does not wait for
+    import jax  # these imports take seconds, and --help does not need them
     import jax.numpy as jnp
 
     from benchmarks.measure import report, times
@@ -39,7 +39,7 @@ def main() -> None:
 
             compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*inputs).compile()
             memory = compiled.memory_analysis()
-            assert memory is not None, 'XLA reports it on every device that this runs on'
+            assert memory is not None, 'XLA reports the memory on all devices that this benchmark supports'
             gigabytes = memory.temp_size_in_bytes / 2 ** 30
             fits = gigabytes <= MOST_GB.value
             seconds = times(lambda compiled=compiled, inputs=inputs: compiled(*inputs), RUNS.value) if fits else []

@@ -1,9 +1,10 @@
 """Measures the cost of checkpoints: python -m benchmarks.checkpoints --config=configs/NAME.py [--every=200] [--pairs=5]
 
-Trains in blocks of --every steps with the same batches. Blocks with a checkpoint at the beginning and blocks without
-one take turns. Prints one JSON line: `ratio` is the median time of a block with a checkpoint divided by the median time
-of a block without one. The time of a block includes the wait until its checkpoint is complete. `held_s` is how long the
-loop stops: the median time until `save` returns, which waits for the current step.
+Trains in blocks of --every steps. All blocks have the same batches. Blocks with a checkpoint at the beginning alternate
+with blocks without a checkpoint. Prints one JSON line. `ratio` is the median time of a block with a checkpoint divided
+by the median time of a block without a checkpoint. The time of a block includes the wait until the checkpoint is
+complete. `held_s` is the median time that a call of `save` takes. During this time, the training loop waits. The call
+also waits for the current step.
 """
 
 import statistics
@@ -19,12 +20,12 @@ from configs.checks import config_from
 
 CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 EVERY = flags.DEFINE_integer('every', 200, 'Steps per block.', lower_bound=1)
-PAIRS = flags.DEFINE_integer('pairs', 5, 'Blocks of each kind.', lower_bound=1)
+PAIRS = flags.DEFINE_integer('pairs', 5, 'The number of pairs of blocks, with and without a checkpoint.', lower_bound=1)
 FOLDER = flags.DEFINE_string('folder', None, 'A folder for temporary checkpoints; by default the system\'s.')
 
 
 def main() -> None:
-    import jax  # seconds of imports, which --help does not wait for
+    import jax  # these imports take seconds, and --help does not need them
 
     from benchmarks.measure import report
     from input_pipeline.batches import prefetch
@@ -51,12 +52,12 @@ def main() -> None:
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
-        """Returns the seconds of a block."""
+        """Trains one block, and returns its seconds. Saves a checkpoint if `checkpoints` is given."""
         nonlocal state, steps, tokens
         began, before, tokens = time.perf_counter(), None, 0
         for batch in prefetch(plan, 0, EVERY.value, compiled.part):
             state, sums = compiled.train(state, batch)
-            jax.block_until_ready(before)  # one step ahead of the device, as in train.py
+            jax.block_until_ready(before)  # as in train.py, the loop is one step ahead of the device
             before, steps, tokens = sums, steps + 1, tokens + int(batch['weights'].sum())
             if checkpoints and steps % EVERY.value == 1 % EVERY.value:
                 saving_began = time.perf_counter()
@@ -67,9 +68,9 @@ def main() -> None:
             checkpoints.wait()
         return time.perf_counter() - began
 
-    block()  # compiles all shapes
+    block()  # compiles the train step for all shapes
     with tempfile.TemporaryDirectory(dir=FOLDER.value) as folder, open_checkpoints(Path(folder)) as checkpoints:
-        block(checkpoints)  # compiles the programs of a save
+        block(checkpoints)  # compiles the programs that a save needs
         pairs = [(block(checkpoints), block()) for _ in range(PAIRS.value)]
     saving, never = ([pair[index] for pair in pairs] for index in range(2))
     report(saving, tokens, {

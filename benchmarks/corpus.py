@@ -1,13 +1,14 @@
 """Measures time and memory of a large corpus: python -m benchmarks.corpus [--pairs=5000000] [--folder=DIR] [--alone]
 
-Writes text files of generated pairs, learns subwords from them, builds the token store, plans an epoch and takes
-batches, as train.py does, with the settings of configs/wmt14_base.py. Prints a JSON line per phase: seconds, target
-tokens per second, and the memory of the process in MiB. 'peak_mb' is the peak of the phase. At its end, 'own_mb' is the
-process's own memory, and 'mapped_mb' the part of memory-mapped files in memory, which the system can take back.
-'workers_peak_mb' is the largest peak of a worker.
+Writes text files of generated pairs, learns subwords from these files, builds the token store, plans an epoch and
+takes batches, like train.py and with the settings of configs/wmt14_base.py. Prints a JSON line per
+phase, with seconds, target tokens per second, and the memory of the process in MiB. 'peak_mb' is the peak of the phase.
+'own_mb' is the process's own memory at the end of the phase. 'mapped_mb' is the part of memory-mapped files that is in
+memory at the end of the phase. The system can free this part. 'workers_peak_mb' is the largest peak of a worker.
 
-First the stages of building the store (reading, tokenising, writing) are measured separately, in one process, with the
-first pairs. The last line compares the speed of the batches with the speed of 256 chips (--chip_tokens each).
+Before the store is built, its stages (reading, tokenising, writing) are measured separately, in one process, with the
+first --stages pairs. The last line compares the speed of the batches with the tokens that 256 chips need
+(--chip_tokens per chip).
 """
 
 import filecmp
@@ -34,11 +35,11 @@ from input_pipeline.token_store import open_store, tokenizers_for
 
 PAIRS = flags.DEFINE_integer('pairs', 500_000, 'The number of pairs.', lower_bound=1)
 BATCHES = flags.DEFINE_integer('batches', 500, 'The number of batches that are taken.', lower_bound=1)
-STAGES = flags.DEFINE_integer('stages', 100_000, 'The number of pairs for the stages of the token store.',
+STAGES = flags.DEFINE_integer('stages', 100_000, 'The number of pairs for measuring the stages of building the store.',
                               lower_bound=1)
-ALONE = flags.DEFINE_bool('alone', False, 'Build the token store in one process, too, and compare the two stores.')
-CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second of a chip.')
-FOLDER = flags.DEFINE_string('folder', None, 'The folder of text and store; by default a temporary folder.')
+ALONE = flags.DEFINE_bool('alone', False, 'Also build the token store in one process, and compare the two stores.')
+CHIP_TOKENS = flags.DEFINE_float('chip_tokens', 50_000, 'Target tokens per second that a chip needs.')
+FOLDER = flags.DEFINE_string('folder', None, 'The folder for the text and the store; by default a temporary folder.')
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def measure(folder: Path) -> None:
         return sum(int(batch['weights'].sum()) for batch in prefetch(plan, 0, BATCHES.value, part))
 
     rate = phase('batches', take, lambda tokens: tokens)
-    hosts = 64  # of four chips
+    hosts = 64  # each host has four chips
     shared = phase(f'batches, one of {hosts} hosts', functools.partial(take, Part(0, 4, 4 * hosts, 4 * hosts)))
     phase('next epoch', lambda: plan.batch(len(plan)))
     print(json.dumps({
@@ -80,7 +81,7 @@ def measure(folder: Path) -> None:
 
 
 def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
-    """Measures reading, tokenising and writing in this process. Returns the number of pairs."""
+    """Measures reading, tokenising and writing of the first pairs in this process. Returns the number of pairs."""
     pairs = phase('stage: read', lambda: list(itertools.islice(corpus.pairs('train'), STAGES.value)))
 
     def tokenise():
@@ -99,7 +100,7 @@ def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
 
 
 class Tokenized:
-    """Stands for a tokenizer, and returns its earlier results."""
+    """A replacement for a tokenizer that returns given results in order, so that tokenising takes no time."""
 
     def __init__(self, rows):
         self._rows = iter(rows)
@@ -109,7 +110,7 @@ class Tokenized:
 
 
 def compare_alone(folder: Path, corpus, tokenizers, limit: int) -> None:
-    """Builds the store in this process, and prints whether its files equal those of the other store."""
+    """Builds a second store in one process, and prints whether the files of both stores are equal."""
     [store] = [path for path in (folder / 'tokens').iterdir() if path.is_dir()]
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         phase('token store, one process', lambda: write_pairs(
@@ -119,7 +120,7 @@ def compare_alone(folder: Path, corpus, tokenizers, limit: int) -> None:
 
 
 def write(folder: Path, count: int) -> None:
-    """Writes FOLDER/train.en and train.fr, with one to three pairs of the built-in corpus per line."""
+    """Writes FOLDER/train.en and FOLDER/train.fr. Each line contains one to three pairs of the built-in corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, pieces = random.Random(0), list(BuiltinCorpus('en', 'fr', seed=0).pairs('train'))
     with open(folder / 'train.en', 'w', encoding='utf-8') as source, open(
@@ -131,8 +132,11 @@ def write(folder: Path, count: int) -> None:
 
 
 def phase(name: str, work: Callable[[], Any], tokens: Callable[[Any], int] | None = None) -> Any:
-    """Returns the result of `work`. Prints time, memory, and tokens per second (`tokens` counts them)."""
-    Path('/proc/self/clear_refs').write_text('5')  # resets the peak
+    """Runs `work`, and prints its time, memory and tokens per second. Returns the result of `work`.
+
+    `tokens` returns the number of tokens of the result.
+    """
+    Path('/proc/self/clear_refs').write_text('5')  # resets the peak memory of this process
     began = time.perf_counter()
     result = work()
     seconds = time.perf_counter() - began

@@ -1,12 +1,12 @@
-"""train.py with a fault, for benchmarks/processes.py: python faulty_train.py FAULT RECORD [FLAG ...]
+"""Runs train.py with a fault, for benchmarks/processes.py: python faulty_train.py FAULT RECORD [FLAG ...]
 
-RECORD is a file. Each save appends a JSON line to it, {"step": ..., "shards": {array and index: SHA-256}}, with the
-shards of the state that this process holds. FAULT is a JSON object with any of:
+RECORD is a file. Each save appends a JSON line to RECORD, {"step": ..., "shards": {array and index: SHA-256}}, with the
+shards of the state that this process holds. FAULT is a JSON object with any of these fields:
 
-    kill_in_save: STEP    SIGKILL to this process while this step is saved
-    signal_at: STEP       SIGTERM to this process in this step
-    hide: STEP            listings of the checkpoints lack this step, as on a file system that lags
-    slow_compile: S       the train step is compiled S seconds longer, unless the compilation cache has it
+    kill_in_save: STEP    this process gets SIGKILL while the checkpoint of this step is written
+    signal_at: STEP       this process gets SIGTERM in this step
+    hide: STEP            this process does not see the checkpoint of this step, as on a network file system with delay
+    slow_compile: S       compiling the train step takes S seconds longer, unless it is in the compilation cache
 """
 
 import hashlib
@@ -43,7 +43,10 @@ def kill_in_save(folder, step) -> None:
 
 
 def patched(kind, name):
-    """Decorates a function that is called before the method `name` of `kind`, with the method's arguments."""
+    """Returns a decorator. The decorated function is called before each call of `kind.name`, with the same arguments.
+
+    Keyword arguments are passed only to the method.
+    """
     method = getattr(kind, name)
 
     def replace(before):

@@ -1,4 +1,4 @@
-"""Times functions, and prints the results with memory, device and versions."""
+"""Times functions, and prints the times with the memory, the device and the versions of libraries."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from benchmarks.turns import peak_resident
 
 
 def times(call: Callable[[], Any], runs: int) -> list[float]:
-    """Returns the seconds of `runs` calls, including the wait for their results."""
+    """Returns the seconds of each of `runs` calls. The time includes the wait for the result."""
     seconds = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -25,7 +25,10 @@ def times(call: Callable[[], Any], runs: int) -> list[float]:
 
 
 def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
-    """Prints one JSON line: `what`, the times and tokens per second at the median if any, memory and versions."""
+    """Prints one JSON line with the entries of `what`, the median and best time, memory and versions.
+
+    `tokens` is the number of tokens of a call. Without `seconds`, the line contains no times.
+    """
     timed = {}
     if seconds:
         median = statistics.median(seconds)
@@ -38,6 +41,6 @@ def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
 
 
 def peak_memory() -> float:
-    """Returns the peak memory in GiB: of the device if it reports one, otherwise of this process."""
+    """Returns the peak memory in GiB: of the device if JAX reports this number, otherwise of this process."""
     device = jax.devices()[0].memory_stats() or {}
     return device['peak_bytes_in_use'] / 2 ** 30 if 'peak_bytes_in_use' in device else peak_resident()

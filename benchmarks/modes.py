@@ -1,8 +1,10 @@
-"""Compares every way to use many devices with one device: python -m benchmarks.modes [--dtype=bfloat16]
+"""Compares the training on many devices, in every mode, with the training on one device.
 
-Trains the same small model on the same ragged batches in each mode, and prints a table of the largest differences from
-one device in the loss and in the parameters after a few steps. On a machine without accelerators, the CPU acts as 8
-devices.
+    python -m benchmarks.modes [--dtype=bfloat16]
+
+Trains the same small model in each mode on the same batches. The rows of a batch differ in length. After a few steps,
+the script prints a table with the largest differences from one device, in the loss and in the parameters. On a machine
+without accelerators, the CPU acts as 8 devices.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ ADAM = optax.adam(1e-3, b2=0.98)
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A mesh, how the steps are compiled for it, and the other options that may depend on it."""
+    """The sizes of a mesh, the mode in which the steps are compiled, and the options that are tested with the mesh."""
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
@@ -52,20 +54,21 @@ class Mode:
 
 
 def modes(devices: int) -> list[Mode]:
-    """Returns the modes for a number of devices, a power of two."""
+    """Returns the modes that are tested with `devices` devices. `devices` is a power of two."""
     modes = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
              Mode(data=devices, mode='pmap'), Mode(data=devices // 2, accumulate=2), Mode(data=devices, dropout=0.2)]
     return modes + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
 
 
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:
-    """Returns ROWS pairs of 1 to LENGTH random tokens, and the padding rows of `part`.
+    """Returns a batch of ROWS pairs of 1 to LENGTH random tokens, with the padding rows of `part`.
 
-    Rows differ much in length, so the mean of the devices' means would differ much from the mean over all tokens.
+    The lengths of the rows differ much. So an implementation that averages the means of the devices would give a much
+    different loss than the mean over all tokens.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
-    lengths[:, :ROWS // 2] = 1 + lengths[:, :ROWS // 2] // 4  # the first devices' rows are nearly all padding
+    lengths[:, :ROWS // 2] = 1 + lengths[:, :ROWS // 2] // 4  # the rows of the first devices are mostly padding
     tokens = rng.integers(4, VOCABULARY, (2, ROWS, LENGTH)) * (np.arange(LENGTH) < lengths)
     source, target = np.pad(tokens, ((0, 0), (0, part.filled(ROWS) - ROWS), (0, 0)))[:, part.rows(ROWS)]
     return {'inputs': {'source': source.astype(np.int32), 'target': target.astype(np.int32)},
@@ -74,7 +77,10 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
              optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
-    """Returns the model, with the options `block` for its blocks, compiled for the first devices of this machine."""
+    """Returns the compiled steps of a small model for the first devices of this machine.
+
+    `block` contains further options of the model's BlockConfig.
+    """
     config = BlockConfig(d_model=16, d_ff=32, num_heads=8, d_k=4, d_v=4, dropout=mode.dropout,
                          attention_dropout=mode.dropout, dtype=dtype, **block)
     return Compiled(Transformer(config, 1, VOCABULARY, VOCABULARY), optimizer, ragged_batch(0),
@@ -83,7 +89,7 @@ def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_EN
 
 
 def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]:
-    """Returns the state after `count` steps, and the losses per token of each step and of a final evaluation."""
+    """Trains for `count` steps. Returns the state, and the loss per token of each step and of a final evaluation."""
     state, losses = steps.init(seed=0), []
     for step in range(count):
         state, sums = steps.train(state, ragged_batch(step, steps.part))
@@ -93,10 +99,10 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
 
 
 def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
-    """Yields each mode with the largest difference from one device in a loss and in a parameter."""
+    """Yields each mode with the largest differences from the training on one device, in the losses and parameters."""
     references = {}
     for mode in compared:
-        # With dropout, each part of a batch draws its own masks.
+        # With dropout, each part of a batch has different random masks, so the reference must have the same parts.
         one = Mode(dropout=mode.dropout, accumulate=mode.accumulate if mode.dropout else 1)
         if one not in references:
             references[one] = train(compiled(one, dtype))

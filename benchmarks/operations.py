@@ -1,4 +1,4 @@
-"""Lists the operations of a compiled program with their kinds, places and floating-point operations."""
+"""Lists the operations of a compiled program with their kinds, their places in the model and their flops."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ RANDOM = re.compile(r'_uniform|_bernoulli|random_bits|threefry|rng_bit_generator
 
 @dataclasses.dataclass
 class Op:
-    """An instruction, or several that XLA has fused.
+    """An instruction, or several instructions that XLA has fused.
 
     Attributes:
       name: the name in the program.
       kind: a result of `kind_of`.
       place: the result of `place_of`.
       shape: the shape of the result.
-      flops: the floating-point operations of its matrix products.
-      fused: whether it is a part of another operation.
+      flops: the number of floating-point operations in matrix products.
+      fused: whether the operation is a part of another operation.
     """
     name: str
     kind: str
@@ -34,7 +34,7 @@ class Op:
 
 
 def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
-    """Returns the operations of a compiled program by name, including those inside loops."""
+    """Returns {name: operation} of a compiled program, including the operations inside loops."""
     computations, _ = computations_of(text)
     fused = {one.called('calls') for here in computations.values() for one in here.values() if one.opcode == 'fusion'}
     return {one.name: _op(one, here, computations.get(one.called('calls'), {}), vocab_size, name in fused)
@@ -42,7 +42,7 @@ def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
 
 
 def _op(one: Instruction, here: Computation, inside: Computation, vocab_size: int, fused: bool) -> Op:
-    """Returns the operation of an instruction in the computation `here`. `inside` has the parts of a fusion."""
+    """Returns the operation of an instruction in the computation `here`. `inside` contains the parts of a fusion."""
     parts = list(inside.values()) or [one]
     products = [part for part in parts if part.opcode == 'dot']
     place = next((part.place for part in (*products, one, *reversed(parts)) if part.place), '') or _nearby(one, here)
@@ -51,7 +51,7 @@ def _op(one: Instruction, here: Computation, inside: Computation, vocab_size: in
 
 
 def _nearby(one: Instruction, here: Computation) -> str:
-    """Returns the place of the operand that `one` copies, or of a user of the copy. XLA's copies have no place."""
+    """Returns the place of an operand or a user of `one`. Copies that XLA has added have no place themselves."""
     for step in (lambda each: [here[name] for name in each.operands if name in here],
                  lambda each: [user for user in here.values() if each.name in user.operands]):
         near = [one]
@@ -63,19 +63,19 @@ def _nearby(one: Instruction, here: Computation) -> str:
 
 
 def flops(dot: Instruction, among: Mapping[str, Instruction]) -> int:
-    """Returns 2 m k n, for a product of [m, k] and [k, n]."""
+    """Returns the floating-point operations of a matrix product: 2 m k n, for arrays [m, k] and [k, n]."""
     left = dimensions(among[dot.operands[0]].shape)
     contracted = re.findall(r'\d+', dot.attribute(r'lhs_contracting_dims=\{([\d,]*)\}'))
     return 2 * math.prod(dimensions(dot.shape)) * math.prod(left[int(axis)] for axis in contracted)
 
 
 def dimensions(shape: str) -> list[int]:
-    """Returns the sizes in 'f32[4096,128]{1,0}'; of a tuple, the sizes of its first array."""
+    """Returns the sizes of the first array in a shape: [4096, 128] for 'f32[4096,128]{1,0}'."""
     return next((sizes for _, sizes, _ in arrays_of(shape)), [])
 
 
 def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size: int) -> str:
-    """Returns the kind of an operation of `parts`: the first of the following that applies."""
+    """Returns the kind of an operation that consists of `parts`. The first rule that applies gives the kind."""
     opcodes, paths = {each.opcode for each in parts}, [each.place for each in parts if each.place] or [op_name]
     wide = any(vocab_size in (sizes := dimensions(each.shape)) and len(sizes) > 1 for each in parts)
     update = 'jvp(' not in op_name and op_name.startswith('jit(train_step)/')
@@ -107,9 +107,10 @@ def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size
 
 
 def place_of(op_name: str) -> str:
-    """'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' -> 'encoder/layers/norm/add'.
+    """Returns the place in the model of an operation, from XLA's op_name.
 
-    Transformations, methods and the numbers of layers are left out, so that a place has one name in all layers.
+    The place of 'jit(train_step)/jvp(Transformer)/encoder/layers_0/norm/add' is 'encoder/layers/norm/add'. The names of
+    transformations, methods and the numbers of layers are left out, so that a place has the same name in all layers.
     """
     parts = [re.sub(r'_\d+$', '', part) for part in op_name.split('/')
              if not re.match(r'(jit|jvp|transpose|vmap|checkpoint)\(|\w+\.\w+$|(while|body|closed_call)$', part)]

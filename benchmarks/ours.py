@@ -1,4 +1,4 @@
-"""Our train step and search, at the size of a workload."""
+"""The train step and the search of this project, prepared for benchmarks with the sizes of a workload."""
 
 import functools
 import time
@@ -35,9 +35,9 @@ class Program(NamedTuple):
     """A compiled program.
 
     Attributes:
-      call: runs the program once, and returns its result, for jax.block_until_ready.
+      call: runs the program once, and returns arrays for jax.block_until_ready.
       compile_s: the seconds of the compilation.
-      gigabytes: the peak memory by XLA's account, in GiB: arguments, results and temporaries.
+      gigabytes: the peak memory that XLA reports, in GiB: arguments, results and temporaries.
     """
     call: Callable[[], Any]
     compile_s: float
@@ -45,16 +45,16 @@ class Program(NamedTuple):
 
 
 def make_model(workload: Workload, dtype: str) -> Transformer:
-    """Returns the Transformer of the paper, with tied embeddings."""
+    """Returns the paper's Transformer with tied embeddings and the sizes of `workload`."""
     config = BlockConfig(d_model=workload.d_model, d_ff=workload.d_ff, num_heads=workload.num_heads,
                          dropout=workload.dropout, dtype=dtype)
     return Transformer(config, workload.num_layers, workload.vocab_size, workload.vocab_size)
 
 
 def train_program(workload: Workload, dtype: str) -> Program:
-    """Returns the train step of configs/base.py, as training/compiled.py compiles it for one device.
+    """Returns the train step of configs/base.py, compiled for one device like in training/compiled.py.
 
-    Each call continues from the state of the previous one.
+    Each call continues from the state of the previous call.
     """
     config, module = base.get_config(), make_model(workload, dtype)
     tokens = jax.random.randint(jax.random.key(0), (workload.batch, workload.length), 4, workload.vocab_size)
@@ -68,7 +68,7 @@ def train_program(workload: Workload, dtype: str) -> Program:
     began = time.perf_counter()
     compiled = step.lower(state, batch).compile()
     compile_s, memory = time.perf_counter() - began, compiled.memory_analysis()
-    assert memory is not None, 'XLA reports it on every device that this runs on'
+    assert memory is not None, 'XLA reports the memory on all devices that this benchmark supports'
     held = (memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
             - memory.alias_size_in_bytes)
 
@@ -81,11 +81,12 @@ def train_program(workload: Workload, dtype: str) -> Program:
 
 
 class Translations:
-    """A translator's search for the best outputs of random sources.
+    """A search for the best outputs of random sources.
 
     Attributes:
-      params: random parameters. No output ends early: the end token has a logit of 0, and another token a larger one.
-      sources: [sentences, source].
+      params: random parameters. The end token always has a logit of 0, and at least one other token has a larger logit.
+        Therefore no output ends early.
+      sources: the tokens of the sources, [sentences, source].
     """
 
     def __init__(self, workload: Workload, dtype: str, search: Search):
@@ -101,19 +102,19 @@ class Translations:
         self._translator = Translator(module, params, {'source': Numbers(), 'target': Numbers()}, search.source)
 
     def __call__(self) -> list[list[int]]:
-        """Returns the tokens of each output without the end token, which the length limit forces."""
+        """Returns the tokens of each output. The last token, an end token that the length limit forces, is left out."""
         outputs = self._translator.find_all(self.sources.tolist(), range(self.search.sentences), self._options)
         return [hypotheses[0].tokens for hypotheses in outputs]
 
     def save(self, path: str) -> None:
-        """Writes weights and sources (.npz) for other libraries."""
+        """Writes the weights and the sources to an .npz file for other libraries."""
         params: Any = flatten_dict(jax.device_get(self.params), sep='/')
-        sources = np.pad(self.sources, ((0, 0), (0, 1)), constant_values=EOS)  # as the translator appends it
+        sources = np.pad(self.sources, ((0, 0), (0, 1)), constant_values=EOS)  # as in the translator
         np.savez(path, sources=sources, **params)
 
 
 class Numbers(ByteTokenizer):
-    """A tokenizer that writes tokens as numbers."""
+    """A tokenizer that decodes each token to its number."""
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
@@ -140,12 +141,12 @@ def ready_decode(workload: Workload, dtype: str, search: Search, model: str, bes
 
 
 def where(beside_peers: bool) -> dict[str, str]:
-    """Returns the device and the versions.
+    """Returns the device and the versions of JAX and Flax.
 
     Raises:
-      UserError: if there are peers, which use the CPU, and JAX uses another device.
+      UserError: if `beside_peers` is true and JAX does not use the CPU. Peers use the CPU.
     """
     device = jax.devices()[0]
     if beside_peers and device.platform != 'cpu':
-        raise UserError(f'--peers use the CPU, but JAX uses {device.device_kind}. Set JAX_PLATFORMS=cpu')
+        raise UserError(f'--peers: the peers use the CPU, but JAX uses {device.device_kind}. Set JAX_PLATFORMS=cpu')
     return {'device': device.device_kind, 'jax': jax.__version__, 'flax': flax.__version__}

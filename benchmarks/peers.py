@@ -1,4 +1,4 @@
-"""Other libraries that do the same work, used as their documentation recommends for speed."""
+"""Other libraries that do the same work, with the fast settings that their documentation recommends."""
 
 import functools
 import importlib
@@ -25,7 +25,10 @@ from benchmarks.workloads import (
 
 
 def torch_train_step(workload: Workload, compiled: bool) -> Ready:
-    """PyTorch's nn.Transformer with the fused Adam; with `compiled`, model and loss go through torch.compile."""
+    """Prepares a train step of PyTorch's nn.Transformer with the fused Adam.
+
+    With `compiled`, torch.compile compiles the model and the loss.
+    """
     torch: Any = importlib.import_module('torch')
     torch.set_num_threads(CORES)
     model = torch_model(workload)
@@ -45,9 +48,11 @@ def torch_train_step(workload: Workload, compiled: bool) -> Ready:
 
 
 def torch_model(workload: Workload) -> Any:
-    """Returns a module that maps source, target and reference tokens to the loss, with dropout where ours has it.
+    """Returns a module that maps source, target and reference tokens to the loss.
 
-    nn.Transformer computes its attention by scaled_dot_product_attention. Its attention has biases; ours has none.
+    The module has dropout at the same places as the model of this project. nn.Transformer computes attention by
+    scaled_dot_product_attention. The attention of nn.Transformer has biases, and the attention of this project has no
+    biases.
     """
     torch: Any = importlib.import_module('torch')
     functional, length, width = torch.nn.functional, workload.length, workload.d_model
@@ -60,12 +65,12 @@ def torch_model(workload: Workload) -> Any:
             self.transformer = torch.nn.Transformer(width, workload.num_heads, workload.num_layers,
                                                     workload.num_layers, workload.d_ff, workload.dropout,
                                                     batch_first=True)
-            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # post-norm has none at the end
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None  # a post-norm stack has no final norm
             for module in self.transformer.modules():
                 if isinstance(module, torch.nn.MultiheadAttention):
-                    module.dropout = 0.0  # on the weights
+                    module.dropout = 0.0  # no dropout of the attention weights
                 if isinstance(module, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
-                    module.dropout = torch.nn.Identity()  # inside the feed-forward sublayer
+                    module.dropout = torch.nn.Identity()  # no dropout inside the feed-forward sublayer
             self.register_buffer('positions', torch.tensor(sinusoids(length, width)))
             self.register_buffer('mask', torch.nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -81,15 +86,16 @@ def torch_model(workload: Workload) -> Any:
 
 
 def sinusoids(length: int, d_model: int) -> np.ndarray:
-    """Returns the sinusoids of model/positional.py, float32 [length, d_model]."""
+    """Returns the same sinusoids as model/positional.py, float32 [length, d_model]."""
     angles = np.arange(length)[:, None] / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, d_model).astype(np.float32)
 
 
 def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: int = 1) -> Ready:
-    """Prepares CTranslate2's Translator in float32, with our weights and sources from a file.
+    """Prepares CTranslate2's Translator in float32, with the weights and sources of the file `model`.
 
-    All cores work on one batch; or each of `workers` has a part of the batch and of the cores.
+    With one worker, all cores work on the whole batch. With more workers, each worker has a part of the batch and of
+    the cores.
     """
     ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
@@ -103,14 +109,15 @@ def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: 
         translator.translate_batch, sources, max_batch_size=-(-search.batch // workers), beam_size=search.beam,
         max_decoding_length=search.target, min_decoding_length=search.target,
         suppress_sequences=[[str(token)] for token in (PAD, BOS, UNK)])
-    # Where the length limit ends an output, CTranslate2 writes another token, and we write the end token.
+    # At the length limit, CTranslate2 writes any token, and this project writes the end token. So the last token is
+    # not compared.
     answer = [list(map(int, result.hypotheses[0][:-1])) for result in translate()]
     return Ready(translate, {'load_s': round(load_s, 2), 'device': 'cpu', 'ctranslate2': ctranslate2.__version__},
                  answer)
 
 
 def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns CTranslate2's description of the model, a TransformerSpec, with its weights."""
+    """Returns CTranslate2's TransformerSpec of the model, with the weights of `arrays`."""
     specs: Any = importlib.import_module('ctranslate2.specs.transformer_spec')
     layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
     encoder = specs.TransformerEncoderSpec(layers, heads, pre_norm=False)
@@ -120,7 +127,7 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
         spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
 
     def projection(*names):
-        """Concatenates projections of one stream, [out, in]."""
+        """Returns the concatenated projections of the same input, [out, in]."""
         return np.concatenate([arrays[f'{name}/kernel'].reshape(width, -1).T for name in names])
 
     def attention(spec, name, *groups):
@@ -136,7 +143,7 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
             linear.bias = arrays[f'{name}/{part}/bias']
 
     for spec, stack in (encoder, 'encoder'), (decoder, 'decoder'):
-        # CTranslate2's sinusoids begin at position 1, with other frequencies.
+        # CTranslate2's own sinusoids begin at position 1 and have other frequencies.
         spec.position_encodings.encodings = sinusoids(positions, width)
         for number, layer in enumerate(spec.layer):
             name = f'{stack}/layers_{number}'

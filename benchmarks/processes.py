@@ -1,36 +1,39 @@
-"""Tests faults of many processes: python -m benchmarks.processes [--cells=REGEX] [--folder=FOLDER] [--again]
+"""Tests training with several processes and faults.
 
-Trains a tiny vision Transformer with train.py on CPU devices, in 12 rows (modes of the mesh x processes x devices per
-process) and 8 columns, and prints a table of 96 cells in Markdown. A cell is `ok`, `refused` (train.py ended with 2
-before the first step; its message is below the table) or `FAILED`, with the reason below the table.
+    python -m benchmarks.processes [--cells=REGEX] [--folder=FOLDER] [--again]
+
+Trains a tiny vision Transformer with train.py on CPU devices, and prints a Markdown table with 12 rows, 8 columns and
+96 cells. A row is a mode of the mesh, a number of processes and a number of devices per process. A column is a fault. A
+cell is `ok`, `refused` or `FAILED`. `refused` means that train.py exited with status 2 before the first step. The
+message of train.py, or the reason of a failure, is below the table.
 
 The columns:
 
     train    a run without a fault
-    save     as train, with a checkpoint every 10 steps; every checkpoint is opened by one process
-    resume   trains half of the steps, then the other half in another row
-    kill     SIGKILL to one process while it saves; then the same command again
-    stop     SIGTERM to each process, in different steps; then the same command again
-    damage   half of the steps; then the newest checkpoint is damaged for one process, and training continues. With
-             fsdp and tensor the files that this process wrote are deleted. With data parallelism and pmap its listing
-             of the checkpoints lacks the newest one, as on a file system that lags.
+    save     a run without a fault, with a checkpoint every 10 steps; one process then opens every checkpoint
+    resume   trains half of the steps, and then the other half with the mode and the processes of another row
+    kill     one process gets SIGKILL while it saves; then the same command runs again
+    stop     each process gets SIGTERM, in different steps; then the same command runs again
+    damage   trains half of the steps; then the newest checkpoint is damaged for one process, and training continues.
+             With fsdp and tensor, the files that this process wrote are deleted. With data parallelism and pmap, this
+             process does not see the newest checkpoint, as on a network file system with delay.
     late     one process starts 60 s after the others
-    cache    a second run whose compilation cache is warm; one process, if it finds nothing in it, compiles for 40 s,
-             longer than a collective waits (30 s)
+    cache    a second run, with a warm compilation cache. One process would compile for 40 s if it did not find the
+             program in the cache. A collective waits for 30 s only.
 
-The process with the fault is process 0 in the rows with two devices per process, and otherwise the last process.
+In rows with two devices per process, the process with the fault is process 0. In other rows, it is the last process.
 
 A cell is ok if
 
-    the exit statuses are those that a launcher needs: 0 at the end, 75 after the loss of a process or a stop;
-    no process is silent for 60 s (plus the lateness) while it runs: no log and no metrics grow;
+    the exit statuses are those that a launcher needs: 0 at the end, 75 after a stop or the loss of a process;
+    while processes run, a log or the metrics grow at least every 60 s (plus the delays that the fault adds);
     at each save, all processes that hold the same part of the state hold the same bits;
-    all checkpoints and losses agree with those of one process with one device, without a fault: parameters to 1e-5,
+    all checkpoints and losses agree with a run of one process and one device without a fault: parameters to 1e-5,
       losses to 1e-4.
 
-FOLDER/cells.json has the results. A second call runs only the cells that are missing; with --again all that --cells
-selects. The runs and logs of cells that are not ok are kept in FOLDER. A cell took 20 to 75 s on two cores that other
-programs used as well, and `late` 90 s (24 November 2026).
+FOLDER/cells.json contains the results. A second call runs only the missing cells. With --again, it runs all cells that
+--cells selects. The runs and logs of cells that are not ok are kept in FOLDER. A cell took 20 to 75 s on two cores that
+other programs used as well, and a cell of `late` took 90 s (24 November 2026).
 """
 
 import contextlib
@@ -58,26 +61,26 @@ from runtime.files import write_text
 from runtime.preemption import STOPPED
 
 ROOT = Path(__file__).parents[1]
-STEPS, EVERY = 40, 10  # of a run, and between checkpoints
+STEPS, EVERY = 40, 10  # the steps of a run, and the steps between checkpoints
 SILENCE, LATE, SLOW = 60, 60, 40  # seconds
 MODES = {'jit data': 'data=-1', 'jit fsdp': 'data=1 fsdp=-1', 'jit tensor': 'data=1 tensor=-1',
          'pmap': 'data=-1 mode=pmap'}
 OPTIONS = ('model.num_layers=1 model.d_model=24 model.d_ff=48 model.num_heads=6 model.dropout=0 optimizer.warmup=20 '
            'optimizer.schedule=inverse_sqrt batch.rows=48 train.log_every=5 eval.every=20 checkpoint.keep_last=99')
-# A program runs a few times here, so compiling takes longer than what optimisation saves.
+# Each program runs only a few times, so an optimised compilation would take more time than it saves.
 XLA = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 
 
 class Failed(Exception):
-    """Raised with the reason why a cell is not ok."""
+    """Raised if a cell is FAILED. The message is the reason."""
 
 
 class Refused(Exception):
-    """Raised with the message of train.py."""
+    """Raised if a cell is refused. The message is the message of train.py."""
 
 
 class Row(NamedTuple):
-    """A mode, a number of processes, and the number of devices of each."""
+    """A row of the table: a mode, a number of processes, and a number of devices per process."""
     mode: str
     processes: int
     devices: int
@@ -95,7 +98,7 @@ ALONE = Row('jit data', 1, 1)
 
 
 class Cell:
-    """The runs of a cell: `start` trains, with any row and fault, until all processes have ended."""
+    """A cell of the table. `start` trains with any row and fault, and returns when all processes have ended."""
 
     def __init__(self, row: Row, folder: Path, cache: Path):
         self.row, self.folder, self._cache, self._starts = row, folder, cache, 0
@@ -105,22 +108,22 @@ class Cell:
     def start(self, row: Row | None = None, *, run: str = 'run', steps: int = STEPS, every: int = EVERY,
               late: int = 0, cache: Path | None = None, expected: Sequence[int] = (), victim: int | None = None,
               **fault: int) -> None:
-        """Trains.
+        """Starts train.py in several processes, and waits until all processes have ended.
 
         Args:
-          row: the mode and the devices; None: those of the cell.
+          row: the mode, the processes and the devices; by default the row of the cell.
           run: the name of the run directory.
-          steps: of the training.
-          every: steps between checkpoints.
-          late: seconds after which the victim is started.
+          steps: the number of training steps.
+          every: the number of steps between checkpoints.
+          late: the number of seconds after which the last process of the row to start (row.victim) is started.
           cache: the folder of the compilation cache.
-          expected: the statuses that the processes must end with; (): all 0.
-          victim: the process with the fault; None: every process.
-          **fault: as in benchmarks/faulty_train.py.
+          expected: the expected exit status of each process; () means that all are 0.
+          victim: the process with the fault; None means every process.
+          **fault: a fault of benchmarks/faulty_train.py.
 
         Raises:
-          Refused: if the first start of the cell ends with 2.
-          Failed: if a status is not `expected`, or a process is silent for too long.
+          Refused: if this is the first start of the cell and train.py exits with status 2.
+          Failed: if an exit status differs from `expected`, or no log and no metrics grow for too long.
         """
         row, port, self._starts = row or self.row, free_port(), self._starts + 1
         allowed = SILENCE + late + fault.get('slow_compile', 0)
@@ -163,46 +166,47 @@ class Cell:
                 if written != size:
                     last_log, size = time.monotonic(), written
                 if time.monotonic() - last_log > allowed:
-                    raise Failed(f'start {self._starts}: silent for {allowed} s; the statuses are '
+                    raise Failed(f'start {self._starts}: no log grew for {allowed} s; the exit statuses are '
                                  f'{[processes[number].poll() for number in sorted(processes)]}')
         self._judge([processes[number].returncode for number in range(row.processes)],
                     list(expected) or [0] * row.processes, logs, time.monotonic() - began)
         self._same_bits(name)
 
     def _judge(self, statuses: list[int], expected: list[int], logs: Sequence[Path], seconds: float) -> None:
-        """Raises Refused or Failed if the statuses are not those that are expected."""
+        """Raises Refused or Failed if an exit status differs from `expected`."""
         if statuses == expected:
             return
         wrong = next(number for number, status in enumerate(statuses) if status != expected[number])
         last = ([line for line in logs[wrong].read_text(errors='replace').splitlines() if line.strip()] or [''])[-1]
         if self._starts == 1 and statuses[0] == 2 and set(statuses) <= {2, STOPPED}:
             raise Refused(last)
-        raise Failed(f'start {self._starts}, after {seconds:.0f} s: the statuses are {statuses}, not {expected}. '
+        raise Failed(f'start {self._starts}, after {seconds:.0f} s: the exit statuses are {statuses}, not {expected}. '
                      f'Process {wrong}: {last[:300]}')
 
     def _same_bits(self, name: str) -> None:
-        """Raises Failed if two processes of a start have saved different bits of the same part of the state."""
+        """Raises Failed if two processes of a start have saved the same part of the state with different bits."""
         parts: dict[tuple[int, str], str] = {}
         for path in sorted(self.folder.glob(f'{name}.*.shards')):
             for line in map(json.loads, path.read_text().splitlines()):
                 for part, digest in line['shards'].items():
                     if parts.setdefault((line['step'], part), digest) != digest:
-                        raise Failed(f'start {self._starts}: the processes differ in {part} at step {line["step"]}')
+                        raise Failed(f'start {self._starts}: the processes have saved different bits of {part} at step '
+                                     f'{line["step"]}')
 
     def compare(self, reference: Path, run: str = 'run', steps: Sequence[int] = range(EVERY, STEPS + 1, EVERY)) -> None:
-        """Raises Failed if a checkpoint of `steps`, or a loss, differs from those of the reference."""
+        """Raises Failed if a checkpoint of `steps` or a loss differs from the reference run, a run of one process."""
         saved = saved_steps(self.folder / run)
         if missing := set(steps) - set(saved):
-            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing; those of {saved} exist')
+            raise Failed(f'the checkpoints of steps {sorted(missing)} are missing. Steps with a checkpoint: {saved}')
         for step in steps:
             pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
             if (largest := max(np.abs(one - other).max() for one, other in pairs)) > 1e-5:
-                raise Failed(f'parameters of step {step} differ from those of one process by {largest:.1e}')
+                raise Failed(f'parameters of step {step} differ from the reference run by {largest:.1e}')
         ours, theirs = losses(self.folder / run), losses(reference)
         if [key for key, _ in ours] != [key for key, _ in theirs]:
-            raise Failed(f'metrics.jsonl has other lines than that of one process: {[key for key, _ in ours]}')
+            raise Failed(f'metrics.jsonl has other lines than in the reference run: {[key for key, _ in ours]}')
         if (largest := max(abs(one - other) for (_, one), (_, other) in zip(ours, theirs, strict=True))) > 1e-4:
-            raise Failed(f'losses differ from those of one process by {largest:.1e}')
+            raise Failed(f'losses differ from the reference run by {largest:.1e}')
 
 
 @contextlib.contextmanager
@@ -251,7 +255,7 @@ def save(cell: Cell, reference: Path) -> None:
 
 def resume(cell: Cell, reference: Path) -> None:
     cell.start(steps=STEPS // 2)
-    # 5 rows on: another mode, and other processes or devices.
+    # The row 5 rows later has another mode, and another number of processes or devices.
     cell.start(ROWS[(ROWS.index(cell.row) + 5) % len(ROWS)])
     cell.compare(reference)
 
@@ -348,7 +352,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    CELLS = flags.DEFINE_string('cells', '', 'The cells to run: a regular expression that is searched in their names.')
-    FOLDER = flags.DEFINE_string('folder', 'build/processes', 'Where results, the reference and failed runs are kept.')
-    AGAIN = flags.DEFINE_bool('again', False, 'Run the selected cells again that have a result.')
+    CELLS = flags.DEFINE_string('cells', '', 'Run only cells whose name contains a match of this regular expression.')
+    FOLDER = flags.DEFINE_string('folder', 'build/processes', 'The folder of results, reference run and failed runs.')
+    AGAIN = flags.DEFINE_bool('again', False, 'Also run the selected cells that already have a result.')
     run_script(main)

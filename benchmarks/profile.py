@@ -1,12 +1,13 @@
 """Profiles the train step or the search: python -m benchmarks.profile --what=train_step|decode [--top=40]
 
-Profiles a few runs and prints two tables. In the first one, operations of the same kind at the same place of the model
-(in any layer) are one line; in the second one, operations of the same kind. `ms` is milliseconds per train step, or per
-token step of a search, including the encoder. If several operations run at the same instant, they share it, so the
-figures sum to the time of the step. `threads` is the mean number of threads that worked for an operation while it
-ran, and `GFLOP/s` counts matrix products only.
+Profiles a few runs and prints two tables. A line of the first table is the sum of all operations of the same kind at
+the same place of the model, in any layer. A line of the second table is the sum of all operations of the same kind.
+`ms` is the number of milliseconds per train step, or per decoding step of a search. The time of a search includes the
+encoder. The time during which several operations run is divided equally among these operations, so that the sum of all
+lines is the time of the step. `threads` is the mean number of threads that worked on an operation while the operation
+ran. `GFLOP/s` counts only matrix products.
 
---each prints every operation by its name in the compiled program; --hlo=DIR keeps the programs.
+--each prints every operation with its name in the compiled program. --hlo=DIR keeps the programs.
 """
 
 import dataclasses
@@ -25,23 +26,24 @@ from runtime.files import expanded
 WHAT = flags.DEFINE_enum('what', 'train_step', ['train_step', 'decode'], 'The program to profile.')
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'The sizes of the model and the batch.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the computation.')
-BEAM = flags.DEFINE_integer('beam', 4, 'The beam of the search; 1 is greedy.', lower_bound=1)
-RUNS = flags.DEFINE_integer('runs', 4, 'Profiled steps or searches; the fastest one is printed.', lower_bound=1)
-TOP = flags.DEFINE_integer('top', 40, 'Lines of the first table.', lower_bound=1)
+BEAM = flags.DEFINE_integer('beam', 4, 'The beam size of the search; 1 means greedy search.', lower_bound=1)
+RUNS = flags.DEFINE_integer('runs', 4, 'The number of profiled steps or searches. The tables show the fastest one.',
+                             lower_bound=1)
+TOP = flags.DEFINE_integer('top', 40, 'The number of lines of the first table.', lower_bound=1)
 EACH = flags.DEFINE_bool('each', False, 'Print every operation.')
 HLO = flags.DEFINE_string('hlo', None, 'A folder for the compiled programs, as text.')
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as dump:
-        # XLA reads this when it is first used, and writes the programs that it compiles into the folder.
+        # XLA reads the variable when XLA is first used, and writes all compiled programs into the folder.
         os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_dump_to={dump} --xla_dump_hlo_as_text'
         report(Path(dump))
 
 
 def report(dump: Path) -> None:
-    """Profiles, and prints the two tables. `dump` is the folder of the compiled programs."""
-    from benchmarks.ours import Translations, train_program  # seconds of imports, which --help does not wait for
+    """Profiles the program, and prints the two tables. `dump` is the folder into which XLA writes compiled programs."""
+    from benchmarks.ours import Translations, train_program  # these imports take seconds, and --help needs none
     from benchmarks.trace import IDLE, print_table, profile
 
     workload = WORKLOADS[WORKLOAD.value]
@@ -61,7 +63,7 @@ def report(dump: Path) -> None:
             expanded(HLO.value).mkdir(parents=True, exist_ok=True)
             shutil.copy(text, expanded(HLO.value))
         ops |= {(program, name): op for name, op in ops_of(text.read_text(), workload.vocab_size).items()}
-    print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
+    print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms per step, without profiler')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else
                 (lambda op: (op.kind, op.place, op.shape)), top=TOP.value)
     print()

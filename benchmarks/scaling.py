@@ -1,10 +1,10 @@
 """Measures how the cost of a train step grows: python -m benchmarks.scaling [--figure=scaling.png]
 
-Measures time and memory of a train step of a small model while one size grows and the others are constant: the length
-of the sequences, the batch, the vocabulary, or the width (the feed-forward layer is twice as wide; heads have 32
-numbers). Prints a JSON line per point, and then one per size with the exponents p of cost ~ size^p. They are the slopes
-of the larger half of the points in the figure, where constant costs matter least. Memory is XLA's account of the step.
-All sizes together take a few minutes.
+Measures the time and the memory of a train step of a small model. One size grows, and the other sizes are constant. The
+sizes are the length of the sequences, the batch, the vocabulary, and the width (d_ff is 2 d_model, and heads have 32
+numbers). Prints a JSON line per point, and then a JSON line per size with the exponents p of cost ~ size^p. An exponent
+is the slope of the larger half of the points in the figure, because constant costs matter least there. Memory is the
+memory of the step that XLA reports. All sizes together take a few minutes.
 """
 
 import dataclasses
@@ -20,27 +20,27 @@ from benchmarks.workloads import Workload
 from command_line import run_script
 from runtime.files import expanded
 
-if TYPE_CHECKING:  # --help does not wait for matplotlib
+if TYPE_CHECKING:  # the import of matplotlib is slow, and --help does not need it
     from matplotlib.figure import Figure
 
-RUNS = flags.DEFINE_integer('runs', 5, 'Timed runs per point; the fastest one counts.', lower_bound=1)
-FIGURE = flags.DEFINE_string('figure', 'scaling.png', 'The file of the figure.')
+RUNS = flags.DEFINE_integer('runs', 5, 'The number of timed runs per point. The fastest run counts.', lower_bound=1)
+FIGURE = flags.DEFINE_string('figure', 'scaling.png', 'The file for the figure.')
 
 BASE = Workload(num_layers=2, d_model=128, d_ff=256, num_heads=4, vocab_size=4000, batch=16, length=64)
-SIZES = {  # the values of each size, including BASE's
+SIZES = {  # the values of each size, including the value in BASE
     'length': [32, 64, 128, 256, 512], 'batch': [8, 16, 32, 64, 128],
     'vocabulary': [2000, 4000, 8000, 16_000, 32_000], 'width': [64, 128, 256, 512]}
 
 
 class Point(NamedTuple):
-    """The cost at one value of a size: milliseconds and gigabytes."""
+    """The cost of a train step at one value of a size, in milliseconds and gigabytes."""
     value: int
     ms: float
     gb: float
 
 
 def main() -> None:
-    from analysis.pictures import save_figure  # seconds of imports, which --help does not wait for
+    from analysis.pictures import save_figure  # this import takes seconds, and --help does not need it
 
     curves = {}
     for size, values in SIZES.items():
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(size: str, value: int) -> Point:
-    """Measures BASE with one size changed."""
+    """Measures the train step of BASE with one size changed."""
     from benchmarks.measure import times
     from benchmarks.ours import train_program
 
@@ -72,14 +72,14 @@ def resized(size: str, value: int) -> Workload:
 
 
 def exponent(points: Sequence[Point], cost: str) -> float:
-    """Returns the p of cost ~ value^p that best fits the larger half of the points, including the middle one."""
+    """Returns the p of cost ~ value^p that best fits the larger half of the points, including the middle point."""
     larger = sorted(points)[(len(points) - 1) // 2:]
     return statistics.linear_regression([math.log(point.value) for point in larger],
                                         [math.log(getattr(point, cost)) for point in larger]).slope
 
 
 def plot(curves: dict[str, list[Point]]) -> 'Figure':
-    """Plots time and memory over each size, as a multiple of BASE's, on logarithmic axes."""
+    """Plots time and memory against each size on logarithmic axes. The unit of a size is its value in BASE."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout='constrained')
@@ -92,7 +92,7 @@ def plot(curves: dict[str, list[Point]]) -> 'Figure':
         axes.set_xscale('log', base=2)
         axes.set_yscale('log')
         axes.xaxis.set_major_formatter(lambda value, _: f'{value:g}x')
-        axes.set(xlabel='size (the others are 1x)', ylabel=label)
+        axes.set(xlabel='size (the other sizes are 1x)', ylabel=label)
         axes.grid(alpha=0.3, which='both')
         axes.legend(fontsize=8)
     return figure

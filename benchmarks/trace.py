@@ -19,7 +19,14 @@ IDLE: Name = '', 'nothing runs'
 
 @dataclasses.dataclass
 class Cost:
-    """The cost of operations: the number of executions, wall-clock seconds, seconds summed over threads, flops."""
+    """The cost of operations.
+
+    Attributes:
+      count: the number of executions.
+      seconds: wall-clock seconds. Operations that run at the same time share the time equally.
+      thread_seconds: seconds, summed over threads.
+      flops: the number of floating-point operations in matrix products.
+    """
     count: float = 0
     seconds: float = 0
     thread_seconds: float = 0
@@ -33,14 +40,17 @@ class Cost:
 
 
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
-    """Returns the seconds of a call without the profiler, and the costs by operation of the fastest profiled call."""
+    """Returns the fastest time of a call without the profiler, in seconds, and the costs of the fastest profiled call.
+
+    The costs are {operation: cost}.
+    """
     times(call, 2)
     return min(times(call, runs)), min(
         (profiled(call) for _ in range(runs)), key=lambda costs: sum(cost.seconds for cost in costs.values()))
 
 
 def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
-    """Returns the costs of one call, by operation."""
+    """Profiles one call. Returns {operation: cost}."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
@@ -49,10 +59,10 @@ def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
 
 
 def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
-    """Returns the cost of each operation in ProfileData's planes, and the time of IDLE between operations."""
+    """Returns {operation: cost} from the planes of ProfileData. The cost of IDLE is the time between operations."""
     costs, last = collections.defaultdict(Cost), None
-    stacks = collections.defaultdict(list)  # by thread: its operations, the innermost last
-    launched_by = {}  # by task: the operation that launched it
+    stacks = collections.defaultdict(list)  # {thread: its running operations, the innermost last}
+    launched_by = {}  # {task: the operation that launched the task}
     for at, _, thread, mark, name in sorted(marks(planes), key=lambda item: item[:2]):
         busy = [stack[-1] for stack in stacks.values() if stack and stack[-1]]
         if last is not None:
@@ -73,10 +83,11 @@ def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
 
 
 def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
-    """Yields (nanosecond, order within the instant, thread, 'begin' or another mark, the operation or task).
+    """Yields (time in nanoseconds, rank, thread, mark, operation or task).
 
-    An operation's event covers the work of the thread that begins it. The operation may launch tasks for other threads,
-    which may end after the event and may launch further tasks. On a GPU or a TPU there are only events.
+    The rank orders marks of the same time. A mark is 'begin', 'end', 'launch' or 'work'. The event of an operation
+    covers the work of the thread that begins the operation. The operation may launch tasks for other threads. A task
+    may end after the event, and may launch further tasks. On a GPU or a TPU, there are events but no tasks.
     """
     for plane in planes:
         for line in plane.lines:
@@ -96,7 +107,10 @@ def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
 
 def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable[[Op], tuple[str, ...]],
                 top: int) -> None:
-    """Prints the `top` groups of operations that take the most time, and their sum. `by` returns the group."""
+    """Prints the `top` groups of operations that take the most time, and the total of all groups.
+
+    `by` returns the group of an operation.
+    """
     groups, total = collections.defaultdict(Cost), Cost()
     for name, cost in costs.items():
         op = ops.get(name, Op(name[1], 'not found', '', '', 0))

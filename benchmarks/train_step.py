@@ -1,11 +1,12 @@
 """Measures the speed of the train step: python -m benchmarks.train_step [--workload=base] [--peers=torch]
 
-Prints a JSON line per system. With --peers it also prints a line per peer with the ratio: how many times as fast as the
-peer we are, as the median over the turns, with quartiles. All systems take turns in one run, in separate processes. A
-line has the peak memory of the process; `program_gb` is XLA's account of the step's memory. The peers train the
-same model on as many tokens: PyTorch's nn.Transformer, eager or through torch.compile.
+Prints a JSON line per system. With --peers, the script also prints a line per peer with 'ratio': the time of the peer
+divided by the time of this project. The ratio is the median over the turns, and is followed by its quartiles. All
+systems take turns in one run, in separate processes. A line contains the peak memory of the process. `program_gb` is
+the memory of the step that XLA reports. The peers train the same model on the same number of tokens: PyTorch's
+nn.Transformer, in eager mode or with torch.compile.
 
-Use a quiet machine, and compare only figures of the same run.
+Use a machine without other work, and compare only figures of the same run.
 """
 
 from absl import flags
@@ -14,11 +15,11 @@ from benchmarks.turns import System, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS
 from command_line import run_script
 
-LIBRARIES = {'torch': 'torch', 'torch.compile': 'torch'}  # the library of each peer
+LIBRARIES = {'torch': 'torch', 'torch.compile': 'torch'}  # {peer: the library that it needs}
 WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'The sizes of the model and the batch.')
 DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the computation.')
 TURNS = flags.DEFINE_integer('turns', 15, 'Timed steps per system.', lower_bound=1)
-PEERS = flags.DEFINE_list('peers', [], f'Peers to time as well: {", ".join(LIBRARIES)}.')
+PEERS = flags.DEFINE_list('peers', [], f'Other systems to time: {", ".join(LIBRARIES)}.')
 
 
 def main() -> None:

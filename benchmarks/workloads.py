@@ -1,4 +1,4 @@
-"""The sizes of the two workloads of the benchmarks, which use random tokens and weights."""
+"""The sizes of the models, batches and searches of the benchmarks. All tokens and weights are random."""
 
 import dataclasses
 
@@ -33,9 +33,9 @@ class Search:
 
     @property
     def method(self) -> str:
-        """The method: greedy search for a beam of 1."""
+        """The search method: 'greedy' for a beam of 1, otherwise 'beam'."""
         return 'greedy' if self.beam == 1 else 'beam'
 
 
-LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # of the loss, and of Adam
+LABEL_SMOOTHING, LEARNING_RATE, BETA2, EPSILON = 0.1, 1e-3, 0.98, 1e-9  # options of the loss and of Adam
 PAD, BOS, EOS, UNK = range(4)

@@ -7,17 +7,19 @@ from ml_collections import ConfigDict
 
 from runtime.errors import UserError, did_you_mean
 
-# Besides the modules that recipes are made of: fine_tune, which makes a recipe of a run.
+# Files of this folder that are not recipes by themselves. fine_tune makes a recipe from a run directory.
 NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'rules', 'tasks', 'versions')
 
 
 def recipes() -> list[Path]:
-    """Returns the files of this folder that are recipes by themselves."""
+    """Returns the files of the recipes that need no argument."""
     return sorted(path for path in Path(__file__).parent.glob('*.py') if path.stem not in NO_RECIPES)
 
 
 def recipe(name: str) -> ConfigDict:
-    """Returns the config of a recipe, as `--config=configs/NAME.py`: 'demo', or 'fine_tune:RUN' for a run directory.
+    """Returns the config of a recipe, as --config=configs/NAME.py does.
+
+    `name` is the NAME of a recipe, such as 'demo'. It may also be 'fine_tune:RUN' for a run directory RUN.
 
     Raises:
       UserError: if there is no recipe of this name.

@@ -1,4 +1,4 @@
-"""The allowed values of options. Each class returns the message for a value that is not allowed."""
+"""The allowed values of options. The method `problem` of each class checks a value."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ class OneOf:
     imported: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
-        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        """Returns an error message if the value is not allowed, otherwise ''."""
         if value in (*self.choices, *self.imported):
             return ''
         return f'must be one of {", ".join(self.choices)}{did_you_mean(value, self.choices)}'
@@ -29,12 +29,12 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number from `least` to `most`, both included. The bounds are far beyond any use: they only catch mistakes."""
+    """A number from `least` to `most`, both included. The bounds are far beyond useful values: they catch mistakes."""
     least: float
     most: float
 
     def problem(self, value: float) -> str:
-        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        """Returns an error message if the value is not allowed, otherwise ''."""
         if self.least <= value <= self.most:
             return ''
         if value != value:
@@ -49,10 +49,10 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """A number of at least 0 and below 1, also after rounding to float32, as in training."""
+    """A number that is at least 0 and below 1, also after rounding to float32, the precision of training."""
 
     def problem(self, value: float) -> str:
-        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        """Returns an error message if the value is not allowed, otherwise ''."""
         return '' if 0 <= value < 1 - 2 ** -25 else 'must be at least 0 and below 1, also after rounding to float32'
 
     def __str__(self) -> str:
@@ -61,11 +61,15 @@ class Fraction:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Any text. A file name need not be UTF-8: Linux allows any bytes except NUL."""
+    """Any text in UTF-8 without the character NUL.
+
+    Attributes:
+      file: whether the text is a file name, which need not be UTF-8: Linux allows any bytes except NUL.
+    """
     file: bool = False
 
     def problem(self, value: str) -> str:
-        """Returns the message for a value that is not allowed; '' for an allowed value."""
+        """Returns an error message if the value is not allowed, otherwise ''."""
         if '\0' in value:
             return 'must not contain the character NUL'
         try:

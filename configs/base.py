@@ -1,8 +1,8 @@
 """The paper's base Transformer on the built-in corpus. Every recipe starts from this config.
 
-`configs/options.py` lists all options with their meaning. Any of them can be set on the command line:
---config.model.num_layers=2. An unknown name is an error, so a typo never trains the wrong model. A value for an option
-that the model, the task, the source or the kind of tokenizer does not use is an error too.
+`configs/options.py` lists all options with their meaning. Any option can be set on the command line:
+--config.model.num_layers=2. An unknown name is an error, so a typo never trains the wrong model. It is also an error to
+set an option that the model, the task, the data source or the kind of tokenizer does not use.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Checks of a config, made before anything is read, built or written."""
+"""Checks of a config. They run before data is read, a model is built or a file is written."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
-LONGEST = 200  # characters of a value in a message
+LONGEST = 200  # maximum number of characters of a value in a message
 
 
 def config_from(flag: flags.FlagHolder,
@@ -23,10 +23,11 @@ def config_from(flag: flags.FlagHolder,
 
     Args:
       flag: the flag, defined by ml_collections.
-      more: a function of the config and the problems so far. It returns further problems, such as those of the data.
+      more: a function that takes the config and the problems so far, and returns further problems, for example with
+        the data.
 
     Raises:
-      UserError: if the flag is missing or is not a recipe. If values are wrong, the message lists all of them.
+      UserError: if the flag is missing or is not a recipe, or if values are wrong. The message lists all wrong values.
     """
     named = config_flags.get_config_filename(flags.FLAGS['config']) if flag.present else ''
     path, _, _ = named.partition(':')  # the recipe's get_config gets the text after the colon
@@ -52,16 +53,16 @@ def no_recipe(path: str) -> str:
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError if values are not allowed; the message has one line for each."""
+    """Raises UserError if values are not allowed. The message has one line for each wrong value."""
     if problems := config_problems(config):
         raise UserError('\n'.join(problems))
 
 
 def config_problems(config: ConfigDict) -> list[str]:
-    """Returns 'config.OPTION=VALUE: what it must be' for each value that is not allowed.
+    """Returns the message 'config.OPTION=VALUE: requirement' for each value that is not allowed.
 
-    The messages are in the order of the table of options, one for each option. Problems that follow from another
-    problem are left out: for an unknown task, for example, the options that it uses are unknown.
+    Each option has at most one message. The messages are in the order of the table of options. A problem that follows
+    from another problem is left out. For example, if the task is unknown, no option is reported as unused.
     """
     if problems := _misshapen(config):
         return problems
@@ -75,7 +76,7 @@ def config_problems(config: ConfigDict) -> list[str]:
 
 def _wrong_together(config: ConfigDict, here: Mapping[str, Any], wrong: Mapping[str, str],
                     possible_alone: bool) -> dict[str, str]:
-    """Returns {option: what it must be} for the options that are not in `wrong`, and do not suit other options."""
+    """Returns {option: requirement} for options that do not fit other options. Leaves out the options in `wrong`."""
     task = TASKS[config.task]
     if config.model.kind not in task.models:
         tasks = [name for name, task in TASKS.items() if config.model.kind in task.models]
@@ -92,12 +93,12 @@ def _wrong_together(config: ConfigDict, here: Mapping[str, Any], wrong: Mapping[
 
 
 def unused(here: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {option: deciding option} for options that were set but that this model, task or source does not use.
+    """Returns {option: deciding option} for options that were set, but are not used by this model, task or source.
 
-    The deciding option is the one whose value makes the option unused.
+    The value of the deciding option is the reason why the option is not used.
     """
     if here['task'] not in TASKS:
-        return {}  # the options of an unknown task are unknown
+        return {}  # which options are used is unknown without a task
     return {name: because for name, value in here.items()
             if value != DEFAULTS[name] and (because := decisive(name, here))}
 
@@ -112,13 +113,13 @@ def data_options_are_possible(config: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """Returns a value as messages show it; a long value is truncated."""
+    """Returns a value as text for a message. Long text is truncated."""
     text = repr(value)
     return text if len(text) <= LONGEST else f'{text[:LONGEST]}...'
 
 
 def _misshapen(config: Any) -> list[str]:
-    """Returns a message for each option that is missing, unknown or of another type than its default."""
+    """Returns a message for each option that is missing or unknown, or has another type than its default."""
     if not isinstance(config, ConfigDict):
         return [f'the config is {written(config)}: get_config must return a ConfigDict, as in configs/base.py']
     here = flatten(config)

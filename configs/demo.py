@@ -3,9 +3,9 @@
     make demo
     python train.py --config=configs/demo.py --workdir=runs/demo
 
-Training takes two to four minutes on 2 cores. 99.4 % of the held-out translations match exactly (our run, seed 0).
-Positions are rotary because they learn this corpus faster: the paper's sinusoids reach 97.8 % in 1,650 steps, measured
-with data.plain_spaces=0.
+Training takes two to four minutes on 2 cores. Our run (seed 0) translates 99.4 % of the held-out sentences exactly. The
+recipe uses rotary positions, because they learn this corpus faster. With the paper's sinusoids, 97.8 % of the
+translations are exact after 1,650 steps (measured with data.plain_spaces=0).
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
     python train.py --config=configs/digits_vit.py --workdir=runs/digits_vit
 
-Training takes a minute on 2 cores. Test accuracy is 99.0 % on 300 images (our run, seed 0).
+Training takes a minute on 2 cores. The test accuracy of our run (seed 0) is 99.0 % on 300 images.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
                         position='learned', dropout=0.1)
     config.model.update(patches={'patch': 2, 'pooling': 'mean'})  # 16 patches
-    config.data.update(source='builtin', name='digits', crop=1, flip=False)  # a mirrored digit is another one
+    config.data.update(source='builtin', name='digits', crop=1, flip=False)  # mirrored digits do not occur
     config.batch.rows = 64
     config.optimizer.update(schedule='cosine', peak=2e-3, warmup=200)
     config.train.steps = 3000  # 143 epochs of 1,297 images

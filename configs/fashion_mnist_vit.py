@@ -2,11 +2,13 @@
 
     python train.py --config=configs/fashion_mnist_vit.py --config.data.dir=DIR --workdir=runs/fashion_mnist_vit
 
-DIR contains train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, plain
-or .gz, as Fashion-MNIST was published. The last tenth of the training images is for validation. With
---config.data.source=tfds the data come from TFDS, which needs TensorFlow once, to prepare them.
+DIR contains the files of Fashion-MNIST as they were published, plain or compressed (.gz): train-images-idx3-ubyte,
+train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The last tenth of the training images is the
+validation split. With --config.data.source=tfds the data comes from TFDS. TFDS needs TensorFlow once, to prepare the
+data.
 
-Public repositories report 92.3 % for small vision Transformers from scratch. We have not trained this recipe.
+Public repositories report an accuracy of 92.3 % for small vision Transformers that are trained from scratch. We have
+not trained this recipe.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +23,7 @@ def get_config() -> ConfigDict:
                         activation='gelu', position='learned', dropout=0.1)
     config.model.update(patches={'patch': 4, 'pooling': 'mean'})  # 49 patches
     config.data.update(source='files', name='fashion_mnist', validation_share=0.1, crop=2, flip=True)
-    config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # of source=tfds
+    config.data.splits.update(train='train[:90%]', validation='train[90%:]', test='test')  # for source=tfds
     config.batch.rows = 128
     config.optimizer.update(schedule='cosine', peak=1e-3, warmup=800)
     config.train.steps = 25_000  # 59 epochs

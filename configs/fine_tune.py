@@ -2,10 +2,11 @@
 
     python train.py --config=configs/fine_tune.py:RUN --config.data.dir=DIR --workdir=runs/tuned
 
-starts with the parameters and the vocabulary of the run directory RUN. The config is that of RUN, with a learning rate
-for a trained model. The parameters are those of the best checkpoint, unless --config.train.init_from=RUN:average:5
-selects others. --config.train.frozen='encoder,*embedding' does not train these parts, and --config.train.lora_rank=8
-trains only low-rank adapters. --config.train.init_vocabulary=False learns a vocabulary from the new data.
+This command starts with the parameters and the vocabulary of the run directory RUN. The config is the config of RUN,
+with a learning rate for a trained model. The parameters come from the best checkpoint, unless another checkpoint is
+selected: --config.train.init_from=RUN:average:5. With --config.train.frozen='encoder,*embedding' the encoder and the
+embeddings are not trained. --config.train.lora_rank=8 trains only low-rank adapters.
+--config.train.init_vocabulary=False learns a vocabulary from the new data.
 """
 
 from pathlib import Path
@@ -16,13 +17,14 @@ from configs.options import DEFAULTS
 from configs.versions import read_config_file
 from runtime.errors import UserError
 
-# Options of config.train that describe how RUN was trained: the teacher, the start and the parts that were trained.
+# Options of config.train that are reset to their defaults, because they describe how RUN was trained: its teacher, its
+# initial vocabulary and its trained parts.
 NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocabulary', 'frozen', 'lora_rank',
                   'lora_alpha', 'lora_parts')
 
 
 def get_config(run: str = '') -> ConfigDict:
-    """Returns the config that continues the training of a run directory."""
+    """Returns the config that fine-tunes the model of the run directory `run`."""
     path = Path(run).expanduser() / 'config.json'
     if not run or not path.is_file():
         raise UserError('--config=configs/fine_tune.py:RUN needs a run directory'

@@ -1,4 +1,6 @@
-"""A language model of 1.1 billion parameters with the block of the Llama family. Plan it before you train it.
+"""A language model of 1.1 billion parameters with the block of the Llama family.
+
+Plan the training first: tools.plan computes whether the model fits into the memory of the devices.
 
     python -m tools.plan --config=configs/lm_1b.py --topology=v5e:8x8 --config.parallel.data=1 --config.parallel.fsdp=-1
     python train.py --config=configs/lm_1b.py --workdir=runs/lm_1b

@@ -6,7 +6,7 @@ translations and on the pairs themselves.
 
     sh launch/multi30k_best.sh DIR runs/multi30k_best
 
-DIR is the folder of configs/multi30k.py. These are the steps:
+DIR is the same folder as for configs/multi30k.py. The script runs these steps:
 
     python train.py --config=configs/multi30k.py --config.data.dir=DIR --workdir=runs/multi30k
     python train.py --config=configs/multi30k.py --config.data.dir=DIR --config.model.dropout=0.2 \
@@ -15,10 +15,10 @@ DIR is the folder of configs/multi30k.py. These are the steps:
     python train.py --config=configs/multi30k_best.py --config.data.dir=distilled --workdir=runs/best
     python decode.py --workdir=runs/best --checkpoint=average:10 --split=test
 
-Together they take about two and a half hours on 2 cores. Results of our runs (float32, seed 0) on test 2016 with beam
-5: 41.4 BLEU (sacreBLEU, cased, detokenised, 13a), and 41.9 BLEU on lowercased Moses tokens; seed 1 has 41.5 and 41.9.
-The first teacher, with 8,000 steps, has 40.9 and 41.3; the ensemble of both teachers has 41.2 and 41.6. docs/results.md
-has a student of half the size, and an ensemble.
+All steps together take about two and a half hours on 2 cores. Results of our runs (float32, seed 0) on test 2016 with
+beam 5: 41.4 BLEU (sacreBLEU, cased, detokenised, 13a), and 41.9 BLEU on lowercased Moses tokens. With seed 1, the
+student has 41.5 and 41.9. The first teacher, with 8,000 steps, has 40.9 and 41.3. The ensemble of the two teachers has
+41.2 and 41.6. docs/results.md also has the results of a student of half the size, and of an ensemble.
 """
 
 from ml_collections import ConfigDict

@@ -1,13 +1,14 @@
 """The table of options: name, default, meaning, allowed values, and the models and tasks that use an option.
 
 The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of the commands and the page
-docs/options.md (python -m tools.options_page) are made from this table. Defaults are those of the paper's base model
-(section 5), where the paper gives one.
+docs/options.md (python -m tools.options_page) are made from this table. Defaults are the values of the paper's base
+model (section 5), where the paper gives a value.
 
-If only some models, tasks or values of other options use an option, its field `only` lists them. With other models,
-tasks or values, setting the option is an error. There are two exceptions, because recipes and sweeps set these options
-for several cases: data.name (with files and built-in text) and model.max_length (with positions that are not learned).
-In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
+Some options are used only by some models or tasks, or only with some values of other options. The field `only` of an
+option lists these models, tasks and values. In all other cases, it is an error to set the option. There are two
+exceptions, because recipes and sweeps set these options for several cases: data.name (with files and built-in text) and
+model.max_length (with positions that are not learned). In `only`, 'task.data', 'task.objective' and 'task.answerer' are
+the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses
@@ -32,9 +33,9 @@ class Option:
       default: the value in configs/base.py; its type is the option's type.
       meaning: what the option does, with the unit and the meaning of special values.
       allowed: the allowed values.
-      only: the values of other options for which this option is used; empty if it is always used.
-      resume: None if a run cannot resume with another value. Otherwise it can, and this text says what changes then
-        ('': nothing to mention). Neither the parameters at a step nor the meaning of 'best' depend on such an option.
+      only: the values of other options for which this option is used; empty if this option is always used.
+      resume: None if a run cannot resume with another value of this option. Otherwise, a text that describes the effect
+        of another value, or ''. Such an option changes neither the parameters at a step nor the meaning of 'best'.
     """
     name: str
     default: Value
@@ -47,17 +48,17 @@ class Option:
 SECTIONS = {  # headings of docs/options.md
     '': 'Run', 'model': 'Model', 'model.recurrent': 'Model: rnnsearch', 'model.patches': 'Model: patches',
     'data': 'Data', 'data.splits': 'Data: names of the splits', 'data.tokenizer': 'Data: tokenizer', 'batch': 'Batches',
-    'optimizer': 'Optimizer', 'train': 'Training', 'parallel': 'Devices: the sizes multiply to their number',
+    'optimizer': 'Optimizer', 'train': 'Training', 'parallel': 'Devices: the product of the sizes is their number',
     'eval': 'Evaluation', 'checkpoint': 'Checkpoints', 'track': 'Trackers of experiments',
     'decode': 'Decoding, by decode.py and the evaluation',
 }
 MOST_STEPS = 10 ** 9
-MOST_TOKENS = 100_000_000  # of a batch
+MOST_TOKENS = 100_000_000  # maximum number of tokens in a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
 FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
 METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
-AXES = ('data', 'fsdp', 'tensor')  # of the mesh: config.parallel
+AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
 ELSEWHERE = ('builtin', 'tfds')  # sources that do not read the user's files
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
@@ -75,17 +76,17 @@ SEARCH: Users = {'task.answerer': ('translator', 'generator')}
 TRANSLATOR: Users = {'task.answerer': ('translator',)}
 LEARNED: Users = TEXTS | {'data.tokenizer.kind': SUBWORDS}  # tokenizers that are learned by sentencepiece
 KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
-OTHER_SUMS = ('the same batches, but sums in another order: results agree to rounding; by pmap with dropout they '
-              'differ, because each device draws its own masks')
+OTHER_SUMS = ('the batches are the same, but sums have another order: results agree up to rounding; with pmap and '
+              'dropout they differ, because each device draws its own masks')
 SAME_DATA = 'the data is the same'
 
 OPTIONS = (
     Option('seed', 0, 'seed of the parameters, the dropout and the order of the batches', SEED),
     Option('cache_dir', '', "folder of the tokenizers, token stores and compiled programs that runs share; '': "
-           "allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
+           "the folder allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
-    Option('model.kind', 'transformer', 'the architecture; patches: vision and time series',
+    Option('model.kind', 'transformer', 'the architecture; patches is for images and time series',
            OneOf(('transformer', 'rnnsearch', 'language_model', 'patches'))),
     Option('model.num_layers', 6, 'layers of the encoder and of the decoder (N in the paper)', Between(1, 256), STACKS),
     Option('model.num_decoder_layers', 0, 'layers of the decoder; 0: num_layers', Between(0, 256),
@@ -97,40 +98,42 @@ OPTIONS = (
     Option('model.d_v', 0, "width of a head's values; 0: d_model / num_heads", Between(0, 10_000), STACKS),
     Option('model.num_key_value_heads', 0, 'heads of keys and values, shared by groups of attention heads; 1: '
            'multi-query attention; 0: num_heads', Between(0, 10_000), STACKS),
-    Option('model.attention_bias', 'none', "biases of the projections in attention; 'none' is the paper's, 'qkv': of "
-           "queries, keys and values, 'all': also of the output", OneOf(('none', 'qkv', 'all')), STACKS),
-    Option('model.norm', 'post', "where layers are normalised; 'post' is the paper's", OneOf(('post', 'pre')), STACKS),
-    Option('model.norm_function', 'layer_norm', "function that normalises; 'layer_norm' is the paper's",
+    Option('model.attention_bias', 'none', "projections in attention that have a bias; 'none': no projection, as in "
+           "the paper, 'qkv': queries, keys and values, 'all': also the output", OneOf(('none', 'qkv', 'all')), STACKS),
+    Option('model.norm', 'post', "place of the layer norms; 'post': after each residual connection, as in the paper, "
+           "'pre': before each sublayer", OneOf(('post', 'pre')), STACKS),
+    Option('model.norm_function', 'layer_norm', "function of the layer norms; the paper uses 'layer_norm'",
            OneOf(('layer_norm', 'rms_norm')), STACKS),
-    Option('model.norm_epsilon', 1e-6, 'added to the variance (layer_norm) or to the mean square (rms_norm)',
+    Option('model.norm_epsilon', 1e-6, 'number that is added to the variance (layer_norm) or mean square (rms_norm)',
            Between(1e-30, 1), STACKS),
-    Option('model.feed_forward', 'plain', "the feed-forward sublayer; 'plain' is the paper's, 'gated' has a third "
-           'matrix', OneOf(('plain', 'gated')), STACKS),
-    Option('model.feed_forward_bias', True, 'the feed-forward sublayer has biases', SWITCH, STACKS),
-    Option('model.activation', 'relu', "activation of the feed-forward sublayer; 'relu' is the paper's, 'gelu' is the "
-           'tanh form', OneOf(('relu', 'gelu', 'gelu_exact', 'silu')), STACKS),
-    Option('model.score', 'scaled_dot', "attention's score function; 'scaled_dot' is the paper's",
+    Option('model.feed_forward', 'plain', "form of the feed-forward sublayer; the paper uses 'plain'; 'gated' has a "
+           'third matrix', OneOf(('plain', 'gated')), STACKS),
+    Option('model.feed_forward_bias', True, 'whether the feed-forward sublayer has biases', SWITCH, STACKS),
+    Option('model.activation', 'relu', "activation of the feed-forward sublayer; the paper uses 'relu'; 'gelu' is the "
+           "tanh approximation of 'gelu_exact'", OneOf(('relu', 'gelu', 'gelu_exact', 'silu')), STACKS),
+    Option('model.score', 'scaled_dot', "attention's score function; the paper uses 'scaled_dot'",
            OneOf(('scaled_dot', 'dot', 'general', 'additive')), STACKS),
     Option('model.position', 'sinusoidal',
-           "how positions are encoded; 'sinusoidal' is the paper's, 'learned' its Table 3, row E, 'relative' T5's",
+           "encoding of positions; the paper uses 'sinusoidal', and 'learned' in Table 3, row E; T5 uses 'relative'",
            OneOf(('sinusoidal', 'learned', 'rotary', 'relative', 'alibi', 'none')), STACKS),
     Option('model.rotary_base', 10000.0, 'rotary: the slowest pairs turn by about 1 / base radians per position',
            Between(1, 1e12), ROTARY),
     Option('model.rotary_scaling', 'none', "rotary: adaptation to longer texts; 'linear': all pairs turn slower, "
-           "'llama3': only the slow pairs do", OneOf(('none', 'linear', 'llama3')), ROTARY),
+           "'llama3': only the slow pairs turn slower", OneOf(('none', 'linear', 'llama3')), ROTARY),
     Option('model.rotary_factor', 1.0, 'rotary: factor by which pairs turn slower', Between(1, 1_000_000),
            ROTARY | {'model.rotary_scaling': ('linear', 'llama3')}),
-    Option('model.rotary_original_length', 8192, 'rotary: length of texts before the scaling, tokens',
+    Option('model.rotary_original_length', 8192, 'rotary: length of the training texts before the scaling, tokens',
            Between(1, 1_000_000_000), ROTARY | {'model.rotary_scaling': ('llama3',)}),
-    Option('model.window', 0, 'self-attention sees only positions at a distance below this: earlier ones, and in an '
-           'encoder also later ones; 1: only the position itself; 0: all', Between(0, 1_000_000), STACKS),
-    Option('model.max_length', 256, 'rows of a learned position table, tokens', Between(1, 1_000_000),
+    Option('model.window', 0, 'self-attention sees only positions at a distance below this number: earlier positions, '
+           'and in an encoder also later positions; 1: only the position itself; 0: all', Between(0, 1_000_000),
+           STACKS),
+    Option('model.max_length', 256, 'number of positions in a learned table', Between(1, 1_000_000),
            {'model.kind': ('transformer', 'language_model')}),
     Option('model.share_embeddings', 'all',
-           "which tables are one; 'all': the embeddings of source, target and output, which needs a joint vocabulary; "
-           "'target': those of target and output",
+           "embeddings that share a table; 'all': source, target and output, which needs a joint vocabulary; 'target': "
+           "target and output; 'none': no sharing",
            OneOf(('all', 'target', 'none')), {'model.kind': ('transformer', 'rnnsearch')}),
-    Option('model.tie_embeddings', True, 'the output projection is the embedding, transposed', SWITCH,
+    Option('model.tie_embeddings', True, 'use the transposed embedding table as the output projection', SWITCH,
            {'model.kind': ('language_model',)}),
     Option('model.scale_embeddings', True, 'multiply the embeddings by sqrt(d_model), as the paper does', SWITCH,
            TABLES),
@@ -150,17 +153,17 @@ OPTIONS = (
            OneOf(('float32', 'bfloat16'))),
     Option('model.remat', False, 'recompute blocks in the backward pass: less memory, up to a third more time', SWITCH,
            STACKS),
-    Option('model.remat_keep', 'nothing', "values that these blocks keep; 'products': products of activations with "
-           'weights, which are most of the arithmetic; products inside attention are recomputed',
+    Option('model.remat_keep', 'nothing', "values that remat does not recompute; 'products': products of activations "
+           'with weights, which are most of the arithmetic; products inside attention are recomputed',
            OneOf(('nothing', 'products')), STACKS | {'model.remat': (True,)}),
     Option('model.recurrent.d_hidden', 1000,
-           "width of the states in each direction; 1000 is the paper's (Bahdanau et al. 2015)", Between(1, 100_000),
+           "width of the states in each direction; Bahdanau et al. 2015 use 1000", Between(1, 100_000),
            RECURRENT),
     Option('model.recurrent.d_align', 0, 'width of the alignment network; 0: d_hidden', Between(0, 100_000), RECURRENT),
-    Option('model.recurrent.readout', 'maxout', "layer before the output layer; 'maxout' is the paper's",
+    Option('model.recurrent.readout', 'maxout', "layer before the output layer; Bahdanau et al. 2015 use 'maxout'",
            OneOf(('maxout', 'linear')), RECURRENT),
-    Option('model.recurrent.attention', True, 'False: one fixed context vector for the whole sentence', SWITCH,
-           RECURRENT),
+    Option('model.recurrent.attention', True, 'use attention; False: one fixed context vector for the whole sentence',
+           SWITCH, RECURRENT),
     Option('model.patches.patch', 4, 'size of a patch along each axis, in pixels or time steps', Between(1, 100_000),
            PATCHES),
     Option('model.patches.pooling', 'class_token', 'input of the output layer: the class token, or the mean over the '
@@ -168,41 +171,43 @@ OPTIONS = (
 
     Option('data.source', 'builtin', "where the data comes from; 'builtin' needs no download",
            OneOf(('builtin', 'files', 'tfds'))),
-    Option('data.dir', '', "files: their folder; tfds: its data_dir ('': TFDS's default)", FILE,
+    Option('data.dir', '', "files: the folder of the files; tfds: the data_dir of TFDS ('': TFDS's default)", FILE,
            {'data.source': ('files', 'tfds')}, resume=SAME_DATA),
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
-    Option('data.splits.train', 'train', 'name on disk; for text files also several names separated by commas, and '
-           "patterns such as 'train-*', whose files are concatenated", FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.validation', 'validation', 'name on disk', FILE, {'data.source': ('files', 'tfds')}),
-    Option('data.splits.test', 'test', 'name on disk; several names, separated by commas, are separate test sets', FILE,
-           {'data.source': ('files', 'tfds')}, resume=''),
-    Option('data.seed', 0, 'seed of the data', SEED,
+    Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
+           "commas, and patterns such as 'train-*'; all these files are concatenated", FILE,
+           {'data.source': ('files', 'tfds')}),
+    Option('data.splits.validation', 'validation', 'name of the split on disk', FILE,
+           {'data.source': ('files', 'tfds')}),
+    Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
+           'test sets', FILE, {'data.source': ('files', 'tfds')}, resume=''),
+    Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
-    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which these become plain spaces, as '
-           'people type them', FRACTION, PAIRS | {'data.source': ('builtin',)}),
+    Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '
+           'no-break spaces, as people type them', FRACTION, PAIRS | {'data.source': ('builtin',)}),
     Option('data.source_lang', 'en', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.target_lang', 'fr', 'file suffix, TFDS feature or CLDR locale', TEXT, PAIRS),
     Option('data.max_length', 128, 'maximum length of a sentence, tokens; longer pairs are not used for training, '
            'longer inputs are truncated', Between(1, 1_000_000), PAIRS),
-    Option('data.file', '', 'one file for all splits, instead of dir', FILE, DOCUMENTS | {'data.source': ('files',)},
-           resume=SAME_DATA),
-    Option('data.documents', 'file', "what a document is: a 'file', a 'line', or the lines up to a 'blank_line'",
+    Option('data.file', '', 'one file for all splits, instead of data.dir', FILE,
+           DOCUMENTS | {'data.source': ('files',)}, resume=SAME_DATA),
+    Option('data.documents', 'file', "the text of a document: a 'file', a 'line', or all lines up to a 'blank_line'",
            OneOf(('file', 'line', 'blank_line')), DOCUMENTS | {'data.source': ('files',)}),
-    Option('data.feature', 'text', 'feature that has the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
-    Option('data.context', 256, 'tokens of a window', Between(2, 1_000_000), DOCUMENTS),
+    Option('data.feature', 'text', 'name of the feature with the text', TEXT, DOCUMENTS | {'data.source': ('tfds',)}),
+    Option('data.context', 256, 'number of tokens in a window', Between(2, 1_000_000), DOCUMENTS),
     Option('data.packing', 'contiguous',
-           "'contiguous': windows of the token stream; 'packed': whole documents share windows",
+           "how windows are filled; 'contiguous': with parts of the token stream; 'packed': with whole documents",
            OneOf(('contiguous', 'packed')), DOCUMENTS),
     Option('data.validation_share', 0.1,
-           'share of the training data that is held out for validation if there is no validation split, and again for '
-           'the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
+           'share of the training data that is held out for validation if there is no validation split; the same share '
+           'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
            'imported model has its own kind', OneOf(TOKENIZERS, IMPORTED), TEXTS),
-    Option('data.tokenizer.vocab_size', 8000, 'number of subwords, including 260 special tokens and bytes; lowered if '
-           'the text is too small, unless it is set on the command line', Between(1, 1_000_000), LEARNED),
+    Option('data.tokenizer.vocab_size', 8000, 'number of subwords, including 260 special tokens and bytes; a number '
+           'that is not set on the command line is lowered if the text is too small', Between(1, 1_000_000), LEARNED),
     Option('data.tokenizer.joint', True, 'one vocabulary for both languages', SWITCH, PAIRS),
     Option('data.tokenizer.dropout', 0.0, 'BPE-dropout: probability of skipping a merge, such as 0.1, so that training '
            'segments the words differently in every epoch; 0: none', Between(0, 1),
@@ -213,14 +218,15 @@ OPTIONS = (
 
     Option('batch.tokens', 4096, 'maximum number of target positions in a batch, padding included',
            Between(1, MOST_TOKENS), PAIRS),
-    Option('batch.buckets', 6, 'maximum number of padded lengths, each compiled once', Between(1, 1000), PAIRS),
-    Option('batch.rows', 64, 'windows, images or series in a batch', Between(1, 1_000_000),
+    Option('batch.buckets', 6, 'maximum number of padded lengths; the program is compiled for each length',
+           Between(1, 1000), PAIRS),
+    Option('batch.rows', 64, 'number of windows, images or series in a batch', Between(1, 1_000_000),
            {'task.data': ('documents', 'classes', 'values')}),
 
     Option('optimizer.schedule', 'paper',
-           "learning-rate schedule; 'inverse_sqrt' is 'paper' given by its peak, 'cosine' decays until train.steps",
+           "learning-rate schedule; 'inverse_sqrt': 'paper', but set by its peak, 'cosine': decays until train.steps",
            OneOf(('paper', 'inverse_sqrt', 'cosine'))),
-    Option('optimizer.factor', 1.0, 'multiplies the learning rate', Between(0, 1000),
+    Option('optimizer.factor', 1.0, 'factor that multiplies the learning rate', Between(0, 1000),
            {'optimizer.schedule': ('paper',)}),
     Option('optimizer.peak', 1e-3, 'the highest learning rate', Between(0, 1000),
            {'optimizer.schedule': ('inverse_sqrt', 'cosine')}),
@@ -229,14 +235,14 @@ OPTIONS = (
     Option('optimizer.warmup', 4000, 'steps of warmup', SOME),
     Option('optimizer.beta1', 0.9, "decay of Adam's first moment", FRACTION),
     Option('optimizer.beta2', 0.98, "decay of Adam's second moment", FRACTION),
-    Option('optimizer.eps', 1e-9, "added to the root of Adam's second moment", Between(1e-30, 1)),
+    Option('optimizer.eps', 1e-9, "number that is added to the root of Adam's second moment", Between(1e-30, 1)),
     Option('optimizer.clip', 0.0, 'maximum norm of the gradient; 0: no clipping', Between(0, 1e9)),
     Option('optimizer.weight_decay', 0.0,
-           "AdamW's weight decay, of parameters with two axes or more except biases; 0: Adam", Between(0, 1000)),
+           "AdamW's weight decay, for parameters with at least two axes, except biases; 0: Adam", Between(0, 1000)),
     Option('optimizer.ema', 0.0, 'decay of an exponential moving average of the parameters, such as 0.999: evaluation '
            'and `decode.py` use the average; 0: none', FRACTION),
 
-    Option('train.steps', 100_000, 'steps of the whole training', SOME, resume=''),
+    Option('train.steps', 100_000, 'number of steps of the whole training', SOME, resume=''),
     Option('train.label_smoothing', 0.1, 'label smoothing over classes or tokens', FRACTION, CLASSES),
     Option('train.r_drop', 0.0, 'weight of the divergence between two passes with different dropout (R-Drop); 0: one '
            'pass', Between(0, 1000), CLASSES),
@@ -248,26 +254,26 @@ OPTIONS = (
            "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='its parameters are the same'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
            TEXT, TEXTS, resume='its parameters are the same'),
-    Option('train.teacher_weight', 0.5, "share of the loss against the teacher's distributions; the rest is against "
-           'the targets', Between(0, 1), TEXTS),
+    Option('train.teacher_weight', 0.5, "share of the loss that uses the teacher's distributions; the rest of the loss "
+           'uses the targets', Between(0, 1), TEXTS),
     Option('train.edits', '', 'edits of the values inside the model, in training and afterwards: a JSON list, such as '
            '[{"edit": "freeze", "place": "encoder/layers_0/self_attention/weights", "by": "uniform"}] (docs/inside.md)',
            TEXT),
-    Option('train.init_from', '', "run directory whose parameters a new run starts with, or RUN:CHECKPOINT, in the "
-           "syntax of decode.py --checkpoint; '': none", FILE),
-    Option('train.init_vocabulary', True, 'use the vocabulary of train.init_from; False: learn one from the data, and '
-           'keep the embeddings of the tokens that are in both', SWITCH, TEXTS),
+    Option('train.init_from', '', "initial parameters of a new run: a run directory, or RUN:CHECKPOINT in the "
+           "syntax of decode.py --checkpoint; '': random parameters", FILE),
+    Option('train.init_vocabulary', True, 'use the vocabulary of train.init_from; False: learn a vocabulary from the '
+           'data, and keep the embeddings of the tokens that are in both vocabularies', SWITCH, TEXTS),
     Option('train.frozen', '', "patterns of the names of parameters that are not trained, such as "
            "'encoder,*embedding'; '': none", TEXT),
-    Option('train.lora_rank', 0, 'rank of low-rank adapters (LoRA), such as 8; only they are trained; 0: none',
+    Option('train.lora_rank', 0, 'rank of low-rank adapters (LoRA), such as 8; only the adapters are trained; 0: none',
            Between(0, 10_000)),
-    Option('train.lora_alpha', 16.0, 'factor of the adapters: lora_alpha / lora_rank', Between(0, 10_000)),
+    Option('train.lora_alpha', 16.0, 'the adapters are multiplied by lora_alpha / lora_rank', Between(0, 10_000)),
     Option('train.lora_parts', '*attention/query,*attention/value', 'patterns of the names of matrices that get an '
            'adapter', TEXT),
-    Option('train.accumulate', 1, 'parts of a batch, computed one after the other to save memory',
+    Option('train.accumulate', 1, 'number of parts of a batch that are computed one after the other, to save memory',
            Between(1, 10_000)),
     Option('train.matmul_precision', 'default',
-           "precision of products of float32 activations; 'bfloat16': the factors are rounded to it, the sums are in "
+           "precision of products of float32 activations; 'bfloat16': factors are rounded to bfloat16, sums are in "
            "float32; 'default': bfloat16 on TPUs, tensorfloat32 on NVIDIA GPUs, float32 on CPUs; on CPUs, products "
            'inside attention are always in float32', OneOf(('default', 'bfloat16', 'float32')),
            STACKS | {'model.dtype': ('float32',)}),
@@ -277,22 +283,22 @@ OPTIONS = (
 
     Option('parallel.mode', 'jit', "'jit' for any mesh, 'pmap' for data parallelism only", OneOf(('jit', 'pmap')),
            resume=OTHER_SUMS),
-    Option('parallel.data', -1, "devices that share the rows of a batch; -1, on one of the three axes: all "
-           'remaining devices', AXIS, resume=OTHER_SUMS),
-    Option('parallel.fsdp', 1, 'devices that share the rows, the parameters and the optimizer state', AXIS,
+    Option('parallel.data', -1, "number of devices that share the rows of a batch; -1, in one of the three "
+           'options: all remaining devices', AXIS, resume=OTHER_SUMS),
+    Option('parallel.fsdp', 1, 'number of devices that share the rows, the parameters and the optimizer state', AXIS,
            resume=OTHER_SUMS),
-    Option('parallel.tensor', 1, 'devices that share every matrix product: heads, feed-forward width, vocabulary', AXIS,
-           resume=OTHER_SUMS),
+    Option('parallel.tensor', 1, 'number of devices that share every matrix product: heads, feed-forward width, '
+           'vocabulary', AXIS, resume=OTHER_SUMS),
 
     Option('eval.every', 1000, 'steps between evaluations; the last step is always evaluated', SOME, resume=''),
-    Option('eval.metric', 'bleu', "metric that decides which checkpoint is best; every task has 'loss', and others",
+    Option('eval.metric', 'bleu', "metric that decides which checkpoint is best; 'loss', or another metric of the task",
            TEXT),
     Option('eval.method', 'greedy', "how the evaluation decodes; 'greedy' is fast, 'beam' is decode.py's default",
            METHODS, TRANSLATOR),
     Option('eval.bleu_sentences', 0, 'validation sentences to translate; 0: all', COUNT, TRANSLATOR),
     Option('eval.patience', 0, 'stop after this many evaluations without a better metric; 0: never', COUNT, resume=''),
 
-    Option('checkpoint.every', 1000, 'steps between checkpoints; evaluations save too', SOME, resume=''),
+    Option('checkpoint.every', 1000, 'steps between checkpoints; evaluations save checkpoints, too', SOME, resume=''),
     Option('checkpoint.every_minutes', 0.0, 'also save after this many minutes without a checkpoint; 0: off',
            Between(0, 1_000_000), resume=''),
     Option('checkpoint.keep_last', 5, 'number of latest checkpoints to keep', SOME, resume=''),
@@ -303,20 +309,21 @@ OPTIONS = (
     Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 
     # Defaults of decode.py and of the evaluation.
-    Option('decode.method', 'beam', 'how to search', METHODS, SEARCH, resume=''),
+    Option('decode.method', 'beam', 'search method', METHODS, SEARCH, resume=''),
     Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=''),
-    Option('decode.alpha', 0.6, 'length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH, resume=''),
+    Option('decode.alpha', 0.6, 'exponent of the length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH,
+           resume=''),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
-    Option('decode.batch_size', 64, 'sentences or examples in a batch', Between(1, 100_000), resume=''),
+    Option('decode.batch_size', 64, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),
     Option('decode.temperature', 1.0, 'sample: below 1 sharpens the distribution, above 1 flattens it',
            Between(0.01, 100), SEARCH, resume=''),
     Option('decode.top_k', 0, 'sample: draw from the k most probable tokens; 0: all', Between(0, 1_000_000), SEARCH,
            resume=''),
-    Option('decode.top_p', 1.0, 'sample: draw from the fewest tokens whose total probability reaches this',
+    Option('decode.top_p', 1.0, 'sample: draw from the fewest tokens whose total probability is at least this number',
            Between(1e-6, 1), SEARCH, resume=''),
 )
-# The numeric options of a search: those of config.decode, and two more flags of decode.py.
+# The numeric options of a search: the options of config.decode, and two more flags of decode.py.
 SEARCH_NUMBERS: Mapping[str, Between] = {
     option.name.removeprefix('decode.'): option.allowed for option in OPTIONS
     if option.name.startswith('decode.') and isinstance(option.allowed, Between)
@@ -333,7 +340,7 @@ def choices(name: str) -> tuple[str, ...]:
 
 
 def kind_problem(name: str, value: Any) -> str:
-    """Returns the message for a value of another type than the option's default; '' if the type is right.
+    """Returns an error message if a value has another type than the option's default, otherwise ''.
 
     An integer is accepted for a float.
     """
@@ -357,7 +364,7 @@ def decisive(name: str, here: Mapping[str, Any]) -> str | None:
 
 
 def is_used(name: str, here: Mapping[str, Any]) -> bool:
-    """Whether the option `name` is used, given the values of all options in `here`."""
+    """Returns whether the option `name` is used. `here` has the values of all options."""
     return decisive(name, here) is None
 
 

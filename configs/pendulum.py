@@ -2,8 +2,9 @@
 
     python train.py --config=configs/pendulum.py --workdir=runs/pendulum
 
-The training split has 4,000 series of 128 steps; input_pipeline/dynamics.py simulates them. A trial of this model,
-seed 0, stopped at step 750 of 3,000: test errors (RMSE) of 0.15 and 0.23 standard deviations of the two values.
+The training split has 4,000 series of 128 steps, which input_pipeline/dynamics.py simulates. A trial run of this model
+(seed 0) was stopped at step 750 of 3,000. Its test errors (RMSE) are 0.15 and 0.23 standard deviations of the two
+values.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +16,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.task = 'regression'
     config.model.update(kind='patches', num_layers=3, d_model=64, d_ff=128, num_heads=4, norm='pre', activation='gelu',
-                        position='sinusoidal', dropout=0.0)  # because the noise of dropout would reach the values
+                        position='sinusoidal', dropout=0.0)  # dropout would add noise to the values
     config.model.update(patches={'patch': 8, 'pooling': 'mean'})  # 16 windows
     config.data.update(source='builtin', name='pendulum')
     config.batch.rows = 64

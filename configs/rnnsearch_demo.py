@@ -2,13 +2,13 @@
 
     python train.py --config=configs/rnnsearch_demo.py --workdir=runs/rnnsearch_demo
 
-The paper compares attention with one fixed context vector, which is too small for long sentences. The same run with the
-fixed vector:
+The paper compares attention with one fixed context vector, which is too small for long sentences. To train the model
+with the fixed vector:
 
     python train.py --config=configs/rnnsearch_demo.py --config.model.recurrent.attention=False --workdir=runs/fixed
 
-Data and tokenizer are those of configs/demo.py, so the results are comparable. Exact matches on held-out sentences:
-99.6 % with attention, 84.4 % with the fixed vector (our runs, seed 0, 9 and 7 minutes on one core each, with
+Data and tokenizer are the same as in configs/demo.py, so the results are comparable. Exact matches on held-out
+sentences: 99.6 % with attention, 84.4 % with the fixed vector (our runs, seed 0, 9 and 7 minutes on one core each, with
 data.plain_spaces=0).
 """
 
@@ -24,8 +24,8 @@ def get_config() -> ConfigDict:
     config.data.max_length = 64
     config.data.tokenizer.update(vocab_size=1200, split_digits=True)  # single digits are easy to copy
     config.batch.update(tokens=1024, buckets=4)
-    # Gradients through many steps can explode, so the norm is clipped as in the paper (appendix B.2). The paper uses
-    # Adadelta; this is Adam.
+    # Gradients through many steps can explode, so the norm is clipped as in the paper (appendix B.2). The optimizer is
+    # Adam; the paper uses Adadelta.
     config.optimizer.update(schedule='cosine', peak=3e-3, warmup=300, clip=1.0)
     config.train.steps = 1800  # 6 epochs
     config.eval.update(every=900, bleu_sentences=200)

@@ -1,4 +1,4 @@
-"""The table of rules: the values that options require of other options. `configs/checks.py` evaluates it."""
+"""The table of rules: requirements that involve several options. `configs/checks.py` evaluates the rules."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,18 @@ from configs.tasks import SUBWORDS, Task
 
 
 class Rule(NamedTuple):
-    """A requirement of an option, for the values of one config."""
+    """A requirement for the value of an option, evaluated for one config."""
     option: str    # the option that the message names
-    applies: bool  # whether the rule is about the values of this config
+    applies: bool  # whether the rule applies to this config
     holds: bool    # whether the requirement is met; arbitrary if the rule does not apply
     wanted: str    # the requirement, for the message
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
-    """Returns the rules for a config in which each value is allowed by itself. An option's first broken rule counts."""
+    """Returns the rules for a config. Each value of the config must be allowed by itself.
+
+    If several rules of an option are broken, the first is reported.
+    """
     model, data, batch, train, here = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
@@ -41,8 +44,9 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
              f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
         Rule('model.attention_kernel', fused, not model.attention_dropout and model.score in ('scaled_dot', 'dot'),
-             'must not be fused with attention_dropout, or with scores other than scaled_dot and dot'),
-        Rule('model.attention_kernel', fused, d_k == d_v, f'must not be fused with d_v={d_v} and d_k={d_k}'),
+             'needs score=scaled_dot or dot, and attention_dropout=0. Use auto'),
+        Rule('model.attention_kernel', fused, d_k == d_v,
+             f'needs equal d_k and d_v, but d_k={d_k} and d_v={d_v}. Use auto'),
         Rule('model.share_embeddings', model.share_embeddings == 'all', data.tokenizer.joint,
              'needs one vocabulary for both languages. Set data.tokenizer.joint=True or share_embeddings=target'),
 
@@ -53,10 +57,10 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
-             'must be one name: only folders and datasets of text have several test sets'),
+             'must be one name, because only folders and datasets of text can have several test sets'),
         Rule('data.splits.test', len(test_sets) > 1, '/' not in data.splits.test and
              len({*test_sets, '', 'train', 'validation'}) == len(test_sets) + 3,
-             'must be different names separated by commas, other than train and validation, and without /'),
+             'must be different names, separated by commas. A name must not be train or validation, or contain /'),
         Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
              f'must be one of {", ".join(task.builtin)}'),
 
@@ -67,7 +71,7 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
              f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
-             f'must not be combined with r_drop={train.r_drop}: each makes a second forward pass. Use one of them'),
+             f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
         needs('train.teacher_checkpoint', 'train.teacher'),
         needs('train.teacher_weight', 'train.teacher'),

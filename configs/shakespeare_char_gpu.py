@@ -2,8 +2,8 @@
 
     python train.py --config=configs/shakespeare_char_gpu.py --config.data.file=input.txt --workdir=runs/shakespeare
 
-The data are those of shakespeare_char. nanoGPT reports 1.4697 nats a character as its best validation loss. We have not
-trained this recipe.
+The data is the same as in configs/shakespeare_char.py. nanoGPT reports 1.4697 nats per character as the best validation
+loss. We have not trained this recipe.
 """
 
 from ml_collections import ConfigDict

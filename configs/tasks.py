@@ -1,9 +1,9 @@
-"""The table of tasks: the parts of each task by name, the models that it trains, and its metrics.
+"""The table of tasks: the names of the parts of each task, its kinds of model, and its metrics.
 
 Each part is defined elsewhere: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
-(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). Options name the parts
-that use them (`configs/options.py`), so a task has the options of its parts. A new combination of existing parts is one
-entry here.
+(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). `configs/options.py`
+lists the parts that use an option, so a task has the options of its parts. A new combination of existing parts needs
+only one entry in this table.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class Task(NamedTuple):
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
       answerer: how the outputs of a trained model become answers: 'translator', 'generator' or 'predictor'.
       models: the kinds of model that can be trained for the task.
-      metrics: the metrics of an evaluation; config.eval.metric is one of them.
+      metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
       longest: the option that limits the length of a sequence; '' if the data sets the length.
     """
@@ -47,25 +47,25 @@ class Task(NamedTuple):
 
 TASKS: Mapping[str, Task] = {
     'translation': Task(
-        'sentences of one language into another', data='pairs', objective='cross_entropy', answerer='translator',
-        models=('transformer', 'rnnsearch'),
+        'translates sentences of one language into another', data='pairs', objective='cross_entropy',
+        answerer='translator', models=('transformer', 'rnnsearch'),
         metrics=('bleu', 'bleu_lowercased_tokenised', 'exact_match', 'loss', 'perplexity', 'accuracy'),
         longest='data.max_length'),
     'language_model': Task(
-        'text, each token from those before it', data='documents', objective='cross_entropy', answerer='generator',
-        models=('language_model',), metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'),
-        longest='data.context'),
+        'predicts each token of a text from the previous tokens', data='documents', objective='cross_entropy',
+        answerer='generator', models=('language_model',),
+        metrics=('loss', 'perplexity', 'accuracy', 'bits_per_character'), longest='data.context'),
     'classification': Task(
-        'images or time series into classes', data='classes', objective='cross_entropy', answerer='predictor',
+        'assigns images or time series to classes', data='classes', objective='cross_entropy', answerer='predictor',
         models=('patches',), metrics=('accuracy', 'loss', 'perplexity'), builtin=BUILTIN_ARRAYS),
     'regression': Task(
-        'values from images or time series', data='values', objective='squared_error', answerer='predictor',
+        'predicts values from images or time series', data='values', objective='squared_error', answerer='predictor',
         models=('patches',), metrics=('loss', 'absolute_error'), builtin=BUILTIN_ARRAYS),
 }
 
 
 def goodness(metric: str, value: float) -> float:
-    """Returns a number that is larger for better values of a metric, and smallest for NaN."""
+    """Returns a number that is larger for better values of a metric. It is -inf for NaN."""
     if value != value:
         return float('-inf')
     return value if METRICS[metric] is max else -value

@@ -1,12 +1,12 @@
 """Upgrades configs of earlier versions, as found in run directories, to the current options.
 
 `config.json` records the version of the options that it was written with; a file without a version has version 1.
-Every run must still open, decode and resume after options have changed. So,
+Every run must still open, decode and resume after options have changed. Therefore:
 
 - to add an option whose default differs from the earlier behaviour, raise VERSION and give the earlier value in BEFORE;
 - to rename an option, raise VERSION and give the new name in RENAMED.
 
-A new option whose default keeps the earlier behaviour needs neither: configs without it get the default.
+A new option whose default keeps the earlier behaviour needs no entry: old configs get the default.
 """
 
 import json
@@ -22,18 +22,18 @@ from configs.options import DEFAULTS, flatten, kind_problem
 from runtime.errors import UserError, option_like
 from runtime.files import read_bytes
 
-VERSION = 3  # since 3, names of splits beside the built-in data are refused
-RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name since}
+VERSION = 3  # version 3 does not allow names of splits with the built-in data
+RENAMED: dict[int, dict[str, str]] = {}  # version -> {name before this version: name from this version on}
 BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value before this version}
     2: {'data.plain_spaces': 0.0},
 }
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Returns all current options, {'model.d_model': 512, ...}, for the `options` of a config of `version`.
+    """Returns all current options, {'model.d_model': 512, ...}, from the `options` of a config of version `version`.
 
-    They are in the order of the table. For an earlier version, options that its model, task or source does not use get
-    their defaults: they had no effect.
+    The result has the order of the table. In earlier versions, a config could set options that its model, task or
+    source does not use. These options had no effect, so they get their defaults.
 
     Raises:
       UserError: if the version is unknown, or an option is unknown or of another type.
@@ -52,16 +52,16 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
-    """Reads the config.json of a run as `read_saved` does.
+    """Reads the config.json of a run. Returns the same as `read_saved`.
 
     Raises:
-      UserError: naming the file, if it is damaged or its options are unknown or impossible.
-      FileNotFoundError, NotADirectoryError: if it does not exist.
+      UserError: if the file is damaged, or its options are unknown or not allowed. The message names the file.
+      FileNotFoundError, NotADirectoryError: if the file does not exist.
     """
     try:
         saved = json.loads(read_bytes(path).decode())
         if not isinstance(saved, dict):
-            raise ValueError('it contains no object')
+            raise ValueError('it does not contain a JSON object')
         return read_saved(saved)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -74,10 +74,12 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
 
 
 def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
-    """Returns the config in a run's config.json, with all current options, and the options that the file does not set.
+    """Returns the config with all current options, and the names of the options that `saved` does not set.
+
+    `saved` is the content of a run's config.json.
 
     Raises:
-      UserError: if its version is unknown, or options are unknown or impossible.
+      UserError: if the version of the config is unknown, or options are unknown or not allowed.
     """
     options = flatten(ConfigDict({name: part for name, part in saved.items() if name != 'version'}))
     current, config = upgraded(options, saved.get('version', 1)), base.get_config()
@@ -87,14 +89,14 @@ def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Returns the options of a config of `version`, or of its overrides, under their current names.
+    """Returns options of a config of version `version`, or overrides of such a config, with the current names.
 
     Raises:
       UserError: if the version is unknown.
     """
     if type(version) is not int or not 1 <= version <= VERSION:
         raise UserError(f'its version is {version!r}, but this program supports versions 1 to {VERSION}. Use the '
-                        'program that wrote it, or a newer program')
+                        'program that wrote the config, or a newer program')
     for later in range(version + 1, VERSION + 1):
         options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
     return dict(options)

@@ -7,8 +7,8 @@ The data (1.6 GB) must be prepared once, here or on another machine. Only this s
 
     pip install tensorflow && tfds build wmt14_translate/de-en --file_format=array_record
 
-We have not trained this recipe: 27.3 is the paper's tokenised BLEU, and sacreBLEU's is a little lower.
-For French: --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr.
+We have not trained this recipe. 27.3 is the paper's tokenised BLEU; sacreBLEU is a little lower.
+For English to French: --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     python train.py --config=configs/wmt14_big.py --workdir=runs/wmt14_big
     python decode.py --workdir=runs/wmt14_big --split=test --checkpoint=average:20
 
-We have not trained this recipe: 28.4 is the paper's BLEU. For French the paper uses dropout 0.1 and reports 41.8:
+We have not trained this recipe. 28.4 is the paper's BLEU. For French the paper uses dropout 0.1 and reports 41.8 BLEU:
 --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr --config.model.dropout=0.1.
 """
 

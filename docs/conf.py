@@ -1,4 +1,4 @@
-"""Configuration of Sphinx, with which `make docs` builds the pages.
+"""Configuration of Sphinx. `make docs` builds the pages with Sphinx.
 
 The source folder is the root of the repository, so that links between .md files work both on disk and in the pages.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import allyouneed  # noqa: E402, F401 (it sets an XLA flag before the modules are imported)
+import allyouneed  # noqa: E402, F401 (imported first, because allyouneed sets an XLA flag)
 
 PACKAGES = 'analysis|configs|inference|input_pipeline|interchange|kernels|model|run_directory|runtime|training'
 GUIDES = ('mathematics', 'configs', 'options', 'data', 'decoding', 'inside', 'deploying', 'distributed',
@@ -32,7 +32,7 @@ html_css_files = ['pages.css']
 
 myst_enable_extensions = ['dollarmath']
 myst_heading_anchors = 3
-smartquotes = False  # quotes in 'post' belong to code
+smartquotes = False  # quotes, as in 'post', are code and must not change
 
 autodoc_default_options = {'members': True, 'special-members': '__call__', 'exclude-members': 'dtype',
                            'ignore-module-all': True}
@@ -45,23 +45,26 @@ add_module_names = False
 python_maximum_signature_line_length = 100
 default_role = 'py:obj'  # `name` in a docstring is a link if the name exists, and code otherwise
 
-# References in pages must exist. A name in a docstring or an annotation may belong to another library or to no object.
-# But if it begins with one of our packages, it must exist, too.
+# The targets of references in pages must exist. In a docstring or an annotation, a name may belong to another library
+# or to no object. But a name that begins with a package of this project must exist.
 nitpicky = True
-# Type variables.
+# Type variables have no page.
 nitpick_ignore = [('py:class', name) for name in ('runtime.agreement.T', 'runtime.flags.Values')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 
 def add_contents(app, docname, source):
-    """Adds the table of contents of the pages to the README, which has none in its text."""
+    """Adds a table of contents with all pages to the README."""
     if docname == root_doc:
         pages = [page for page in PAGES if (ROOT / f'{page}.md').exists()]
         source[0] += '\n\n```{toctree}\n:hidden:\n\n' + '\n'.join(pages) + '\n```\n'
 
 
 def link_to_modules(app, docname, source):
-    """Replaces links to a module's file by links to the module's page, or to the name in the text of the link."""
+    """Replaces links to a module's file by links to the page of the module.
+
+    If the text of a link is a name in the module, the new link points to this name.
+    """
     def reference(link):
         text, module = link['text'], link['path'].replace('/', '.')
         target = f'{module}.{text}' if re.fullmatch(r'[\w.]+(?<!\.py)', text) else module
@@ -74,7 +77,8 @@ def link_to_modules(app, docname, source):
 def plain_docstring(app, what, name, obj, options, lines):
     """Escapes the markup of reStructuredText, because docstrings are plain text with Google's sections.
 
-    Indented paragraphs (equations and commands) become preformatted blocks, and hanging paragraphs become lists.
+    An indented paragraph (equations or commands) becomes a preformatted block. A paragraph in which only some lines are
+    indented becomes a list.
     """
     paragraphs, in_block, plain = re.split(r'\n\s*\n', '\n'.join(lines).rstrip()), False, []
     for paragraph in (paragraph.split('\n') for paragraph in paragraphs):
@@ -91,14 +95,14 @@ def plain_docstring(app, what, name, obj, options, lines):
 
 
 def escape(line):
-    """Escapes `*`, `|`, `_` at the end of a word and numbers of lists, outside of backticks."""
+    """Escapes `*`, `|`, a `_` at the end of a word, and list numbers such as `1.`, but not within backticks."""
     parts = re.split(r'(`[^`]*`)', line)
     escaped = [part if part.startswith('`') else re.sub(r'[*|]|_(?!\w)', r'\\\g<0>', part) for part in parts]
     return re.sub(r'(^\s*|: )(?=\(?\w{1,2}[.)](\s|$))', r'\1\\', ''.join(escaped))
 
 
 def short_signature(app, what, name, obj, options, signature, returns):
-    """Shortens the names of arrays and dtypes to those of the code, and removes the two arguments that Flax adds."""
+    """Shortens the names of array types and dtypes in a signature, and removes the two arguments that Flax adds."""
     def short(text):
         for pattern, name in SHORT.items():
             text = text and re.sub(pattern, name, text)
@@ -108,7 +112,7 @@ def short_signature(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
-    """Connects the functions above. Sphinx calls this function."""
+    """Registers the functions above as callbacks. Sphinx calls `setup`."""
     app.connect('source-read', add_contents)
     app.connect('source-read', link_to_modules)
     app.connect('autodoc-process-signature', short_signature)

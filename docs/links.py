@@ -1,8 +1,9 @@
 """Finds broken links: python docs/links.py [FOLDER]
 
-Without a folder, it checks the relative links of every .md file of the repository: the file and the heading must exist.
-With the folder of built pages, it checks the links between the pages: the page and the anchor must exist. Links to
-other sites are not followed. Prints each broken link, and exits with 1 if there is one.
+Without FOLDER, the script checks the relative links of every .md file in the repository: the file and the heading must
+exist. If FOLDER contains the built pages, the script checks the links between these pages: the page and the anchor must
+exist. Links to other sites are not checked. The script prints each broken link. If there is a broken link, the exit
+status is 1.
 """
 
 import re
@@ -32,7 +33,7 @@ class Page(HTMLParser):
 
 
 class Markdown:
-    """The anchors of a Markdown file, which GitHub makes from its headings, and its link targets."""
+    """The link targets of a Markdown file, and the anchors that GitHub makes from the headings of the file."""
 
     def __init__(self, path: Path):
         text = re.sub(r'^(```+).*?^\1', '', path.read_text(encoding='utf-8'), flags=re.DOTALL | re.MULTILINE)
@@ -43,7 +44,10 @@ class Markdown:
 
 
 def broken_links(root: Path, paths: Iterable[Path]) -> Iterator[str]:
-    """Yields a line for each link in the files at `paths` whose file (below `root`) or anchor does not exist."""
+    """Yields a message for each broken link in the files at `paths`.
+
+    A link is broken if its file does not exist below `root`, or if the file does not have the anchor.
+    """
     files = {path.resolve(): (Page if path.suffix == '.html' else Markdown)(path) for path in paths}
     for path, file in files.items():
         for link in file.links:
@@ -54,11 +58,11 @@ def broken_links(root: Path, paths: Iterable[Path]) -> Iterator[str]:
             if not target.exists() or not target.is_relative_to(root.resolve()):
                 yield f'{path.relative_to(root.resolve())}: {link}: the file does not exist'
             elif target in files and parts.fragment and unquote(parts.fragment) not in files[target].anchors:
-                yield f'{path.relative_to(root.resolve())}: {link}: the file has no such anchor'
+                yield f'{path.relative_to(root.resolve())}: {link}: the file does not have this anchor'
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the broken links, and returns the exit status: 1 if there are any."""
+    """Prints the broken links. Returns the exit status, which is 1 if there are broken links."""
     if arguments:
         root = Path(arguments[0])
         paths = list(root.rglob('*.html'))

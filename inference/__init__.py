@@ -1,4 +1,4 @@
-"""Loads a run directory, and translates, continues, classifies and scores with it."""
+"""Loads a run directory, and translates, continues, classifies and scores with its model."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ['load', 'to_pandas']
 
 
 def __getattr__(name: str) -> Any:
-    """Raises an error that names the new place of `train`, for code that imports it from here."""
+    """Raises AttributeError. For `train`, which is no longer in this package, the message names the new package."""
     if name == 'train':
         raise AttributeError('inference.train has moved: use training.train, or allyouneed.train in a notebook')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

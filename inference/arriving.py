@@ -13,12 +13,12 @@ from input_pipeline.sources import decode_lines, read_lines
 from runtime.cache import cache_folder
 from runtime.errors import UserError
 
-PAUSE = 0.05  # seconds that a line waits for more lines: a fast pipe fills a batch in this time
+PAUSE = 0.05  # seconds to wait for more lines after the first line; a fast pipe fills a batch in this time
 HISTORY = 1000  # number of typed lines in the history
 
 
 class Arriving(Iterator[str]):
-    """Lines with a method `ready(deadline)`. It waits for a line, until a time of the monotonic clock."""
+    """Lines that arrive over time. `ready(deadline)` waits for a line until `deadline`, a value of `time.monotonic`."""
 
     def __init__(self, lines: Iterator[str], ready: Callable[[float], bool]):
         self._lines, self.ready = lines, ready
@@ -31,7 +31,7 @@ def input_lines(path: str) -> Iterator[str]:
     """Returns the lines of a file, of stdin (-), or of a prompt ('').
 
     Raises:
-      UserError: if they cannot be read, or with the number of a line that is not UTF-8.
+      UserError: if the lines cannot be read, or a line is not UTF-8. The message has the number of that line.
     """
     if not path:
         return typed_lines(cache_folder('') / 'typed_lines')
@@ -42,7 +42,7 @@ def piped_lines() -> Iterator[str]:
     """Returns the lines of stdin, decoded as in `read_lines`.
 
     Raises:
-      UserError: if stdin cannot be read, or with the number of a line that is not UTF-8.
+      UserError: if stdin cannot be read, or a line is not UTF-8. The message has the number of that line.
     """
     try:
         pipe = _Pipe(sys.stdin.fileno())
@@ -67,7 +67,7 @@ class _Pipe(Iterator[bytes]):
         return self._lines.popleft()
 
     def ready(self, deadline: float) -> bool:
-        """Returns whether a line or the end arrives before the deadline."""
+        """Returns whether a line or the end of the input arrives before the deadline."""
         while not self._lines and not self._ended and select.select(
                 [self._descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
             self._read()
@@ -90,7 +90,7 @@ class _Pipe(Iterator[bytes]):
 
 
 def typed_lines(history: Path) -> Arriving:
-    """Reads lines from an interactive prompt with history. Ctrl-D ends them.
+    """Reads lines from an interactive prompt with history. Ctrl-D ends the input.
 
     Raises:
       UserError: if the typed bytes are not UTF-8.
@@ -99,7 +99,7 @@ def typed_lines(history: Path) -> Arriving:
         with _history(history):
             while True:
                 try:
-                    yield input('> ' if sys.stdout.isatty() else '')  # stdout has only results if it is not a terminal
+                    yield input('> ' if sys.stdout.isatty() else '')  # redirected output has no prompts
                 except EOFError:
                     sys.stderr.write('\n')  # ends the line of the prompt
                     return
@@ -111,7 +111,7 @@ def typed_lines(history: Path) -> Arriving:
 
 @contextlib.contextmanager
 def _history(path: Path) -> Iterator[None]:
-    """Gives `input` line editing and a history within this context, if Python has readline."""
+    """Enables line editing and a history for `input` within this context, if Python has readline."""
     try:
         import readline
     except ImportError:

@@ -1,10 +1,11 @@
-"""A search that removes finished sentences from its batch, so that short ones do not wait for long ones.
+"""A batched search that removes finished sentences, so that short sentences do not wait for long sentences.
 
-The search stops when half of the rows suffice for the open sentences, and continues with these. The cache also grows on
-demand: it begins with ROOM steps and doubles. Rows and steps are powers of two, so that few shapes are compiled.
+When half of the rows are enough for the unfinished sentences, the search continues with half of the rows. The cache
+starts with ROOM steps and doubles on demand. The numbers of rows and steps are powers of two, so that few shapes are
+compiled.
 
-Most operations of a step are too small for XLA to divide them among cores, and each step needs the previous one. So on
-a CPU, each core searches another batch: `threads_for`, `find_in_threads`.
+Most operations of a step are too small to divide them among cores, and each step depends on the previous step. So on a
+CPU, each core searches a different batch (`threads_for`, `find_in_threads`).
 """
 
 import os
@@ -23,7 +24,7 @@ from jaxtyping import Array, Int
 from inference.search import Beam, DecodeStep, Follow, Hypotheses, Search, advance
 from model import Params
 
-FEWEST = 16  # a batch does not shrink to fewer rows
+FEWEST = 16  # minimum number of rows of a batch that shrinks
 SHARE = 32  # minimum number of rows for each thread
 ROOM = 32  # number of steps in the first cache
 
@@ -33,11 +34,11 @@ class Batch(NamedTuple):
 
     Attributes:
       source: int [batch, length], the tokens that the module encodes.
-      start: int [batch], the token that decoding starts from.
+      start: int [batch], the first input token of the decoder.
       limits: int [batch], the maximum number of new tokens, at most the search's `max_length`.
-      numbers: uint [batch], the number of each sentence. Its draws depend on it and on the seed.
+      numbers: uint [batch], the number of each sentence. Samples of a sentence depend on its number and on the seed.
       prefixes: int [batch, length], the tokens that outputs begin with, or None (search.py).
-      places: int [batch], the first states of an automaton, or None.
+      places: int [batch], the initial states of the automaton in constraints.py, or None.
     """
     source: Any
     start: Any
@@ -72,11 +73,11 @@ def _cores() -> int:
 
 
 class BatchSearch:
-    """Searches with one module. Each shape is compiled once for all threads."""
+    """A search with one module. Each shape is compiled once for all threads."""
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._compiling = threading.Lock()  # held while a program starts, and may be compiled
+        self._compiling = threading.Lock()  # held while a program starts, because starting may compile it
         self._begin = jax.jit(self._read, static_argnames=('search', 'room'))
         self._advance = jax.jit(self._go_on, static_argnames='search', donate_argnames='state')
         self._whole = jax.jit(self._to_the_end, static_argnames='search')
@@ -84,9 +85,10 @@ class BatchSearch:
 
     def find(self, params: Params, search: Search, batch: Batch, seed: int, draw: int = 0,
              follow: Follow | None = None) -> Hypotheses:
-        """Returns the result of `search`, as NumPy arrays. Draws depend on the seed, the sentence's number and `draw`.
+        """Returns the result of `search`, as NumPy arrays.
 
-        A batch on several devices does not shrink.
+        Random samples depend on the seed, the sentence's number and `draw`. Finished sentences are not removed from a
+        batch that is on several devices.
         """
         if isinstance(batch.source, jax.Array) and len(batch.source.sharding.device_set) > 1:
             return process_allgather(self._whole(params, batch, np.uint32(seed), np.uint32(draw), follow,
@@ -112,7 +114,7 @@ class BatchSearch:
                 state = self._keep(state, keep, more_keys=more * _sharing(search))
             sentences, rows, room = sentences[keep], len(keep), room + more
 
-    # The following methods are traced. Samples are independent, so each one is a separate row for the module.
+    # JAX traces the following methods. Samples are independent, so each sample is a separate row for the module.
 
     def _read(self, params, batch, seed, draw, *, search, room):
         memory = self.module.apply({'params': params}, batch.source, method='encode')
@@ -146,7 +148,7 @@ class BatchSearch:
 
 
 def _sharing(search: Search) -> int:
-    """Returns the number of hypotheses that share the past of a sentence."""
+    """Returns the number of hypotheses of a sentence that share one row of the cache."""
     return search.beam if isinstance(search, Beam) else 1
 
 

@@ -1,4 +1,4 @@
-"""Reads the other input files of decode.py: pairs to score, sources with prefixes, words to avoid."""
+"""Reads input files of decode.py with two columns (pairs to score, sources with prefixes) or with words to avoid."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,12 +11,12 @@ from runtime.errors import UserError
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
-    """Yields an output for each line of the file `name`, whose only hypothesis is the target that the line gives.
+    """Scores the target in each line of the file `name`. Yields an output for each line, with the target as hypothesis.
 
-    A line is SOURCE<tab>TARGET, or a text for a language model.
+    A line is SOURCE<tab>TARGET. For a language model, the whole line is the target.
 
     Raises:
-      UserError: with name:line if a line does not have two columns.
+      UserError: if a line does not have two columns. The message begins with the file name and the line number.
     """
     if isinstance(model, Generator):
         return model.respond_all(lines, options, model.forced_all)
@@ -30,10 +30,10 @@ def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, na
 
 def translate_all(translator: TextModel, lines: Iterable[str], options: SearchOptions,
                   name: str) -> Iterator[list[Output]]:
-    """Yields translations of the lines SOURCE<tab>PREFIX of the file `name`. Each begins with its prefix.
+    """Yields translations of the lines SOURCE<tab>PREFIX of the file `name`. Each translation begins with the prefix.
 
     Raises:
-      UserError: if the model is not a translator; with name:line if a line does not have two columns.
+      UserError: if the model is not a translator, or a line does not have two columns.
     """
     model = _translator(translator, '--prefixes')
 
@@ -53,7 +53,7 @@ def read_phrases(path: str) -> list[str]:
     """
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
-    raise UserError(f'--avoid={path} has no words. Write one on each line')
+    raise UserError(f'--avoid={path} has no words. Write one word or phrase on each line')
 
 
 def _translator(model: TextModel, flag: str) -> Translator:
@@ -68,6 +68,7 @@ def _columns(lines: Sequence[str], form: str, name: str, first: int) -> list[tup
         columns = line.split('\t')
         if len(columns) != 2:
             where = 'stdin' if name in ('', '-') else name
-            raise UserError(f'{where}:{number}: a line must be {form}, with one tab, but it has {len(columns) - 1}')
+            raise UserError(f'{where}:{number}: a line must be {form}, with one tab, but this line has '
+                            f'{len(columns) - 1} tabs')
         pairs.append((columns[0], columns[1]))
     return pairs

@@ -1,12 +1,13 @@
-"""Words to avoid: an automaton that follows the text of a search, and excludes the tokens that complete a phrase.
+"""Words to avoid. An automaton reads the tokens of an output and excludes tokens that would complete a phrase to avoid.
 
-A phrase is excluded in every segmentation into tokens, as a word: not inside another word. Its last letter is allowed,
-because a letter may follow and make another word: with 'Mann' to avoid, 'Mannschaft' is allowed. After the last letter,
-everything that ends the word is excluded: a space, a full stop, the end of the text.
+A phrase is excluded for every way of splitting it into tokens, but only as a whole word, not inside another word. The
+last letter of a phrase is allowed, because another letter may follow and make a different word: if 'Mann' is to be
+avoided, 'Mannschaft' is still allowed. After the last letter, everything that ends the word is excluded: a space, a
+full stop, the end of the text.
 
-Letters, digits, marks and the underscore make words. Upper and lower case are treated alike, and so are the composed
-and the decomposed form of a character. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no word
-boundaries, so a phrase in one of them is excluded wherever it occurs. A space in a phrase stands for any white space.
+Words consist of letters, digits, marks and the underscore. Upper case equals lower case, and the composed form of a
+character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no word
+boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands for any white space.
 """
 
 import functools
@@ -21,13 +22,13 @@ from input_pipeline.tokenizer import EOS, UNK, Tokenizer
 from runtime.errors import UserError
 
 DEAD = -1  # the state after an excluded token
-MAX_PHRASE = 1000  # characters of a phrase; each one is a state of the automaton
-MAX_ENTRIES = 2 ** 28  # of a table: 1 GB
+MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is a state of the automaton
+MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
-WORD, OTHER = '\ue000', '\ufffd'  # stand for all characters of words, and all other ones, that no phrase contains
-WORD_LEADS = {*range(0xc3, 0xe2), *range(0xea, 0xee)}  # first bytes of UTF-8 characters most of which make words
-BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, as 'surrogateescape' has them
+WORD, OTHER = '\ue000', '\ufffd'  # stand for characters that no phrase contains: word characters, other characters
+WORD_LEADS = {*range(0xc3, 0xe2), *range(0xea, 0xee)}  # first UTF-8 bytes whose characters are mostly word characters
+BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
 
 
 def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
 
 @functools.cache
 def _in_word(character: str) -> bool:
-    """Returns whether a character makes words together with its neighbours."""
+    """Returns whether a character is a word character. Scripts without spaces have no word characters."""
     code = ord(character)
     if code > 0xffff or any(first <= code <= last for first, last in WITHOUT_SPACES):
         return False
@@ -67,12 +68,12 @@ def _folded(text: str) -> str:
 
 
 class _State(NamedTuple):
-    """The part of the past that decides what may follow.
+    """A state of the automaton: the properties of the text so far that determine which tokens may follow.
 
     Attributes:
-      begun: the proper prefixes of phrases that the text ends with.
+      begun: the proper prefixes of phrases that are at the end of the text.
       free: whether a word may begin here.
-      ended: whether the text ends with a phrase, which only a letter can turn into another word.
+      ended: whether the text ends with a complete phrase. Then only a letter may follow, which makes another word.
       pending: the first bytes of an incomplete character that a phrase may contain.
     """
     begun: frozenset[str] = frozenset()
@@ -82,7 +83,7 @@ class _State(NamedTuple):
 
 
 class _Phrases:
-    """The transitions between states. Their symbols are characters of phrases, WORD, OTHER and BYTES."""
+    """The transitions between states. The symbols are the characters of the phrases, WORD, OTHER and BYTES."""
 
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
@@ -101,7 +102,7 @@ class _Phrases:
 
     def step(self, state: _State, symbol: str) -> _State | None:
         """Returns the state after a symbol, or None if the symbol is excluded."""
-        if state.pending and not BYTES[0] <= symbol <= BYTES[63]:  # no byte completes the character: it becomes U+FFFD
+        if state.pending and not BYTES[0] <= symbol <= BYTES[63]:  # the incomplete character becomes U+FFFD
             after = self.step(state._replace(pending=b''), OTHER)
             return after and self.step(after, symbol)
         if symbol in BYTES:
@@ -118,10 +119,10 @@ class _Phrases:
         return _State(frozenset(texts & self._prefixes), not in_word, bool(complete))
 
     def _byte(self, state: _State, byte: bytes) -> _State | None:
-        """Returns the state after a byte of a character that tokens divide.
+        """Returns the state after a byte of a character that is divided between tokens.
 
-        For a character that no phrase contains, the first byte decides whether it makes words, and its other bytes
-        change nothing.
+        If no phrase contains the character, its first byte determines whether it is treated as a word character. The
+        other bytes have no effect.
         """
         pending, state = state.pending + byte, state._replace(pending=b'')
         if pending in self._incomplete:
@@ -135,7 +136,7 @@ class _Phrases:
         return functools.reduce(lambda state, symbol: state and self.step(state, symbol), symbols, state)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'rows symbols']]:
-        """Returns all states, and the number of the state after each symbol; an extra last row stands for no state."""
+        """Returns all states, and a table [state, symbol] of next states. Its last row is the dead state."""
         states, numbers, rows = [_State()], {_State(): 0}, []
 
         def number(state):
@@ -146,7 +147,7 @@ class _Phrases:
                 states.append(state)
             return numbers[state]
 
-        for state in states:  # the list grows
+        for state in states:  # `number` appends to this list
             rows.append([number(self.step(state, symbol)) for symbol in self.symbols])
             if continued:
                 number(_opened(state))
@@ -155,21 +156,21 @@ class _Phrases:
 
 
 def _opened(state: _State) -> _State:
-    """Returns the state of a text that continues another one, in which any word is allowed. A word may begin here."""
+    """Returns the state at the end of a prompt, which may contain any words. A new word may begin here."""
     return state._replace(ended=False, free=True)
 
 
 class Automaton:
-    """Which tokens may follow, so that no output contains a phrase.
+    """A table of the tokens that may follow in each state, so that no output contains a phrase.
 
     Attributes:
-      table: int [states, vocab], the state after each token, or DEAD if the token is excluded. State 0 is the first.
-        The states where the text may end have the lowest numbers; only there is the end token allowed.
+      table: int [states, vocab], the state after each token, or DEAD if the token is excluded. State 0 is the initial
+        state. The states where the text may end have the lowest numbers. The end token is allowed only in these states.
       ends: the number of states where the text may end.
     """
 
     def __init__(self, phrases: Sequence[str], tokenizer: Tokenizer, continued: bool):
-        """Builds the table. With `continued`, texts may continue others (`behind`).
+        """Builds the table. With `continued`, outputs may continue a prompt (`behind`).
 
         Raises:
           UserError: if there are too many phrases.
@@ -177,12 +178,14 @@ class Automaton:
         rules, size = _Phrases(phrases), len(tokenizer)
         states, by_symbol = rules.states(continued)
         if len(states) * size > MAX_ENTRIES:
-            raise UserError(f'avoid: {len(phrases)} phrases are too many for a vocabulary of {size} tokens. Use fewer')
+            raise UserError(f'avoid: {len(phrases)} phrases are too many for a vocabulary of {size} tokens. Use fewer '
+                            'phrases')
         table = _token_table(by_symbol, [[] if token <= UNK else [
             rules.symbols[symbol] for symbol in rules.read(tokenizer.bytes_of(token))] for token in range(size)])
         may_end = np.array([not state.ended for state in states])
         table[~may_end, EOS] = DEAD
-        # After the last letter of a phrase, some token must be able to follow, even at the last step.
+        # In a state where the text may not end, a token must be available after which the text may end, because the
+        # next step may be the last step. States without such a token are excluded.
         stuck = ~may_end & ~(may_end[table] & (table != DEAD)).any(axis=1)
         table[(table != DEAD) & stuck[table]] = DEAD
         order = np.argsort(~may_end, kind='stable')
@@ -194,25 +197,25 @@ class Automaton:
 
     @functools.cached_property
     def padded(self) -> Int[np.ndarray, 'states vocab']:
-        """The table with as many states as the next power of two, so that few shapes are compiled."""
+        """The table, padded to a power of two of states, so that few shapes are compiled."""
         more = (1 << (len(self.table) - 1).bit_length()) - len(self.table)
         return np.pad(self.table, ((0, more), (0, 0)), constant_values=DEAD)
 
     def after(self, tokens: Iterable[int], state: int = 0) -> int:
-        """Returns the state after some tokens, DEAD if one of them is excluded."""
+        """Returns the state after the tokens, or DEAD if a token is excluded."""
         for token in tokens:
             state = int(self.table[state, token]) if state != DEAD else DEAD
         return state
 
     def allows(self, tokens: Sequence[int], whole: bool, text: str) -> bool:
-        """Returns whether an output may begin with the tokens of a `text`; `whole`: no other token can follow them."""
+        """Returns whether an output may begin with the tokens of `text`. With `whole`, no other token can follow."""
         state = self.after(token for token in tokens if token > UNK)
         if state != DEAD and text.endswith(' '):
             return state < self.ends
         return state != DEAD and (state < self.ends or not whole)
 
     def behind(self, tokens: Iterable[int]) -> int:
-        """Returns the state in which an output continues the tokens of a prompt, which may contain any words."""
+        """Returns the state after the tokens of a prompt. The prompt may contain any words."""
         state = 0
         for token in tokens:
             state = max(0, *(int(self.table[before, token]) for before in (0, state))) if (
@@ -222,13 +225,13 @@ class Automaton:
 
 @functools.cache
 def begin_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
-    """Returns which tokens begin with a space."""
+    """Returns a mask of the tokens that begin with a space."""
     return np.array([tokenizer.bytes_of(token).startswith(b' ') for token in range(len(tokenizer))])
 
 
 def _token_table(by_symbol: Int[np.ndarray, 'states symbols'],
                  written: Sequence[Sequence[int]]) -> Int[np.ndarray, 'rows vocab']:
-    """Returns the state after each token, whose symbols are `written`. Special tokens have no symbols."""
+    """Returns the state after each token. `written` has the symbols of each token. Special tokens have no symbols."""
     dead = len(by_symbol) - 1
     table = np.repeat(np.arange(dead, dtype=np.int32)[:, None], len(written), axis=1)
     lengths = np.array([len(symbols) for symbols in written])

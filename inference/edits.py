@@ -1,11 +1,11 @@
-"""Edits of the values at places of a model (model/places.py), as data.
+"""Edits of the values at places of a model, described as data. model/places.py explains places.
 
     Edit('zero', 'decoder/layers_0/cross_attention/heads', heads=[2])
     {"edit": "zero", "place": "decoder/layers_0/cross_attention/heads", "heads": [2]}
 
-The two lines are the same edit, in Python and in a JSON file, which holds a list of edits. The order of the edits has
-no effect: at each place 'replace', 'mean', 'freeze' or a function comes first, then 'scale', 'zero' and 'add'; only
-one of the first group may apply to a head at a position.
+The two lines are the same edit: in Python, and in a JSON file. A JSON file contains a list of edits. The order of the
+edits has no effect. At each place, 'replace', 'mean', 'freeze' and functions are applied first, then 'scale', 'zero'
+and 'add'. Only one edit of the first group may apply to a head at a position.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from jaxtyping import Array, Bool, Float
 from model.places import PAIRS, At
 from runtime.errors import UserError
 
-FIRST = 'replace', 'mean', 'freeze'  # and functions: they do not depend on the value that they replace
+FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
 KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
-PATTERNS = 'uniform', 'first'  # of weights
+PATTERNS = 'uniform', 'first'  # of attention weights, for 'freeze'
 ATTENTION = {'encoder': 'encoder/layers_{}/self_attention', 'decoder': 'decoder/layers_{}/self_attention',
              'cross': 'decoder/layers_{}/cross_attention'}
 FREE = 'batch', 'position', 'query', 'key'  # axes whose length depends on the text
 
-Sizes = Mapping[str, int | None]  # of the axes of a place; None: it depends on the text
+Sizes = Mapping[str, int | None]  # {axis of a place: size}; None: the size depends on the text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,20 @@ class Edit:
 
     Attributes:
       edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
-      place: the name of a place, or a pattern as of the shell: '*/self_attention/heads'.
-      by: what the edit needs.
-        'zero': nothing.
-        'scale': a number, or numbers that broadcast to the last axes of the place ([heads, 1] of 'heads').
-        'add': a vector (steering), or numbers that broadcast to the last axes.
-        'mean': the texts of a corpus, or the name of a split: the value becomes its mean over their tokens. Or numbers.
-        'replace': another text, or (source, target): the value becomes that text's value at the same position
-          (activation patching). Or numbers, [position, ...]. Positions that the other text lacks are unchanged.
-        'freeze': of 'weights', 'uniform' over the keys that a query may look at, 'first' (all on the first token), or
-          numbers [query, key] or [head, query, key].
-      heads: numbers of heads, from 0; None: all.
-      positions: numbers of tokens, from 0; None: all. Of 'scores' and 'weights', the tokens that look.
+      place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
+      by: the argument of the edit.
+        'zero': no argument.
+        'scale': a number, or numbers that broadcast to the last axes of the place, such as [heads, 1] for 'heads'.
+        'add': a vector (steering), or numbers that broadcast to the last axes of the place.
+        'mean': numbers, texts, or the name of a split. With texts or a split, the value at every token is replaced by
+          the mean over all tokens of these texts.
+        'replace': numbers [position, ...], another text, or (source, target). With another text, the value is replaced
+          by the value of that text at the same position (activation patching). If that text has fewer positions, the
+          remaining positions are unchanged.
+        'freeze' (attention weights only): 'uniform' for equal weights of all keys that a query may attend to, 'first'
+          for weight 1 on the first token, or numbers [query, key] or [head, query, key].
+      heads: numbers of heads, from 0; None: all heads.
+      positions: numbers of tokens, from 0; None: all tokens. For 'scores' and 'weights', these are the query tokens.
     """
     edit: str | Callable[[Array, At], Array]
     place: str
@@ -65,7 +67,7 @@ class Edit:
             raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
         if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
             raise UserError(f'edit {self.edit!r} at {self.place}: "by" '
-                            + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove it'))
+                            + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
         if self.edit == 'freeze' and isinstance(self.by, str) and self.by not in PATTERNS:
             raise UserError(f'edit \'freeze\' at {self.place}: by={self.by!r} must be {", ".join(PATTERNS)} or numbers')
 
@@ -83,11 +85,12 @@ class Edit:
             if name not in names:
                 raise UserError(f'{where}: an edit has no field {name!r}. {nearest(name, names)}')
         if missing := [name for name in ('edit', 'place') if not isinstance(fields.get(name), str)]:
-            raise UserError(f'{where}: the edit {json.dumps(fields)[:80]} has no {missing[0]!r}. Add it, as a text')
+            raise UserError(f'{where}: the edit {json.dumps(fields)[:80]} has no {missing[0]!r}. Add {missing[0]!r} '
+                            'with a string')
         return cls(**fields)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the edit as a JSON object; a function as its name, which cannot be read again."""
+        """Returns the edit as a JSON object. A function is written as its name and cannot be read back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.edit):
             fields['edit'] = f'function {getattr(self.edit, "__name__", "")}'.strip()
@@ -101,7 +104,7 @@ def read_edits(path: str) -> list[Edit]:
     """Reads a JSON file with a list of edits.
 
     Raises:
-      UserError: if it cannot be read or has something else.
+      UserError: if the file cannot be read, or is not a list of edits.
     """
     try:
         text = Path(path).read_text('utf-8')
@@ -111,7 +114,7 @@ def read_edits(path: str) -> list[Edit]:
 
 
 def parsed(text: str, where: str) -> list[Edit]:
-    """Returns the edits in a JSON text; `where` begins the messages.
+    """Returns the edits in a JSON text. Error messages begin with `where`.
 
     Raises:
       UserError: if the text is not a list of edits.
@@ -126,12 +129,12 @@ def parsed(text: str, where: str) -> list[Edit]:
 
 
 def without(heads: str) -> Edit:
-    """Returns the edit that sets heads to zero.
+    """Returns the edit that sets attention heads to zero.
 
-    `heads` is KIND:LAYER:HEADS, such as 'cross:1:2,3'; layers and heads count from 1, as in --look of decode.py.
+    `heads` is KIND:LAYER:HEADS, such as 'cross:1:2,3'. Layers and heads are counted from 1, as in --look of decode.py.
 
     Raises:
-      UserError: if `heads` is something else.
+      UserError: if `heads` has another form.
     """
     kind, layer, numbers, *rest = [*heads.split(':'), '', '', ''][:max(3, 1 + heads.count(':'))]
     listed = numbers.split(',')
@@ -143,7 +146,7 @@ def without(heads: str) -> Edit:
 
 
 def has_text(by: Any) -> bool:
-    """Returns whether `Edit.by` has texts, a split or an output, rather than numbers."""
+    """Returns whether `Edit.by` has texts, the name of a split or an output, and not numbers."""
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
@@ -152,7 +155,7 @@ def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:
     """Returns the names of places that match a pattern.
 
     Raises:
-      UserError: if there are none; the message has the nearest names.
+      UserError: if no place matches. The message has similar names.
     """
     names = fnmatch.filter(places, pattern)
     if not names:
@@ -161,17 +164,17 @@ def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the end of a message: the names that are most like `name`."""
+    """Returns the end of an error message, which suggests the names that are most similar to `name`."""
     close = difflib.get_close_matches(name, names, 3, 0.4)
     return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
 
 
 class Editor:
-    """Edits whose texts have become numbers, checked against the places of a model.
+    """Edits with their numbers, checked against the places of a model.
 
     Attributes:
-      edits: in the order in which they are applied.
-      numbers: of each edit, or None.
+      edits: the edits, in the order in which they are applied.
+      numbers: for each edit, {place: numbers}, or {} if the edit has no numbers.
     """
 
     def __init__(self, edits: Sequence[Edit], numbers: Sequence[Mapping[str, Any]], places: Mapping[str, Sizes]):
@@ -190,7 +193,7 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns the edit of each place, with these numbers instead of its own."""
+        """Returns a function that returns the edit of a place. `numbers` replaces the attribute `numbers`."""
         numbers = self.numbers if numbers is None else numbers
 
         def edit_of(name):
@@ -224,7 +227,7 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     if edit.edit == 'freeze' and not name.endswith('/weights'):
         raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
     if edit.edit == 'mean' and pairs:
-        raise UserError(f'{where}: weights of different sentences have no mean. Use "freeze"')
+        raise UserError(f'{where}: attention weights of sentences of different lengths have no mean. Use "freeze"')
     if given is None:
         return
     shape = np.shape(given)
@@ -261,11 +264,11 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the edited value where the edit's heads and positions are, and the value elsewhere."""
+    """Returns the value, edited at the heads and positions of the edit and unchanged elsewhere."""
     if callable(edit.edit):
         new = edit.edit(value, at)
         if edit.heads is None and edit.positions is None:
-            return new  # of whatever shape: `place` checks it
+            return new  # model/places.py checks the shape
     else:
         new = _new(edit, numbers, value, at)
     new, selected = new.astype(value.dtype), jnp.array(True)
@@ -286,7 +289,7 @@ def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) ->
 
 
 def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns what the value becomes everywhere."""
+    """Returns the edited value for all heads and positions."""
     numbers = None if numbers is None else jnp.asarray(numbers)
     if edit.edit == 'zero':
         return jnp.zeros_like(value)
@@ -297,10 +300,10 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
     if edit.edit == 'freeze' and numbers is None:
         visible = jnp.ones(value.shape, bool) if at.mask is None else jnp.broadcast_to(at.mask, value.shape)
         if edit.by == 'first':
-            assert at.keys is not None, 'weights have keys'
+            assert at.keys is not None, 'attention weights have keys'
             visible = visible & (at.keys == 0)[:, None, None]
         return visible / jnp.maximum(visible.sum(axis=-1, keepdims=True), 1)
-    assert numbers is not None, 'checked before'
+    assert numbers is not None, 'Edit has checked that numbers are given'
     if at.axes == PAIRS:
         return _pairs(numbers, value, at)
     if edit.edit == 'mean' or 'position' not in at.axes:
@@ -310,11 +313,11 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 
 
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
-    """Returns given weights or scores; those of queries that are not given are unchanged."""
+    """Returns the attention weights or scores in `numbers`. Queries that `numbers` does not cover are unchanged."""
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape
     assert at.keys is not None, 'weights have keys'
-    # [#batch, head, query, key]; a search has one query position and the keys of all its hypotheses.
+    # [#batch, head, query, key]. A step of a search has one query position, and keys of all hypotheses.
     looked_up = numbers[:, jnp.minimum(at.positions, queries - 1)[:, :, None],
                         jnp.minimum(at.keys, keys - 1)[:, None]].swapaxes(0, 1)
     known = (at.keys < keys)[:, None, None] & (True if at.mask is None else at.mask)

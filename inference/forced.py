@@ -1,15 +1,15 @@
-"""Teacher forcing of many texts: the log-probability of every token of given texts."""
+"""Teacher forcing: computes the log-probability of every token of given texts, in batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-TOKENS = 8192  # maximum number of targets in a batch, because each one has logits over the whole vocabulary
+TOKENS = 8192  # maximum number of target tokens in a batch, because each target has logits over the whole vocabulary
 
 
 class Forced(NamedTuple):
-    """A text that a model predicts.
+    """A text whose tokens are scored by teacher forcing.
 
     Attributes:
       inputs: the arguments of the module by name, each a list of tokens.
@@ -28,12 +28,12 @@ def forced_log_probs(log_probs: Callable[[Any, Any], Any], padded: Callable[...,
                      texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
     """Returns the log-probability of each target of each text, in the order of `texts`.
 
-    Texts of similar length share a batch. So that few shapes are compiled, a batch has `batch_size` rows or a power of
-    two; batches of long texts have fewer rows.
+    Texts of similar length are in the same batch. The number of rows of a batch is `batch_size` or a power of two, so
+    that few shapes are compiled. Batches of long texts have fewer rows.
 
     Args:
-      log_probs: (inputs by name, targets [rows, length]) -> the log-probabilities of the targets [rows, length].
-      padded: (rows of tokens, minimum number of rows) -> an array.
+      log_probs: a function (inputs by name, targets [rows, length]) -> log-probabilities of the targets [rows, length].
+      padded: a function (rows of tokens, minimum number of rows) -> padded array.
       texts: the texts.
       batch_size: the maximum number of texts in a batch.
     """

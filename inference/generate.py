@@ -39,17 +39,17 @@ from runtime.resources import compile_time
 
 log = logging.getLogger('allyouneed.decode')
 
-SAMPLES = 3  # number of texts that a score shows
+SAMPLES = 3  # number of sample texts in the results of `score`
 
 
 class Generator(SearchModel):
     """A decoder-only language model.
 
     Attributes:
-      context: the number of tokens of a training window. The model never reads more at a time. A text that exceeds its
-        window continues in a new window, which begins with the last half of the previous one.
-      whole_documents: whether the model was trained on whole documents. Then a prompt is the beginning of a document
-        and follows the start token; otherwise it is a piece from the middle of a text.
+      context: the number of tokens of a training window. The model never reads more tokens at a time. A longer text
+        continues in a new window, which begins with the last half of the previous window.
+      whole_documents: whether the model was trained on whole documents. If true, a prompt is the beginning of a
+        document and follows the start token. Otherwise a prompt is a piece from the middle of a text.
     """
 
     cut, multiline = True, True
@@ -62,17 +62,18 @@ class Generator(SearchModel):
 
     def generate(self, prompts: Sequence[str], options: SearchOptions = SAMPLING, *,
                  first: int = 0) -> list[Output]:
-        """Continues each prompt by options.extra_length tokens, or until its document ends.
+        """Continues each prompt by options.extra_length tokens, or until the model ends the document.
 
-        The text of an output is the text that follows its prompt (`Tokenizer.continuation`). It begins with a space if
-        a new word begins there. An empty prompt stands for the start token, and its continuation begins a text.
+        The text of an output is the text after the prompt (`Tokenizer.continuation`). This text begins with a space if
+        it begins with a new word. An empty prompt stands for the start token, and its continuation is a new text.
 
-        No end token is forced: the log-probability of a continuation is that of its tokens, with the end token if the
-        document ends. Only the end of a prompt that is longer than a window is read, with a warning. `first` is the
-        number of prompts before them in their file; draws depend on it and on the seed.
+        No end token is forced. The log-probability of a continuation includes the end token only if the document ends.
+        If a prompt is longer than a window, only its end is read, and a warning is logged. `first` is the number of
+        earlier prompts in the file. Random samples depend on the number of the prompt in the file, and on the seed.
 
         Raises:
-          UserError: if a search with several hypotheses, which cannot change its window, would exceed one window.
+          UserError: if a search with several hypotheses would exceed one window. Only a search with one hypothesis can
+            continue in a new window.
         """
         prompts = checked_texts(prompts)
         one_way = options.n_best == 1 and options.method != 'beam'
@@ -80,7 +81,7 @@ class Generator(SearchModel):
             raise UserError(f'extra_length={options.extra_length}: must be less than {self.context}, the window that '
                             'the model was trained on, because beam search and n_best>1 use one window. Decrease '
                             'extra_length')
-        if one_way:  # a full window continues from its last half
+        if one_way:  # when a window is full, the next window begins with its last half
             room, kept = max(1, self.context - 1), max(1, self.context // 2)
         else:
             room = kept = self.context - options.extra_length
@@ -95,7 +96,7 @@ class Generator(SearchModel):
             sources = [self._window([*tokens[row], *best[row].tokens]) for row in open_rows]
             rooms = [min(max(1, self.context - len(source)), options.extra_length - len(best[row].tokens))
                      for row, source in zip(open_rows, sources, strict=True)]
-            # A multiple of LENGTHS, because each length is compiled.
+            # The length is a multiple of LENGTHS, so that few lengths are compiled.
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
             states = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
                                     for row in open_rows]
@@ -114,17 +115,17 @@ class Generator(SearchModel):
             for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
-        """Returns an output for each text, whose only hypothesis is the text as a whole document.
+        """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
 
-        Its log-probability is that of its tokens and the end token, after the start token. A text that is longer than a
-        window is scored in several windows, each of which begins with the last half of the previous one. `first` is not
-        used, because no text is too long.
+        The log-probability is that of the tokens and the end token, given the start token. A text that is longer than a
+        window is scored in several windows. Each window begins with the last half of the previous window. `first` has
+        no effect, because no text is too long for this method.
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
         size = max(self.context, kept + 1)
-        windows, origins = [], []  # of each window: its text, and how many of its targets are known
+        windows, origins = [], []  # for each window: (its text, number of its targets that an earlier window scores)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
             while done < len(whole):
@@ -151,7 +152,7 @@ class Generator(SearchModel):
 
     def score(self, data: DocumentData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Returns the cross-entropy of a whole split, window by window, and samples."""
+        """Returns the cross-entropy of a whole split, which is read window by window, and sample texts."""
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
         plan = data.plan(split)
@@ -179,12 +180,12 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt without content: the beginning of a document, or of a line."""
+        """The prompt without words: '' for the beginning of a document, a line feed for the beginning of a line."""
         return '' if self.whole_documents else '\n'
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]} of prompt and best continuation, as far as one window reaches."""
+        """Returns {'encoder': [layer, head, t, s]} for the prompt and the best continuation, at most one window."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}
@@ -207,12 +208,12 @@ class Generator(SearchModel):
         return [*output.source_tokens, *output.hypotheses[0].tokens][:self.context]
 
     def _begin(self, prompt: str, number: int, room: int, kept: int) -> tuple[list[int], str]:
-        """Returns the tokens of a prompt, and the prompt; if it exceeds `room`, its last `kept` tokens and ''."""
+        """Returns the tokens and the text of a prompt; with more than `room` tokens, the last `kept` tokens and ''."""
         length, first, last = self._ends(prompt, room)
         start = [BOS] if self.whole_documents or not length else []
         if len(start) + length <= room:
             return start + first, prompt
-        log.warning('line %d has %d tokens: only the last %d are read (config.data.context)', number + 1, length,
+        log.warning('line %d has %d tokens: only the last %d tokens are read (config.data.context)', number + 1, length,
                     min(kept, length))
         return last[-kept:], ''
 

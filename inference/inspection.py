@@ -1,7 +1,8 @@
-"""Reading the values inside a model at places (model/places.py), for texts or images.
+"""Reads values inside a model at named places (model/places.py), for texts or images.
 
-Values are NumPy arrays with the names of their axes and the pieces of text along them. xarray would be the usual type;
-it takes as long to import as a translation and needs pandas, so `Values.to_xarray` imports it when it is called.
+A value is a NumPy array with the names of its axes, and the pieces of text that belong to the entries of an axis.
+xarray would be the usual type, but the import of xarray takes as long as a translation and needs pandas. So only
+`Values.to_xarray` imports xarray.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from inference.translate import Translator
 from model.places import axes_of, observing
 from runtime.errors import UserError
 
-MOST_GB = 4.0  # of captured values, unless more are allowed
+MOST_GB = 4.0  # default limit for the size of all captured values
 ROWS = 64  # texts at a time
 
 Answerer = Translator | Generator | Predictor
@@ -35,10 +36,10 @@ class Values:
     """The values at a place for one text.
 
     Attributes:
-      name: of the place.
+      name: the name of the place.
       axes: the names of the axes.
       values: the array.
-      labels: {axis: the piece of text of each entry}, of axes of tokens.
+      labels: {axis: the piece of text of each entry}, for axes of tokens.
     """
     name: str
     axes: tuple[str, ...]
@@ -58,18 +59,18 @@ class Inspected(dict[str, Values]):
     """The values of one text, by the names of the places."""
 
     def stacked(self, pattern: str) -> Values:
-        """Returns the values of the places that match a pattern, one for each layer, as one array.
+        """Stacks the values of all places that match a pattern, one place for each layer.
 
-        The first axis is 'layer'.
+        The first axis of the result is 'layer'.
         """
         parts = [self[name] for name in matching(pattern, {name: {} for name in self})]
         return Values(pattern, ('layer', *parts[0].axes), np.stack([part.values for part in parts]), parts[0].labels)
 
 
 def list_places(model: Answerer) -> dict[str, Sizes]:
-    """Returns {name: {axis: size}} of all places; the size is None if it depends on the text.
+    """Returns {name: {axis: size}} of all places. A size is None if it depends on the text.
 
-    The parameters of the model may be missing, {}: only shapes are computed.
+    `model.params` may be {}, because only shapes are computed.
     """
     if isinstance(model, Predictor):
         inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
@@ -89,19 +90,18 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
             most_gb: float = MOST_GB) -> list[Inspected]:
     """Returns the values at places for each text or example.
 
-    The model reads a whole text in one pass (teacher forcing). For an output of a search these are the values of its
-    steps: both compute the same.
+    The model reads a whole text in one pass (teacher forcing). The steps of a search compute the same values.
 
     Args:
-      model: that reads.
-      given: outputs of the model; for a translator sources, which it translates, or (source, target); for a language
-        model texts; for a model of images or series raw inputs.
-      places: names or patterns.
-      options: how sources are translated.
-      most_gb: the greatest size of all values.
+      model: the model.
+      given: a list of outputs of the model. A translator also accepts sources, which are translated first, and pairs
+        (source, target). A language model also accepts texts. For a model of images or series, raw inputs.
+      places: names or patterns of places.
+      options: the search options for the translation of sources.
+      most_gb: the maximum size of all values together, in GB.
 
     Raises:
-      UserError: if there is no such place, or the values are larger than `most_gb`.
+      UserError: if no place matches, or the values are larger than `most_gb`.
     """
     listed = list_places(model)
     patterns = [places] if isinstance(places, str) else list(places)
@@ -124,7 +124,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What the model reads of one text: its arguments by name, and the pieces of each; of an example, no pieces."""
+    """The arguments of the module for one text, by name, and the pieces of each argument; {} for images and series."""
     inputs: Mapping[str, Any]
     pieces: Mapping[str, list[str]]
 
@@ -133,7 +133,7 @@ class _Row:
         return max(map(len, self.inputs.values()))
 
     def side(self, name: str, axis: str) -> str:
-        """Returns the argument along whose tokens an axis of a place lies."""
+        """Returns the name of the argument whose tokens are the entries of an axis of a place."""
         if len(self.inputs) == 1:
             return next(iter(self.inputs))
         name = name.partition('/')[2] if name.startswith('members_') else name
@@ -141,7 +141,7 @@ class _Row:
         return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
-        """Returns the values without the padding."""
+        """Returns the values at a place, without the padding."""
         axes, labels = axes_of(name)[1:], {}
         for index, axis in enumerate(axes):
             if axis in FREE and self.pieces:
@@ -151,11 +151,11 @@ class _Row:
 
 
 def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
-    """Returns what the model reads of each text or example."""
+    """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
         return [_Row({'inputs': each}, {}) for each in model.preprocessing.inputs(np.asarray(given))]
     if isinstance(given, (str, Output)):
-        raise UserError('give a list of texts or outputs, not one of them')
+        raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
     texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]
     outputs = {row: each for row, each in enumerate(given) if isinstance(each, Output)}
     plain = [pair for pair in texts if isinstance(pair[1], str)]
@@ -191,17 +191,17 @@ def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str,
     gigabytes = sum(size(row, name) for row in rows for name in names) / 1e9
     if gigabytes > most_gb:
         raise UserError(f'the values at {len(names)} places for {len(rows)} texts have {gigabytes:.2g} GB, more than '
-                        f'most_gb={most_gb:g}. Read fewer places or texts at a time, or raise most_gb')
+                        f'most_gb={most_gb:g}. Read fewer places or texts at a time, or increase most_gb')
 
 
 def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: SearchOptions,
              split: Any = None) -> dict[str, Any]:
-    """Returns the numbers of an edit at each of its places: given ones, or those of its texts.
+    """Returns the numbers of an edit at each of its places. If the edit has texts, computes the numbers from the texts.
 
-    `split` returns the texts of a split by its name.
+    `split` is a function that returns the texts of the split with a name.
 
     Raises:
-      UserError: if the edit is unknown or lacks what it needs.
+      UserError: if no place matches, or the values of the texts are too large.
     """
     names, by = matching(edit.place, places), edit.by
     if edit.edit == 'freeze' and isinstance(by, str):
@@ -216,7 +216,7 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
 
 
 def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns the mean of each place over all tokens of all texts."""
+    """Returns the mean of the values at each place over all tokens of all texts."""
     means = {}
     for name in names:
         arrays = [each[name].values for each in inspected]

@@ -1,10 +1,10 @@
 """BLEU over lowercased Moses tokens, as papers on Multi30k report it.
 
-The authors of the data make its `lc.norm.tok` files by Moses' lowercase.perl, normalize-punctuation.perl and
-tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) score on such
-tokens with fairseq's generate.py, whose BLEU splits them at spaces. Here `sacremoses` takes the same steps, for outputs
-and references alike. The German references of test 2016 then have 12,103 tokens, the number in Wu et al.'s log; with
-hyphen splitting, they would have 12,243.
+The authors of Multi30k produced the `lc.norm.tok` files with Moses' lowercase.perl, normalize-punctuation.perl and
+tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) compute BLEU on
+such tokens with fairseq's generate.py, which splits texts at spaces. Here `sacremoses` performs the same steps on
+outputs and references. The German references of test 2016 then have 12,103 tokens, which is the number in Wu et al.'s
+log. With hyphen splitting, the references would have 12,243 tokens.
 """
 
 import importlib.metadata
@@ -17,14 +17,14 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 log = logging.getLogger('allyouneed.decode')
-LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # sacremoses has their rules
+LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | {'ja', 'ko'}  # languages of sacremoses
 
 
 class MosesTokens:
     """A tokenizer for sacreBLEU's metrics: normalises punctuation, then tokenises by the rules of a language."""
 
     def __init__(self, language: str):
-        """Loads the rules of `language`, such as 'de' or 'pt_BR', or, with a warning, of English if there are none."""
+        """Loads the rules of a language, such as 'de' or 'pt_BR'. If there are none, warns and uses English rules."""
         self.language = re.split('[-_@.]', language.lower())[0]
         if self.language not in LANGUAGES:
             log.warning('sacremoses has no rules for the language %r: bleu_lowercased_moses uses the rules of English',
@@ -42,7 +42,7 @@ class MosesTokens:
 
 
 def moses_bleu(language: str) -> BLEU:
-    """Returns the metric for texts in `language`. It lowercases them first."""
+    """Returns the BLEU metric for texts in `language`. The metric lowercases the texts first."""
     bleu: Any = BLEU(lowercase=True, tokenize='none')
     bleu.tokenizer = MosesTokens(language)
     bleu.tokenizer_signature = bleu.tokenizer.signature()

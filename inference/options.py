@@ -11,20 +11,20 @@ from configs.options import METHODS, SEARCH_NUMBERS
 from inference.constraints import checked_phrases
 from runtime.errors import UserError
 
-HINTS = {'temperature': '; method=greedy takes the best', 'top_k': '; 0 keeps every token'}
+HINTS = {'temperature': '; for the most probable token, use method=greedy', 'top_k': '; 0 keeps every token'}
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search; configs/options.py explains those of config.decode.
+    """The options of a search. configs/options.py explains the options that are also in config.decode.
 
     Attributes:
-      n_best: the number of hypotheses to return; for 'sample', of independent draws.
-      seed: the seed of the draws.
+      n_best: the number of hypotheses to return; for method='sample', the number of independent samples.
+      seed: the seed of the random samples.
       avoid: words or phrases that outputs must not contain (inference/constraints.py).
 
     Raises:
-      UserError: if a value is impossible.
+      UserError: if a value is not allowed.
     """
     method: str = 'beam'
     beam: int = 4
@@ -62,6 +62,6 @@ SAMPLING = SearchOptions(method='sample')
 
 
 def search_options(config: ConfigDict, **changes) -> SearchOptions:
-    """Returns `config.decode` as options. Values of `changes` that are not None override it."""
+    """Returns `config.decode` as `SearchOptions`. Values of `changes` that are not None override `config.decode`."""
     changed = {name: value for name, value in changes.items() if value is not None}
     return SearchOptions(**(dict(config.decode) | changed))

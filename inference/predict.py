@@ -24,7 +24,7 @@ Table = list[tuple[str, ...]]
 
 
 class Prediction(NamedTuple):
-    """A raw input, and its output of `Predictor.predict`."""
+    """A raw input, and the output of `Predictor.predict` for this input."""
     example: Num[np.ndarray, '*space channels']
     output: Float[np.ndarray, ' outputs']
 
@@ -33,10 +33,10 @@ class Predictor:
     """A model of images or series, with its parameters.
 
     Attributes:
-      module: [batch, *space, channels] -> [batch, outputs].
+      module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
-      classes: the names of the classes; None if values are predicted.
-      preprocessing: converts raw inputs to inputs of the module, and its outputs to raw values.
+      classes: the names of the classes; None if the model predicts values.
+      preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
     """
 
@@ -58,8 +58,8 @@ class Predictor:
           where: the name of the inputs in messages.
 
         Raises:
-          UserError: if the inputs have another shape or type, are not finite, or are so far from the training inputs
-            that the model cannot compute with them; or if `batch_size` is impossible.
+          UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs
+            to be computed, or if `batch_size` is not allowed.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
@@ -67,7 +67,7 @@ class Predictor:
         inputs = as_inputs(inputs, self.shape, where)
         self.preprocessing.check_inputs(inputs, where)
         outputs = []
-        for begin in range(0, max(1, len(inputs)), batch_size):  # an empty batch has outputs of the right width
+        for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
@@ -77,12 +77,12 @@ class Predictor:
         return np.asarray(jax.nn.log_softmax(outputs))
 
     def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': weights between the patches of one raw input}; a class token comes before the patches."""
+        """Returns {'encoder': attention weights between the patches of one raw input}. A class token is first."""
         weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example, with its attention. The metrics are in `sums`."""
+        """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
         example = data.arrays.inputs('validation')[0]
         answer = Prediction(example, self.predict(example[None], batch_size=1)[0])
         return Evaluation({}, answer=answer, weights=self.attention(example))
@@ -109,7 +109,7 @@ class Predictor:
         return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'
 
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
-        """Returns a target of the data as text: its class, or its values."""
+        """Returns a target of the data as text: the name of the class, or the values."""
         if self.classes is None:
             return ' '.join(f'{value:.6g}' for value in np.ravel(target))
         return self.classes[int(target)]

@@ -33,16 +33,16 @@ from runtime.processes import check_devices
 
 Answerer = Translator | Generator | Predictor
 EDITS_OPTION = 'config.train.edits'
-WINDOWS = 100  # of a language model's split, of which a mean is taken
+WINDOWS = 100  # number of windows of a split over which edit 'mean' averages for a language model
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """Returns the answerer of the config's task for a module."""
+    """Returns a Translator, Generator or Predictor for a module, as the config's task requires."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
-# The name of a task's answerer (configs/tasks.py) -> its constructor.
+# {`answerer` of a task (configs/tasks.py): function that returns a Translator, Generator or Predictor}
 ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'translator': lambda module, params, tokenizers, sizes, data: Translator(
         module, params, tokenizers, data.max_length),
@@ -55,10 +55,11 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
 
 def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mapping[str, Tokenizer],
                         sizes: Mapping[str, Any]) -> Any:
-    """Returns the module with the edits of config.train.edits in each pass; without any, the module itself.
+    """Returns a module that applies the edits of config.train.edits in each pass. Without edits, returns `module`.
 
     Raises:
-      UserError: if there is no such edit or place, or an edit needs texts, which a training has not read yet.
+      UserError: if an edit or a place does not exist, or an edit needs values of texts, which cannot be computed
+        before the training.
     """
     if not config.train.edits:
         return module
@@ -74,16 +75,17 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
 
 
 class Run:
-    """An opened run, or an ensemble of several.
+    """An opened run, or an ensemble of several runs.
 
     Attributes:
       workdirs: the run directories.
       workdir: the first run directory.
       config: the resolved config of the first run, with the dtype of `load`.
-      checkpoint: the steps of the parameters, more than one if they are a mean. For an ensemble, a list per run.
+      checkpoint: the steps of the checkpoints whose mean is the parameters; usually one step. For an ensemble, a list
+        of steps for each run.
       model: a Translator, Generator or Predictor, with the module and its parameters.
       options: the search options of the config.
-      edits: the edits of the model; see `edited`. A run that was trained under edits (config.train.edits) has them.
+      edits: the edits of the model (see `edited`), beginning with config.train.edits.
     """
 
     edits: tuple[Edit, ...] = ()
@@ -119,28 +121,28 @@ class Run:
                   prefixes: Sequence[str] | None = None, avoid: Sequence[str] | None = None) -> list[Output]:
         """Returns translations in the order of `sentences`.
 
-        `options` default to those of the config. A translation begins with its prefix, if `prefixes` are given
-        (`Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of its words or phrases.
+        The default of `options` is `self.options`. With `prefixes`, each translation begins with its prefix (see
+        `Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of these words or phrases.
         """
         translator = self._text_model(Translator, 'translation')
         return translator.translate(sentences, self._options(options, avoid), prefixes=prefixes)
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
                  avoid: Sequence[str] | None = None) -> list[Output]:
-        """Returns continuations in the order of `prompts`. The arguments are those of `translate`."""
+        """Returns continuations in the order of `prompts`. `translate` explains the other arguments."""
         return self._text_model(Generator, 'continuation of prompts').generate(prompts, self._options(options, avoid))
 
     def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """Returns given translations or texts as outputs with the log-probabilities of the model.
+        """Scores given translations or texts: returns them as outputs with their log-probabilities under the model.
 
         Args:
-          given: (source, target) of each translation; for a language model, texts.
-          options: the length penalty and the batch size; those of the config by default.
+          given: pairs (source, target); for a language model, texts.
+          options: the options for the length penalty and the batch size; by default `self.options`.
         """
         return self._text_model(Translator | Generator, 'scores of texts').forced_all(given, options or self.options)
 
     def places(self) -> dict[str, Sizes]:
-        """Returns {name: {axis: size}} of the values that can be read and edited; None: it depends on the text."""
+        """Returns {name: {axis: size}} of all places. A size is None if it depends on the text."""
         return list_places(self._plain)
 
     def inspect(self, given: Sequence[Any] | np.ndarray, places: str | Sequence[str],
@@ -149,16 +151,16 @@ class Run:
         return inspect(self.model, given, places, options or self.options, most_gb)
 
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
-        """Returns a run whose model is edited at places, in every pass and every search; this run is unchanged.
+        """Returns a run whose model applies edits at places, in every pass and every search. This run is unchanged.
 
-        The texts of 'mean' and 'replace' are read by the model without any edits. So the result does not depend on the
-        order of the edits, or on whether they are given at once.
+        For 'mean' and 'replace', the model without any edits computes the values of the texts. So the result does not
+        depend on the order of the edits, and one call with several edits equals several calls with one edit.
 
         Args:
-          edits: of class `inference.edits.Edit`, or dicts of its fields.
+          edits: objects of class `inference.edits.Edit`, or dicts with the fields of this class.
 
         Raises:
-          UserError: if there is no such edit or place, numbers have a wrong shape, or two edits replace one value.
+          UserError: if an edit or a place does not exist, numbers have a wrong shape, or two edits replace one value.
         """
         new = [each if isinstance(each, Edit) else Edit.of(each) for each in edits]
         places, run = self.places(), copy.copy(self)
@@ -171,12 +173,12 @@ class Run:
                                   self._trained.tokenizers, self._trained.sizes)
         try:
             list_places(run.model)
-        except ValueError as error:  # of a function
+        except ValueError as error:  # a function returned another shape
             raise UserError(str(error).splitlines()[0]) from None
         return run
 
     def _texts_of(self, split: str) -> Sequence[Any] | np.ndarray:
-        """Returns what `inspect` reads of a split: all examples, or of a language model the first windows."""
+        """Returns examples of a split for `inspect`: all examples, or the first windows for a language model."""
         data: Any = self.data()
         if isinstance(self.model, Translator):
             return data.pairs(split)
@@ -201,16 +203,17 @@ class Run:
 def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'best', dtype: str | None = None) -> Run:
     """Opens a run directory, on any number of devices, or an ensemble of several run directories.
 
-    The probabilities of an ensemble are the mean of those of its runs. The models may be of different kinds, but they
-    must write text and have the same vocabulary. From here on, JAX stores compiled programs in the user's cache, unless
+    An ensemble averages the probabilities of its runs. The models may be of different kinds, but they must write text
+    and have the same vocabulary. After this call, JAX stores compiled programs in the user's cache, unless
     jax_compilation_cache_dir is set.
 
     Args:
       workdir: the --workdir of a training, or a list of such directories.
-      checkpoint: 'best', 'latest', a step, 'average:K' or 'best:K' for the mean of the last or the best K. If a
-        checkpoint has a moving average, it is used instead of the parameters, except after 'raw:', as in
-        'raw:average:5'. For an ensemble, the choice applies to each run.
-      dtype: the dtype of the computation, 'float32' or 'bfloat16'; that of the training by default.
+      checkpoint: 'best', 'latest', a step, 'average:K' (the mean of the last K checkpoints) or 'best:K' (the mean of
+        the best K checkpoints). If a checkpoint has a moving average of the parameters, the moving average is used.
+        With the prefix 'raw:', as in 'raw:average:5', the moving average is ignored. For an ensemble, the choice
+        applies to each run.
+      dtype: the dtype of the computation, 'float32' or 'bfloat16'; by default the dtype of the training.
 
     Raises:
       UserError: if a directory is not a run directory, a checkpoint does not exist, the runs cannot form an ensemble,
@@ -220,8 +223,8 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
         raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
-        raise UserError('no run directory is given. Give at least one')
-    # Not config.cache_dir: the cache has machine code, and the run directory may be from an untrusted source.
+        raise UserError('the list of run directories is empty. Give at least one run directory')
+    # Not config.cache_dir: the cache contains machine code, and the run directory may come from an untrusted source.
     use_compilation_cache(cache_folder(''))
     check_devices()
     return Run(read_models([expanded(each) for each in workdirs], str(checkpoint), dtype))

@@ -1,6 +1,7 @@
 """Scores of translations, language models, classifications and regressions, and the table of answers.
 
-BLEU, chrF and TER are sacreBLEU's (Post 2018, arXiv:1804.08771), each with the signature that makes it comparable.
+sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of these scores has a signature, which shows
+whether two scores can be compared.
 """
 
 import re
@@ -19,9 +20,10 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 
 
 class Evaluation(NamedTuple):
-    """The results of an evaluation during training besides the loss.
+    """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` its attention, which is empty for a model without attention.
+    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
+    model without attention.
     """
     metrics: dict[str, float]
     samples: str = ''
@@ -30,13 +32,14 @@ class Evaluation(NamedTuple):
 
 
 def translation_metrics(language: str | None) -> dict[str, Any]:
-    """Returns sacreBLEU's metrics by the names of their scores; without a language, only the fast ones.
+    """Returns {name of the score: metric of sacreBLEU}. Without a language, returns only the metrics that are fast.
 
     'bleu' is cased and detokenised (13a). 'bleu_lowercased_tokenised' is BLEU over lowercased 13a tokens, and
-    'bleu_lowercased_moses' over lowercased Moses tokens of `language`, as papers on Multi30k report it (see
-    inference/moses.py). These three cannot be compared. 'ter' is an error rate: lower is better.
+    'bleu_lowercased_moses' is BLEU over lowercased Moses tokens of `language`, which papers on Multi30k report (see
+    inference/moses.py). These three scores cannot be compared with each other. 'ter' is an error rate: lower is
+    better.
     """
-    from sacrebleu.metrics.bleu import BLEU  # slow to import, so only where it is used
+    from sacrebleu.metrics.bleu import BLEU  # imported here, because the import is slow
 
     metrics: dict[str, Any] = {'bleu': BLEU(), 'bleu_lowercased_tokenised': BLEU(lowercase=True)}
     if language is None:
@@ -50,7 +53,7 @@ def translation_metrics(language: str | None) -> dict[str, Any]:
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: str | None = None) -> dict[str, Any]:
-    """Returns the scores of `translation_metrics` with signatures, and the share of outputs that match exactly."""
+    """Returns the scores of `translation_metrics` with signatures, and the share of outputs equal to the reference."""
     scores = {'n': len(outputs), 'exact_match': sum(map(str.__eq__, outputs, references)) / len(outputs)}
     for name, metric in translation_metrics(language).items():
         scores |= {name: metric.corpus_score(outputs, [references]).score,
@@ -61,8 +64,8 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], language: s
 def confidence_intervals(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
     """Returns {'bleu': [low, high], ...}, the 95 % interval of each score by bootstrap resampling of the sentences.
 
-    The ends are the percentiles 2.5 and 97.5 of the scores of sacreBLEU's resamples (Koehn 2004, W04-3250). sacreBLEU
-    itself reports the mean and half of the width, so its intervals may contain values that no score can have.
+    The ends of an interval are the percentiles 2.5 and 97.5 of the scores of sacreBLEU's resamples (Koehn 2004,
+    W04-3250). sacreBLEU itself reports mean ± half of the width, so its intervals may contain impossible scores.
     'signature' has the number of resamples and the seed.
     """
     intervals, signature = {}, None
@@ -73,10 +76,10 @@ def confidence_intervals(outputs: Sequence[str], references: Sequence[str], lang
 
 
 def interval(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Returns the 95 % interval of a metric of sacreBLEU by bootstrap resampling; the metric gets the seed."""
-    from sacrebleu.significance import _bootstrap_resample  # slow to import, so only where it is used
+    """Returns the 95 % interval of a metric of sacreBLEU by bootstrap resampling. Sets the seed of the metric."""
+    from sacrebleu.significance import _bootstrap_resample  # imported here, because the import is slow
 
-    # As `corpus_score(n_bootstrap=SAMPLES)` of sacreBLEU, which does not return the scores of its resamples.
+    # As in sacreBLEU's `corpus_score(n_bootstrap=SAMPLES)`. That function does not return the scores of the resamples.
     statistics = metric._extract_corpus_statistics(outputs, [references])
     metric.n_bootstrap = SAMPLES
     metric.seed, scores = _bootstrap_resample(statistics, metric, SAMPLES)
@@ -87,10 +90,11 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
                          language: str) -> dict[str, Any]:
     """Returns {'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
 
-    p is the probability of so large a difference, in either direction, between systems that are equally good, by
-    sacreBLEU's paired bootstrap test (Koehn 2004, W04-3250): both systems are scored on the same resampled sentences.
+    p is the probability that two equally good systems differ by at least this difference, in either direction.
+    sacreBLEU's paired bootstrap test computes p by scoring both systems on the same resampled sentences (Koehn 2004,
+    W04-3250).
     """
-    from sacrebleu.significance import PairedTest, Result  # slow to import, so only where it is used
+    from sacrebleu.significance import PairedTest, Result  # imported here, because the import is slow
 
     found, described = {}, None
     for name, metric in translation_metrics(language).items():
@@ -98,14 +102,14 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
                                         test_type='bs', n_samples=SAMPLES)()
         [(key, described)] = signatures.items()
         other, this = cast(list[Result], scores[key])
-        difference = this.score - other.score  # sacreBLEU calls two equal systems different, at 1 / (resamples + 1)
+        difference = this.score - other.score  # for equal systems, sacreBLEU's p is 1 / (resamples + 1)
         found[name] = {'other': other.score, 'difference': difference,
                        'p_value': this.p_value if difference else 1.0}
     return found | {'signature': _resampling(described)}
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the translations of the same sentences by another run, from its results.
+    """Reads the translations of the same sentences by another run from the results of that run.
 
     Args:
       workdir: the directory of the other run.
@@ -126,9 +130,9 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
     asked = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
-    others = f', but of {" and ".join(path.stem for path in tables)}' if tables else ''
-    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score it '
-                    f'on them first: python decode.py --workdir={workdir} --split={asked}')
+    others = f', only of {" and ".join(path.stem for path in tables)}' if tables else ''
+    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score '
+                    f'that run first: python decode.py --workdir={workdir} --split={asked}')
 
 
 def _resampling(signature: Any) -> str:
@@ -148,7 +152,7 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
                           classes: Sequence[str]) -> dict[str, Any]:
     """Returns accuracy, mean cross-entropy in nats, and the confusion matrix.
 
-    The matrix has a row for each true class and a column for each predicted one.
+    The matrix has a row for each true class and a column for each predicted class.
     """
     predicted = log_probs.argmax(axis=-1)
     confusion = np.zeros((len(classes), len(classes)), int)
@@ -178,7 +182,7 @@ def table_line(cells: Sequence[str]) -> str:
 
 
 def read_table(path: str | Path) -> list[list[str]]:
-    """Returns the rows of such a file, with unescaped cells. Only a line feed ends a line; U+2028 is part of a cell."""
+    """Returns the rows of RUN/results/SPLIT.tsv, with unescaped cells. Only a line feed ends a line, not U+2028."""
     written = {escape: character for character, escape in ESCAPES.items()}
     return [[re.sub(r'\\[\\tnr]', lambda match: written[match[0]], cell) for cell in line.split('\t')]
             for line in Path(path).read_text('utf-8').split('\n')[:-1]]

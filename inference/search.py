@@ -1,4 +1,4 @@
-"""Decoding over an explicit cache: greedy, sampling, beam.
+"""Decoding with an explicit cache: greedy search, sampling and beam search.
 
 A search takes the `decode_step(tokens [batch, beam], cache) -> logits [batch, beam, vocab], cache` of any model, and
 an empty cache for its hypotheses. `start` [batch] is the token that the model reads first: the start token of a
@@ -7,14 +7,14 @@ that reaches its limit is completed in one of two ways: its last token is forced
 it has no end token (`cut`, a continuation).
 
 An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
-inference/constraints.py). Without them, a step has no operations for them.
+inference/constraints.py). Without prefix and automaton, a step has no operations for these features.
 
-A search may forbid tokens, but this changes no probability: the log-probabilities are the model's own, over its whole
-vocabulary, also for a forced end token. Teacher forcing gives the same values for the same tokens.
+A search may forbid tokens, but this does not change any probability. The log-probabilities are those of the model over
+its whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
 
 `Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
-`beam_search` run a search to its end, in one program. inference/batches.py stops between two steps instead, and
-continues with the open sentences.
+`beam_search` run a search to its end, in one program. inference/batches.py instead stops a search between two steps and
+continues with only the sentences that are still open (not finished).
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ class Hypotheses(flax.struct.PyTreeNode):
     Attributes:
       tokens: int [batch, hypotheses, length], including the end token if there is one, then padding.
       log_probs: float [batch, hypotheses], log-probability of the tokens under the model.
-      scores: float [batch, hypotheses], log_probs / length_penalty, which ranks them; IMPOSSIBLE where there is none.
+      scores: float [batch, hypotheses], log_probs / length_penalty. Hypotheses are ranked by these scores. The score of
+        a missing hypothesis is IMPOSSIBLE.
     """
     tokens: Any  # any type, because tree.map may replace the arrays
     log_probs: Any
@@ -66,8 +67,9 @@ class Follow(NamedTuple):
     """Rules about which tokens may follow.
 
     Attributes:
-      table: int [states, vocab], the state after each token, below 0 if the token is excluded; None without automaton.
-      ends: int, the number of states in which an output may end; they have the lowest numbers.
+      table: int [states, vocab], the state after each token, or DEAD (-1) if the token is excluded; None without
+        automaton.
+      ends: int, the number of states in which an output may end. These states have the lowest numbers.
       new_word: bool [vocab], the tokens that begin a word; required if a prefix has NEW_WORD.
     """
     table: Any = None
@@ -76,7 +78,7 @@ class Follow(NamedTuple):
 
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
-    """Returns ((5 + |Y|) / 6)^alpha, |Y| with the end token (Wu et al. 2016, arXiv:1609.08144, equation 14)."""
+    """Returns ((5 + length) / 6)^alpha (Wu et al. 2016, arXiv:1609.08144, eq. 14). `length` includes the end token."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
@@ -86,7 +88,7 @@ def _wanted(state, vocabulary):
 
 
 def _excluded(state, vocabulary, cut, follow):
-    """Returns the tokens that each hypothesis excludes [batch, hypotheses, vocab], or None if there are no rules."""
+    """Returns a mask of the excluded tokens, [batch, hypotheses, vocab], or None if no token can be excluded."""
     excluded = None
     if state.places is not None:
         behind = follow.table[state.places]
@@ -104,15 +106,16 @@ def _next_places(places, token, follow):
 
 
 def _best(logits, count, state, vocabulary, cut, follow):
-    """Returns the `count` most probable allowed tokens and their log-probabilities, IMPOSSIBLE if there are fewer.
+    """Returns the `count` most probable allowed tokens, and their log-probabilities (IMPOSSIBLE for missing tokens).
 
     Padding, the start token and the vocabulary's `others` are never allowed. At the limit, only the end token is
-    allowed, unless `cut`. Within a prefix, only its tokens are allowed.
+    allowed, unless `cut`. Within a prefix, only the token of the prefix is allowed.
     """
     excluded = _excluded(state, vocabulary, cut, follow)
     if excluded is None:
         values, tokens = largest(logits, count, vocabulary.forbidden)
-        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]  # they have probabilities, too
+        # The normaliser includes the forbidden tokens.
+        forbidden = [logits[..., token, None] for token in vocabulary.forbidden]
         greatest = functools.reduce(jnp.maximum, forbidden, values[..., :1])
     else:
         values, tokens = largest(jnp.where(excluded, -jnp.inf, logits), count, vocabulary.forbidden)
@@ -157,20 +160,20 @@ class SampleState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Draws `num_samples` outputs for each sentence, token by token; temperature 0 is greedy search.
+    """Sampling of `num_samples` outputs for each sentence, token by token. Temperature 0 is greedy search.
 
-    The draws for a sentence depend only on its key, not on the other sentences in the batch.
+    The samples for a sentence depend only on the key of the sentence, not on the other sentences in the batch.
 
     Attributes:
       vocabulary: the special tokens.
       max_length: the maximum number of steps; no sentence has a greater limit.
       num_samples: the number of outputs for each sentence.
-      alpha: the exponent of the length penalty, by which outputs are ranked.
-      cut: whether an output that reaches its limit stays without an end token; otherwise it gets one.
+      alpha: the exponent of the length penalty. Outputs are ranked by log-probability / length_penalty.
+      cut: whether an output that reaches its limit has no end token. If false, the end token is forced.
       temperature: the divisor of the logits.
       top_k: the number of most probable tokens from which a token is drawn (0: all).
-      top_p: of these tokens, the smallest set whose probability reaches this value is used (Holtzman et al. 2020,
-        arXiv:1904.09751).
+      top_p: a probability. The token is drawn from the smallest set of the most probable of these tokens that has at
+        least this probability (Holtzman et al. 2020, arXiv:1904.09751).
     """
     vocabulary: Vocabulary
     max_length: int
@@ -184,7 +187,7 @@ class Sample:
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
               keys: Key[Array, ' batch'] | None = None, *, prefixes: Int[Array, 'batch length'] | None = None,
               places: Int[Array, ' batch'] | None = None) -> SampleState:
-        """Returns the first state. `prefixes` are padded, and `places` are first states of an automaton (`Follow`)."""
+        """Returns the first state. `prefixes` are padded. `places` are initial states of an automaton (`Follow`)."""
         shape = limits.shape[0], self.num_samples
         return SampleState(step=jnp.zeros((), jnp.int32), limits=limits, keys=keys,
                            last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
@@ -194,7 +197,7 @@ class Sample:
                            prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: SampleState) -> Bool[Array, ' batch']:
-        """Returns which sentences have an output that has not ended."""
+        """Returns a mask of the sentences that have an unfinished output."""
         return ~state.ended.all(axis=1)
 
     def step(self, decode_step: DecodeStep, state: SampleState, follow: Follow | None = None) -> SampleState:
@@ -213,7 +216,7 @@ class Sample:
         if self.temperature == 0:
             values, tokens = _best(logits, 1, state, self.vocabulary, self.cut, follow)
             return tokens[..., 0], values[..., 0]
-        assert state.keys is not None, 'a temperature above 0 draws'
+        assert state.keys is not None, 'a temperature above 0 needs keys'
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
         allowed = jnp.where(_allowed(logits, self.vocabulary), logits, IMPOSSIBLE)
         if (excluded := _excluded(state, self.vocabulary, self.cut, follow)) is not None:
@@ -246,7 +249,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
     if top_p < 1.0:
         order = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(order, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities  # of the tokens that are more probable
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities  # probability of the tokens that are more probable
         smallest = jnp.min(jnp.where(before < top_p, order, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < smallest, IMPOSSIBLE, logits)
     return logits
@@ -261,7 +264,7 @@ class BeamState(flax.struct.PyTreeNode):
     alive_scores: Any   # [batch, beam] log-probabilities; IMPOSSIBLE where there is no hypothesis
     ended_tokens: Any   # [batch, beam, length]
     ended_probs: Any    # [batch, beam] log-probabilities
-    ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is none
+    ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is no hypothesis
     cache: Any
     prefixes: Any = None  # [batch, length]
     places: Any = None    # [batch, beam]
@@ -269,12 +272,12 @@ class BeamState(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Beam search: at each step, the `beam` best extensions of a sentence's hypotheses survive.
+    """Beam search: at each step, the `beam` best extensions of a sentence's hypotheses are kept.
 
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
-    greedy search, and a beam as wide as the space is exhaustive. The search of a sentence is complete when its n-th
-    best ended hypothesis scores at least as much as the best alive one can still reach: its log-probability, which can
-    only decrease, divided by the penalty of the maximum length.
+    greedy search, and a beam that holds all hypotheses is exhaustive search. The search for a sentence stops when no
+    alive hypothesis can become one of the n best. The bound for the score of an alive hypothesis is its current
+    log-probability, which can only decrease, divided by the penalty of the maximum length.
 
     Attributes:
       vocabulary: the special tokens.
@@ -282,7 +285,7 @@ class Beam:
       beam: the number of hypotheses of a sentence that are alive at a time.
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
-      cut: whether a hypothesis that reaches its limit stays without an end token; otherwise it gets one.
+      cut: whether a hypothesis that reaches its limit has no end token. If false, the end token is forced.
     """
     vocabulary: Vocabulary
     max_length: int
@@ -307,7 +310,7 @@ class Beam:
                      prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
-        """Returns which sentences have a hypothesis that may still become one of the n best."""
+        """Returns a mask of the sentences that have a hypothesis that may still become one of the n best."""
         best_alive = state.alive_scores.max(axis=1)
         attainable = best_alive / length_penalty(state.limits, max(self.alpha, 0.0))
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
@@ -316,7 +319,7 @@ class Beam:
         return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
-        """Selects the `beam` best extensions of each hypothesis, then the best ones of each sentence."""
+        """Selects the `beam` best extensions of each hypothesis, then the `beam` best extensions of each sentence."""
         logits, cache = decode_step(state.last, state.cache)
         batch, beam, size = logits.shape
         rows, width = jnp.arange(batch)[:, None], min(beam, size)
@@ -343,10 +346,11 @@ class Beam:
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
     def _given_up(self, logits, best, state, follow):
-        """Returns the hypotheses [batch, beam] that end with a word to avoid which the model itself would end here.
+        """Returns a mask [batch, beam] of hypotheses to drop, because the model would end a word to avoid here.
 
-        Only a letter may follow it, so an unlikely letter would make a word that does not exist. A sentence keeps these
-        hypotheses if it has no other one.
+        After the last letter of a word to avoid, only a letter may follow. If an excluded token is the most probable
+        token, the letter would make a word that does not exist. A sentence without other hypotheses keeps the
+        masked hypotheses.
         """
         alive = state.alive_scores > IMPOSSIBLE
         most_probable = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0] >= logits.max(axis=-1)
@@ -365,7 +369,7 @@ Search = Sample | Beam
 
 def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Array, ''] | int,
             at_least: Int[Array, ''] | int = 1, follow: Follow | None = None) -> Any:
-    """Runs steps until step `until`, while at least `at_least` sentences are open."""
+    """Runs steps until step `until`, or until fewer than `at_least` sentences are open."""
     def running(state):
         return (state.step < until) & (search.open(state).sum() >= at_least)
 

@@ -1,4 +1,4 @@
-"""Converts outputs to rows: of --format=jsonl, and of a pandas table."""
+"""Converts outputs to lines of --format=jsonl or to a pandas table."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from runtime.errors import UserError
 
 
 def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
-    """Returns an answer in the form that --format=jsonl writes."""
+    """Returns an answer as the JSON object that --format=jsonl writes."""
     source, target = model.tokenizers['source'], model.tokenizers['target']
 
     def described(hypothesis):
@@ -23,8 +23,8 @@ def as_json(model: TextModel, answer: Output) -> dict[str, Any]:
 def to_pandas(outputs: Sequence[Output]) -> Any:
     """Returns a DataFrame with a row for each hypothesis, in order.
 
-    Its columns are line and rank (both from 1), source, text, tokens (their number, without the end token), log_prob,
-    score and ended.
+    The columns are line and rank (counted from 1), source, text, tokens (the number of tokens without the end token),
+    log_prob, score and ended.
 
     Raises:
       UserError: if pandas is not installed.

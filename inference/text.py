@@ -23,29 +23,31 @@ from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
 from inference.constraints import Automaton, begin_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
-from inference.options import search_options as search_options  # notebooks import it from here
+from inference.options import search_options as search_options  # notebooks import search_options from here
 from input_pipeline.data import Data
 from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
 from runtime.errors import UserError
 
 VOCABULARY = search.Vocabulary(pad=PAD, bos=BOS, eos=EOS, others=(UNK,))
-LENGTHS = 16  # inputs are padded to multiples of this, so that few lengths are compiled
-CHUNK = 32  # batches of lines that are read, sorted by length and answered together, so that memory is bounded
-CHUNK_CHARACTERS = 2 ** 23  # a chunk ends with the line that exceeds this
+LENGTHS = 16  # inputs are padded to multiples of this number, so that few lengths are compiled
+# Number of batches in a chunk. All lines of a chunk are read, sorted by length and answered together. So the memory is
+# bounded for an input of any length.
+CHUNK = 32
+CHUNK_CHARACTERS = 2 ** 23  # a chunk ends with the line that exceeds this number of characters
 
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """One output.
+    """One of the texts that a search returns for an input.
 
     Attributes:
       text: the decoded tokens.
       tokens: the tokens, without the end token.
       log_prob: the model's log-probability of the tokens and, if `ended`, of the end token. It equals the result of
         teacher forcing.
-      score: log_prob / ((5 + length) / 6)^alpha, where length counts the same tokens. Hypotheses are ranked by it.
-      ended: whether an end token follows. A continuation that reached its length limit has none.
+      score: log_prob / ((5 + length) / 6)^alpha, where length counts the same tokens. Hypotheses are ranked by score.
+      ended: whether an end token follows. A continuation that reached its length limit has no end token.
     """
     text: str
     tokens: list[int]
@@ -55,14 +57,14 @@ class Hypothesis:
 
     @classmethod
     def forced(cls, text: str, tokens: list[int], log_probs: Sequence[float], alpha: float) -> 'Hypothesis':
-        """Returns a given text as a hypothesis. `log_probs` are those of its tokens and its end token."""
+        """Returns a given text as a hypothesis. `log_probs` has a value for each token and for the end token."""
         log_prob = math.fsum(log_probs)
         return cls(text, tokens, log_prob, float(log_prob / search.length_penalty(len(log_probs), alpha)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A line of text and its hypotheses, best first. An empty line has one empty hypothesis."""
+    """An input text and its hypotheses, best first. An empty input has one empty hypothesis."""
     source: str
     source_tokens: list[int]
     hypotheses: list[Hypothesis]
@@ -86,22 +88,22 @@ class TokenProbability(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """The beginning of an output.
+    """The required beginning of an output.
 
     Attributes:
-      prefix: the first tokens. The last one may be search.NEW_WORD.
-      place: the state in which the automaton of the words to avoid begins.
+      prefix: the first tokens. The last token may be search.NEW_WORD.
+      place: the initial state of the automaton of the words to avoid.
     """
     prefix: Sequence[int] = ()
     place: int = 0
 
 
 def encode_prefix(tokenizer: Tokenizer, prefix: str) -> Begin:
-    """Returns the beginning of an output that must begin with a text.
+    """Encodes the text with which an output must begin.
 
-    A space at the end of the text belongs to the next word if the tokenizer has subwords that begin with a space, or if
-    it drops a space at the end of a text, as SentencePiece does by default. Then the search chooses any token that
-    begins with a space.
+    A space at the end of the text belongs to the next word if the tokenizer has subwords that begin with a space. The
+    same holds if the tokenizer drops a space at the end of a text, as SentencePiece does by default. In these cases,
+    the search may choose any token that begins with a space.
     """
     if not prefix.strip():
         return Begin()
@@ -116,7 +118,7 @@ class SearchInput(NamedTuple):
 
     Attributes:
       encoded: the tokens that the model encodes.
-      start: the token that decoding starts from.
+      start: the first input token of the decoder.
       limit: the maximum number of new tokens.
     """
     encoded: list[int]
@@ -149,9 +151,9 @@ class TextModel(abc.ABC):
       params: the parameters of the module.
       tokenizers: {'source': tokenizer of the input, 'target': tokenizer of the output}.
       multiline: whether an output may have several lines.
-      unpredicted: the number of tokens at the beginning of a text that nothing predicts. `token_probabilities` begins
-        after them.
-      titles: {kind of `attention`: (name of its queries, name of its keys)}.
+      unpredicted: the number of tokens at the beginning of a text that the model does not predict.
+        `token_probabilities` begins after these tokens.
+      titles: {kind of `attention`: (name of the queries, name of the keys)}.
       name: the name of the run, for messages.
     """
 
@@ -169,11 +171,11 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, lines: Sequence[str], options: SearchOptions, *, first: int = 0) -> list[Output]:
-        """Returns an output for each line, in order. `first` is the number of lines before them in the file."""
+        """Returns an output for each line, in order. `first` is the number of earlier lines in the file."""
 
     def respond_all(self, lines: Iterable[str], options: SearchOptions,
                     respond: Callable[..., list[Output]] | None = None) -> Iterator[list[Output]]:
-        """Yields lists of outputs, one output for each line, in order. Lines are read only as they are answered.
+        """Yields lists of outputs, one output for each line, in order. Lines are read in chunks, when they are needed.
 
         `respond` replaces `self.respond`.
         """
@@ -184,7 +186,7 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, data: Data, split: str, count: int, options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns at most `count` outputs for examples of a split, each with its reference, or '' without one."""
+        """Returns at most `count` outputs for examples of a split, each with its reference or ''."""
 
     @abc.abstractmethod
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
@@ -196,7 +198,7 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
-        """Returns names of the input and the output, such as 'source' and 'translation'; '' without an output."""
+        """Returns names of the input and the output: ('source', 'translation'). The second is '' without an output."""
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
@@ -206,8 +208,9 @@ class TextModel(abc.ABC):
         """Returns the probability of each token of the best hypothesis, given the tokens before it (teacher forcing).
 
         Args:
-          output: for a translation, the result covers its tokens and the end token. For a language model, it covers
-            the prompt and the continuation as far as one window reaches, without the first token.
+          output: an output of the model. For a translation, the result has an entry for each token of the translation
+            and for the end token. For a language model, it has an entry for each token of the prompt and the
+            continuation except the first token. If these are longer than one window, they are truncated.
           top: the maximum number of alternatives to each token.
         """
         read, written = self._read_and_written(output)
@@ -223,7 +226,7 @@ class TextModel(abc.ABC):
         return result
 
     def _ends(self, text: str, count: int, side: str = 'source') -> tuple[int, list[int], list[int]]:
-        """Returns the number of tokens of a text, its first `count` and its last `count`, in bounded memory."""
+        """Returns the number of tokens of a text, its first `count` tokens and its last `count`, in bounded memory."""
         length, first, last = 0, [], collections.deque(maxlen=count)
         for part in self.tokenizers[side].encode_parts(text):
             length += len(part)
@@ -248,7 +251,7 @@ class TextModel(abc.ABC):
         return jnp.take_along_axis(probabilities, targets[..., None], axis=-1)[..., 0], best, best_probabilities
 
     def _padded(self, rows: Sequence[Sequence[int]], count: int = 0) -> Int[np.ndarray, 'rows length']:
-        """Returns an array of at least `count` rows, padded to a multiple of LENGTHS if the model reads that many."""
+        """Returns an array of at least `count` rows, padded to a multiple of LENGTHS if the model can read so many."""
         longest = max(1, *map(len, rows))
         length = max(longest, min(-(-longest // LENGTHS) * LENGTHS, self.module.length_limit or sys.maxsize))
         padded = np.full((max(count, len(rows)), length), PAD, np.int32)
@@ -258,10 +261,10 @@ class TextModel(abc.ABC):
 
 
 class SearchModel(TextModel):
-    """A model that writes text by a search, token by token. Its module also has encode, init_cache and decode_step.
+    """A model that writes text by a search, token by token. The module has encode, init_cache and decode_step.
 
     Attributes:
-      cut: whether an output that reaches its length limit stays without an end token; otherwise it gets one.
+      cut: whether an output that reaches its length limit has no end token. If false, the end token is forced.
       distribute: puts the arrays of a search on the devices of the parameters.
     """
 
@@ -271,7 +274,7 @@ class SearchModel(TextModel):
         super().__init__(module, params, tokenizers)
         self.distribute: Callable[[Any], Any] = lambda arrays: arrays  # no change for one device
         self._batches = BatchSearch(module)
-        self._automata: dict[Any, Automaton] = {}  # {phrases: automaton}; only the last one is kept
+        self._automata: dict[Any, Automaton] = {}  # {phrases: automaton}; only the last automaton is kept
 
     @abc.abstractmethod
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
@@ -299,8 +302,8 @@ class SearchModel(TextModel):
             return self.find([sources[row] for row in rows], [numbers[row] for row in rows], share, draw,
                              limits and [limits[row] for row in rows], begins and [begins[row] for row in rows])
 
-        # Inputs of similar length share a batch: they need less padding, and end at about the same step. The longest
-        # ones come first, so that no thread works on them alone at the end.
+        # Inputs of similar length are in the same batch, because they need less padding and end at about the same step.
+        # The longest inputs come first. Otherwise one thread would still work on them when the other threads are idle.
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
         batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
@@ -310,9 +313,9 @@ class SearchModel(TextModel):
                                 if found.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
             finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
-            raise UserError(f'{self.name}: the search finds no output, because the logits are NaN or infinite'
-                            + ('' if finite else ', as the parameters are') + '. Use another --checkpoint, or train '
-                            'again with a lower learning rate')
+            what = 'logits' if finite else 'parameters and logits'
+            raise UserError(f'{self.name}: the search finds no output, because the {what} are NaN or infinite. '
+                            'Use another --checkpoint, or train again with a lower learning rate')
         return results
 
     def find(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
@@ -320,10 +323,11 @@ class SearchModel(TextModel):
              begins: Sequence[Begin] | None = None) -> search.Hypotheses:
         """Returns the hypotheses for at most options.batch_size tokenised sources, as NumPy arrays.
 
-        The draws for a source depend on the seed, its number and `draw`, not on the other sources. `limits` are maximum
-        numbers of new tokens that replace those of `options`. `begins` are the beginnings of the outputs.
+        Random samples for a source depend on the seed, the number of the source and `draw`, not on the other sources.
+        `limits` are the maximum numbers of new tokens; by default, `options` determine them. `begins` are the required
+        beginnings of the outputs.
         """
-        # Few batch shapes are compiled: a full batch, or the next power of two.
+        # The number of rows is that of a full batch or a power of two, so that few shapes are compiled.
         rows = min(options.batch_size, 1 << (len(sources) - 1).bit_length())
         inputs = [self._search_input(tokens, options) for tokens in sources]
         source = self._padded([single.encoded for single in inputs], rows)
@@ -344,7 +348,7 @@ class SearchModel(TextModel):
                                   self._follow(automaton, batch))
 
     def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
-        """Returns the rules of the batch about which tokens may follow; None if there are none."""
+        """Returns the rules about the tokens that may follow in this batch, or None if there are no rules."""
         new_word = None
         if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
             new_word = begin_words(self.tokenizers['target'])
@@ -370,7 +374,7 @@ class SearchModel(TextModel):
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
-    """Returns the next `count` lines; fewer if they exceed CHUNK_CHARACTERS, or if the next line has not arrived."""
+    """Returns the next `count` lines, or fewer if they exceed CHUNK_CHARACTERS or the next line has not arrived."""
     chunk, characters, deadline = [], 0, 0.0
     while len(chunk) < count and characters <= CHUNK_CHARACTERS:
         if chunk and isinstance(lines, Arriving) and not lines.ready(deadline):
@@ -384,17 +388,17 @@ def _chunk(lines: Iterator[str], count: int) -> list[str]:
 
 
 def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndarray, 'layer batch head t s']]:
-    """Returns {kind: weights} that a module has sown into 'attention'.
+    """Returns {kind: weights} from the collection 'attention', in which the module has stored its attention weights.
 
     Kinds are 'encoder' and 'decoder' (self-attention) and 'cross'.
 
     Raises:
-      UserError: for an ensemble, because each of its members has sown its own weights.
+      UserError: for an ensemble, because each run of an ensemble has its own weights.
     """
     if 'members_0' in collections.get('attention', {}):
-        raise UserError('an ensemble has no attention, because each of its runs has its own. Open one of the runs')
+        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open one run')
     weights: dict[str, np.ndarray] = {}
-    # In a training with many processes, each process has a part of the weights.
+    # In a training with several processes, each process has only a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():
         order = sorted(layers, key=lambda name: int(name.rpartition('_')[2]))
         for sublayer, kind in ('self_attention', stack), ('cross_attention', 'cross'):

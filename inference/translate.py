@@ -39,15 +39,16 @@ END = '</s>'  # the end token in lists of pieces
 SAMPLES = 3  # number of translations that an evaluation logs
 CASED = ('bleu', 'chrf', 'chrf++', 'exact_match')  # scores that distinguish upper and lower case
 
-TokenPair = tuple[Sequence[int], Sequence[int]]  # a source and a target
+TokenPair = tuple[Sequence[int], Sequence[int]]  # the tokens of a source and a target
 
 
 def note_on_case(config: ConfigDict) -> dict[str, str]:
-    """Returns {'note': ...} about the scores of a run whose tokenizer folds case, and logs it once; {} otherwise."""
+    """Returns {'note': ...} about scores if the run's tokenizer folds case, and logs the note once; otherwise {}."""
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
-    note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references do: '
-            f'{", ".join(CASED)} count that as wrong; bleu_lowercased_tokenised, bleu_lowercased_moses and ter do not')
+    note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
+            f'capitals. {", ".join(CASED)} count this difference as an error; bleu_lowercased_tokenised, '
+            'bleu_lowercased_moses and ter do not')
     _warn(note)
     return {'note': note}
 
@@ -77,9 +78,10 @@ class Translator(SearchModel):
                   prefixes: Sequence[str] | None = None) -> list[Output]:
         """Translates sentences, in order. An empty or blank sentence has an empty translation.
 
-        `first` is the number of sentences before them in their file; draws depend on it and on the seed. `prefixes` are
-        the beginnings of the translations; '' leaves the beginning free. The log-probability of a translation includes
-        its prefix. The last word of a prefix may continue, unless a space follows it.
+        `first` is the number of earlier sentences in the file. Random samples depend on the number of the sentence in
+        the file, and on the seed. Each translation begins with its prefix in `prefixes`; a prefix '' has no effect. The
+        log-probability of a translation includes the prefix. The translation may continue the last word of a prefix,
+        unless the prefix ends with a space.
 
         Raises:
           UserError: if a prefix is too long, has characters that are not in the vocabulary, contains a word to avoid,
@@ -99,7 +101,8 @@ class Translator(SearchModel):
         """Returns the beginning of each translation."""
         prefixes = checked_texts(prefixes)
         if len(prefixes) != len(sentences):
-            raise UserError(f'{len(prefixes)} prefixes for {len(sentences)} sentences: each sentence needs one')
+            raise UserError(f'{len(prefixes)} prefixes for {len(sentences)} sentences: each sentence needs '
+                            "a prefix; use '' for no prefix")
         tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
@@ -110,12 +113,12 @@ class Translator(SearchModel):
             if prefix.strip() and not tokens:
                 problem = 'the sentence is empty, so its translation is empty'
             elif UNK in begin.prefix:
-                problem = 'it has characters that are not in the vocabulary'
+                problem = 'this prefix has characters that are not in the vocabulary'
             elif count >= limit:
-                problem = (f'it has {count} tokens, but the translation may have {limit}, including its end token. '
+                problem = (f'this prefix has {count} tokens, but the translation may have {limit}, with its end token. '
                            'Increase --extra_length, or shorten the prefix')
             elif automaton and not automaton.allows(begin.prefix, count == limit - 1, prefix):
-                problem = 'it contains a word to avoid'
+                problem = 'this prefix contains a word to avoid'
             if problem:
                 raise UserError(f'line {number}: the translation cannot begin with {prefix[:80]!r}: {problem}')
             begins.append(begin)
@@ -126,19 +129,19 @@ class Translator(SearchModel):
         return self.translate(lines, options, first=first)
 
     def forced(self, source: str, target: str) -> Output:
-        """Returns the result of `forced_all` for one pair, whose score is its log-probability."""
+        """Returns the result of `forced_all` for one pair. The score is the log-probability, without length penalty."""
         return self.forced_all([(source, target)], SearchOptions(alpha=0.0))[0]
 
     def forced_all(self, pairs: Sequence[tuple[str, str]], options: SearchOptions = BEAM_SEARCH, *,
                    first: int = 0) -> list[Output]:
-        """Returns an output for each source and target, whose only hypothesis is the given target.
+        """Scores given targets. Returns an output for each pair (source, target), with the target as only hypothesis.
 
-        Its log-probability is that of the target's tokens and the end token, given the source. An empty target has only
-        the end token. Attention and probabilities can be computed for these outputs, too. A long source is truncated as
-        in `translate`. `first` is the number of pairs before them in their file.
+        The log-probability is that of the target's tokens and the end token, given the source. An empty target has only
+        the end token. Attention and token probabilities can also be computed for these outputs. A long source is
+        truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:
-          UserError: if a target is longer than the model's positions, or than a translation can be.
+          UserError: if a target has more tokens than the model has positions, or than a translation can have.
         """
         texts = checked_texts([text for pair in pairs for text in pair])
         sources = [self._tokens(text, first + row) for row, text in enumerate(texts[::2])]
@@ -151,7 +154,7 @@ class Translator(SearchModel):
     def validate(self, data: PairData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns BLEU of the validation split, decoded with config.eval.method, and a few translations.
 
-        The first translation has its attention.
+        The result also has the first output and its attention.
         """
         pairs = data.pairs('validation')[:config.eval.bleu_sentences or None]
         sources, references = zip(*pairs, strict=True)
@@ -160,7 +163,7 @@ class Translator(SearchModel):
         scores = corpus_scores([output.text for output in found], references)
         samples = '\n'.join(f'  {output.source}\n    = {reference}\n    ? {output.text}'
                             for output, reference in zip(found[:SAMPLES], references, strict=False))
-        weights = self.attention(found[0])  # a recurrent model with a fixed context has none
+        weights = self.attention(found[0])  # a recurrent model with a fixed context has no attention
         if config.eval.metric in CASED:
             note_on_case(config)
         return Evaluation({name: scores[name] for name in ('bleu', 'bleu_lowercased_tokenised', 'exact_match')},
@@ -170,7 +173,7 @@ class Translator(SearchModel):
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
         """Returns corpus scores of a split, and its sources, references and translations.
 
-        Before it computes anything, it warns about sentences that are too long to be read or scored completely.
+        First logs a warning about sentences that are too long to be read or scored completely.
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)
@@ -206,7 +209,8 @@ class Translator(SearchModel):
     def _encoded(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
         """Returns sources and references as tokens, including end tokens.
 
-        A long source is truncated as in `translate`, and a long reference to the learned positions, with a warning.
+        Long sources are truncated as in `translate`. Long references are truncated to the number of learned positions.
+        Truncation is logged as a warning.
         """
         source, target = (self.tokenizers[side] for side in ('source', 'target'))
         whole = [(source.encode(a), [*target.encode(b), EOS]) for a, b in pairs]
@@ -218,8 +222,8 @@ class Translator(SearchModel):
                         'their translations are compared with the complete references', long_sources, len(pairs), most)
         if long_references:
             log.warning('%d of %d references have more than %d tokens, the number of learned positions '
-                        '(config.model.max_length): no translation is longer, and the perplexity is that of the first '
-                        '%d tokens. BLEU, chrF and exact match compare with the complete references',
+                        '(config.model.max_length): translations cannot be longer, and the perplexity includes only '
+                        'the first %d tokens. BLEU, chrF and exact match compare with the complete references',
                         long_references, len(pairs), reach, reach)
         return [([*tokens[:most], EOS], tokens_out[:reach]) for tokens, tokens_out in whole]
 
@@ -232,7 +236,7 @@ class Translator(SearchModel):
           'cross': [layer, head, target, source]}, including the end tokens. Row t of 'decoder' and 'cross' predicts
           target token t. A recurrent model has only 'cross', with one layer and one head.
         """
-        # Padded to a multiple of LENGTHS, so that many sentences share a compilation.
+        # The inputs are padded to a multiple of LENGTHS, so that many sentences use the same compiled program.
         read, _ = self._read_and_written(output)
         source, target = read['source'], read['target']
         inputs = {'source': self._padded([source]), 'target': self._padded([target])}
@@ -267,7 +271,7 @@ class Translator(SearchModel):
 
     @override
     def _search_input(self, tokens: Sequence[int], options: SearchOptions) -> SearchInput:
-        limit = len(tokens) + options.extra_length + 1  # the end token
+        limit = len(tokens) + options.extra_length + 1  # 1 for the end token
         return SearchInput([*tokens, EOS], BOS, min(limit, self.module.length_limit or limit))
 
     @override
@@ -286,16 +290,17 @@ class Translator(SearchModel):
             limit = (f'the model has learned positions for {reach}, including the end token (config.model.max_length)'
                      if reach <= most else f'at most {most} can be scored, including the end token '
                      '(config.data.max_length and --extra_length)')
-            raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}. Shorten it')
+            raise UserError(f'line {number + 1}: this translation has {length} tokens, but {limit}. Shorten '
+                            'the translation')
         return tokens
 
     def reads_whole(self, source: str) -> bool:
-        """Returns whether `translate` reads all of a source; a longer one is truncated."""
+        """Returns whether `translate` reads the whole source. A longer source is truncated."""
         return self._ends(source, 0)[0] < self.max_length
 
     def _tokens(self, text: str, number: int) -> list[int]:
         length, tokens, _ = self._ends(text, self.max_length - 1)
         if length > len(tokens):
-            log.warning('line %d has %d tokens: only the first %d are translated (config.data.max_length)',
+            log.warning('line %d has %d tokens: only the first %d tokens are translated (config.data.max_length)',
                         number + 1, length, len(tokens))
         return tokens

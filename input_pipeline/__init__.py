@@ -1,1 +1,4 @@
-"""The path from text to batches: sources -> tokenizer -> token store -> batch plan -> prefetching iterator."""
+"""The input pipeline, from text to batches.
+
+The steps are: sources -> tokenizer -> token store -> batch plan -> prefetching iterator.
+"""

@@ -22,21 +22,23 @@ from input_pipeline.splits import SPLITS, Parts, without_files
 from runtime.errors import UserError
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
-NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; any other is a channel
+NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; every other column is a channel
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 
 
 class Examples(NamedTuple):
-    """The examples of one split as they were read; `where` names the split in messages."""
+    """The examples of one split, before preprocessing. `where` is the name of the split in error messages."""
     inputs: np.ndarray   # [n, *space, channels]
-    targets: np.ndarray  # [n]: classes or values; [n, values]
+    targets: np.ndarray  # classes [n], or values [n] or [n, values]
     where: str
 
 
 def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], Parts]:
-    """Returns a function that reads a split of the data set in `folder`, and the splits without files.
+    """Opens the data set in `folder`.
 
-    The splits without files are held out from the training data.
+    Returns:
+      (read, parts): `read` is a function that reads the examples of a split. `parts` are the splits without files,
+      which are held out from the training data.
 
     Raises:
       UserError: if the folder has no data set.
@@ -61,7 +63,7 @@ def has_files(folder: Path, split: str) -> bool:
 
 
 def _find(folder: Path, split: str, kind: str) -> Path | None:
-    """Returns the file of a split in a folder, plain or .gz; None if there is none."""
+    """Returns the file of a split in a folder, plain or .gz, or None if no such file exists."""
     path = _path(folder, split, kind)
     return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
@@ -76,7 +78,7 @@ def _needed(folder: Path, split: str, kind: str) -> Path:
     """Returns the file of a split in a folder, plain or .gz.
 
     Raises:
-      UserError: if there is none.
+      UserError: if the file does not exist.
     """
     if path := _find(folder, split, kind):
         return path
@@ -86,7 +88,7 @@ def _needed(folder: Path, split: str, kind: str) -> Path:
 
 
 def read_idx(folder: Path, split: str) -> Examples:
-    """Reads grey images and their classes from IDX files."""
+    """Reads grayscale images and their classes from IDX files."""
     images_path, labels_path = (_needed(folder, split, kind) for kind in (IDX_IMAGES, IDX_LABELS))
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)
     if len(images) != len(labels):
@@ -97,8 +99,8 @@ def read_idx(folder: Path, split: str) -> Examples:
 def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
     """Reads the array of unsigned bytes in an IDX file, plain or .gz.
 
-    The format: two zero bytes, the type (8), the number of axes, the length of each axis (32 bits, big-endian),
-    then the bytes with the last axis fastest.
+    An IDX file consists of two zero bytes, the type (8), the number of axes, the length of each axis (32 bits,
+    big-endian), and the values in C order (the index of the last axis changes fastest).
 
     Raises:
       UserError: if the file has another format or is damaged.
@@ -113,8 +115,8 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
     lengths = [int.from_bytes(content[i:i + 4], 'big') for i in range(4, header, 4)]
     expected = header + math.prod(lengths)
     if len(content) != expected:
-        raise UserError(f'{path} is truncated or damaged: its header announces {" x ".join(map(str, lengths))}, which '
-                        f'is {expected} bytes in all, but it has {len(content)}. Download it again')
+        raise UserError(f'{path} is truncated or damaged: its header announces {" x ".join(map(str, lengths))}, so '
+                        f'the file must have {expected} bytes, but it has {len(content)}. Download the file again')
     return np.frombuffer(content, np.uint8, offset=header).reshape(lengths)
 
 
@@ -131,38 +133,49 @@ def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run any code
             if missing := [name for name in names if name not in archive]:
-                raise UserError(f'{path} has no array {missing[0]!r}, only {", ".join(archive.files) or "nothing"}. '
+                raise UserError(f'{path} has no array {missing[0]!r}. It contains '
+                                f'{", ".join(archive.files) or "nothing"}. '
                                 f'Write it with numpy.savez(file, {", ".join(f"{name}=..." for name in names)})')
             arrays = [archive[name] for name in names]
-    # The archive is damaged, or compressed or encrypted in a way that NumPy does not support; or a header asks for more
-    # than fits into memory or a C integer, or is not the Python literal that NumPy reads with Python's tokenizer.
+    # The archive is damaged, or NumPy does not support its compression or encryption. Or the header of an array has a
+    # size that does not fit into memory or into a C integer. Or the header is not a valid Python literal: NumPy reads
+    # the header with Python's tokenizer.
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
             OverflowError, SyntaxError, tokenize.TokenError) as error:
         raise UserError(f'{path} cannot be read: {error}') from None
     for name, array in zip(names, arrays, strict=True):
-        if not isinstance(array, np.ndarray):  # for other members, a pickle or a text, NumPy returns bytes
+        if not isinstance(array, np.ndarray):  # NumPy returns bytes if the member is a pickle or a text
             raise UserError(f'{path}: {name} is not an array. Write it with numpy.savez')
     return arrays
 
 
 def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples *space channels']:
-    """Reads the array `inputs` of an NPZ file, to predict from; `shape` is that of one example, [*space, channels].
+    """Reads the examples for a prediction from the array `inputs` of an NPZ file.
+
+    Args:
+      path: the NPZ file.
+      shape: the shape of one example, [*space, channels].
 
     Raises:
-      UserError: if there is no such array, it has another shape, or its values are not all finite numbers.
+      UserError: if the array is missing, has another shape, or contains values that are not finite numbers.
     """
     if not os.path.isfile(path):
-        raise UserError(f'{path} is not a file. Give an .npz file with an array inputs, [n, *space, channels]')
+        raise UserError(f'{path} is not a file. Give an .npz file with an array inputs [n, *space, channels]')
     inputs, = _arrays(Path(path), ('inputs',))
     return as_inputs(inputs, shape, f'{path}: inputs')
 
 
 def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
               where: str) -> Num[np.ndarray, 'examples *space channels']:
-    """Returns `inputs` as an array of examples with the shape [*space, channels] of the model; `where` begins messages.
+    """Returns `inputs` as an array of examples.
+
+    Args:
+      inputs: the examples, as an array or as nested lists.
+      shape: the shape of one example, [*space, channels], that the model reads.
+      where: the name of the inputs in error messages.
 
     Raises:
-      UserError: if the shape is another one, or the values are not all finite numbers.
+      UserError: if the examples have another shape, or contain values that are not finite numbers.
     """
     try:
         array = np.asarray(inputs)
@@ -175,16 +188,17 @@ def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ..
 
 
 def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
-    """Checks that all values are numbers and finite as float32, in which models compute; `where` begins the message.
+    """Checks that all values are numbers and are finite in float32, the type that models use.
 
     Raises:
-      UserError: if they are not.
+      UserError: if a value is not a finite number. The message begins with `where`.
     """
-    # Minimum and maximum need no copy of the array. Both are NaN if a value is, and NaN is not below the bound.
+    # Computing minimum and maximum needs no copy of the array. Both are NaN if a value is NaN, and NaN < FLOAT32_END
+    # is False.
     if array.dtype.kind not in 'uif' or array.size and not (
             max(-float(array.min()), float(array.max())) < FLOAT32_END):
-        raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) of less than 3.4e38, where '
-                        'float32 ends')
+        raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) below 3.4e38, the maximum of '
+                        'float32')
 
 
 def read_csv(folder: Path, split: str) -> Examples:
@@ -195,19 +209,19 @@ def read_csv(folder: Path, split: str) -> Examples:
         a,0.1,1.4,-0.5,2
         b,0.0,...
 
-    The rows of a series follow one another in time, all series are equally long, and a series has one target.
-    `time` may be absent and is not used. Every column except series, time and target is a channel.
+    The rows of a series are consecutive and in the order of time. All series have the same length, and each series has
+    one target. The column `time` is optional and is not used. Every column except series, time and target is a channel.
 
     Raises:
-      UserError: if the table has another form; the message has file:line.
+      UserError: if the table has another form. The message has file:line.
     """
     path, training = _needed(folder, split, 'csv'), _needed(folder, 'train', 'csv')
     channels = [name for name in _read_table(training)[0] if name not in NOT_CHANNELS]
     if not channels:
-        raise UserError(f'{training}:1: no column is a channel: all are {", ".join(NOT_CHANNELS)}')
+        raise UserError(f'{training}:1: no column is a channel. Add a column other than {", ".join(NOT_CHANNELS)}')
     header, table = _read_table(path)
     if missing := [name for name in ('series', *channels, 'target') if name not in header]:
-        raise UserError(f'{path}:1: no column {missing[0]!r}, only {", ".join(header)}')
+        raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
     if extra := [name for name in header if name not in (*NOT_CHANNELS, *channels)]:
         raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data')
 
@@ -217,18 +231,18 @@ def read_csv(folder: Path, split: str) -> Examples:
         line, first = series[0]
         if name in begins:
             raise UserError(f'{path}:{line}: series {name!r} continues here, but it began at line {begins[name]} and '
-                            'other series came between. The rows of a series must follow one another')
+                            'another series is between these lines. The rows of a series must be consecutive')
         begins[name] = line
         for number, cells in series:
             if cells['target'] != first['target']:
-                raise UserError(f'{path}:{number}: target {cells["target"]!r}, but {first["target"]!r} at line {line}: '
-                                'a series has one target')
+                raise UserError(f'{path}:{number}: target {cells["target"]!r}, but {first["target"]!r} at line {line}. '
+                                'All rows of a series must have the same target')
         inputs.append([[_number(cells[channel], f'{path}:{number}: {channel}') for channel in channels]
                        for number, cells in series])
         targets.append(_number(first['target'], f'{path}:{line}: target'))
         if len(series) != len(inputs[0]):
-            raise UserError(f'{path}:{line}: series {name!r} has {len(series)} rows, but {next(iter(begins))!r}, the '
-                            f'first series, has {len(inputs[0])}: all must be equally long')
+            raise UserError(f'{path}:{line}: series {name!r} has {len(series)} rows, but the first series, '
+                            f'{next(iter(begins))!r}, has {len(inputs[0])}. All series must have the same length')
     if not inputs:
         raise UserError(f'{path} has a header but no rows')
     return Examples(np.array(inputs, np.float64), np.array(targets, np.float64), str(path))
@@ -238,7 +252,7 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
     """Returns the names of the columns, and an iterator of (line number, {column: cell}) over the rows.
 
     Raises:
-      UserError: if there is no header, a name occurs twice in it, or a row has another number of cells.
+      UserError: if the header is missing or has duplicate names, or a row has more or fewer cells than the header.
     """
     rows = _rows(path)
     line, header = next(rows, (0, []))
@@ -272,11 +286,11 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) < FLOAT32_END:
-        reason = 'beyond 3.4e38, where float32 ends' if math.isfinite(value) else 'not a number'
+        reason = 'which exceeds 3.4e38, the maximum of float32' if math.isfinite(value) else 'not a number'
         raise UserError(f'{where} is {text!r}, {reason}')
     return value
 
 
-# Formats: the end of a file's name -> the function that reads a split. A folder has the first format that it has
-# training files of.
+# Formats: the end of a file's name -> the function that reads a split. If a folder has training files in several
+# formats, the first of these formats is used.
 FORMATS: Mapping[str, Callable[[Path, str], Examples]] = {IDX_IMAGES: read_idx, 'npz': read_npz, 'csv': read_csv}

@@ -1,4 +1,4 @@
-"""Images and time series with classes or values to predict: one interface to every source, and batches."""
+"""Images and time series with classes or values as targets: one interface for all sources, and batches."""
 
 import functools
 import hashlib
@@ -24,27 +24,29 @@ MOST_CLASSES = 100_000
 
 
 class ArrayData:
-    """Splits of examples, in memory. `split` is 'train', 'validation' or 'test'; each is read at its first use.
+    """The splits of a data set of examples, in memory. The splits are 'train', 'validation' and 'test'.
+
+    A split is read when it is used for the first time.
 
     Attributes:
       parts: the splits that are held out from the training split.
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
-                 parts: Parts = Parts()):  # noqa: B008 (it is immutable)
-        """Reads nothing yet.
+                 parts: Parts = Parts()):  # noqa: B008 (Parts is immutable)
+        """Stores the arguments. No split is read yet.
 
         Args:
           load: a function that reads a split.
-          labelled: whether the targets are classes, which are whole numbers, or values.
-          classes: the names of the classes; None for 0, 1, ...
+          labelled: True if the targets are classes (whole numbers), False if the targets are values.
+          classes: the names of the classes. If None, the names are '0', '1', ...
           parts: the splits that are held out from the training split; see input_pipeline/splits.py.
         """
         self._load, self._labelled, self._names, self.parts = load, labelled, classes, parts
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
-        """Returns the raw inputs, in the type of the file: float32 could lose their differences."""
+        """Returns the raw inputs with the dtype of the file, because float32 could lose small differences of values."""
         return self._split(split).inputs
 
     def targets(self, split: str) -> Targets:
@@ -52,7 +54,10 @@ class ArrayData:
         return self._split(split).targets
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns a digest of the arrays and their origin, as JSON: equal fingerprints mean equal examples."""
+        """Returns a digest of the arrays and the name of their file, as JSON.
+
+        Splits with equal fingerprints have equal examples.
+        """
         inputs, targets, where = self._split(split)
         inputs, targets = recorded(inputs), targets if self._labelled else recorded(targets)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
@@ -69,7 +74,10 @@ class ArrayData:
 
     @functools.cached_property
     def sizes(self) -> dict[str, int | list[int]]:
-        """The sizes of the model, as JSON: 'outputs', the number of classes or values; 'shape', [*space, channels]."""
+        """The sizes that the model needs, as JSON.
+
+        'outputs' is the number of classes or values. 'shape' is the shape of one example, [*space, channels].
+        """
         outputs = len(self.classes) if self.classes else self.targets('train').shape[1]
         return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
 
@@ -77,7 +85,7 @@ class ArrayData:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing, fitted to the training split."""
         inputs, targets, where = self._split('train')
-        scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # 0..255 to -1..1
+        scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # maps 0..255 to -1..1
                  mean_and_std(inputs, f'{where}: inputs'))
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets, f'{where}: targets')))
 
@@ -88,9 +96,9 @@ class ArrayData:
         return examples
 
     def _part(self, split: str) -> Examples:
-        """Returns the examples of the training files for `split`.
+        """Returns the examples of the training files that belong to `split`.
 
-        If a hash decides, 'train' keeps at least one example of each class.
+        If the split of an example depends on its hash, at least one example of each class remains in 'train'.
         """
         inputs, targets, where = self._whole('train')
         if self.parts.last:
@@ -99,46 +107,46 @@ class ArrayData:
             keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
             kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
             held_out = HeldOut(self.parts, keys, f'inputs of {where}', kept)
-            members = np.array([held_out.split(each) == split for each in keys])
+            members = np.array([held_out.split(example_key) == split for example_key in keys])
         return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self.parts.share})')
 
     def _checked(self, split: str) -> Examples:
-        """Reads a split and checks it. Converts classes to int32 [n] and values to float64 [n, values]."""
+        """Reads and checks a split. Converts classes to int32 [n] and values to float64 [n, values]."""
         inputs, targets, where = self._load(split)
         if inputs.ndim not in (3, 4):
-            raise UserError(f'{where}: inputs have the shape {inputs.shape}: they must be series [n, time, channels] '
+            raise UserError(f'{where}: inputs have the shape {inputs.shape}. They must be series [n, time, channels] '
                             'or images [n, height, width, channels]')
         if not len(inputs) or not inputs.size:
             raise UserError(f'{where} has no examples')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
-            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}: they must be [n] or '
-                            '[n, values]')
+            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}. The targets '
+                            f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
         check_numbers(inputs, f'{where}: inputs')
         check_numbers(targets, f'{where}: targets')
         if not self._labelled:
             return Examples(inputs, targets.astype(np.float64).reshape(len(targets), -1), where)
         if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class: they must be '
-                            '[n]; values are for task=regression')
+            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class. The targets '
+                            'must have the shape [n]. Use task=regression for values')
         targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
         if wrong.any():
-            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes are 0, 1, ..., '
-                            f'whole numbers below {MOST_CLASSES:,}; other values are for task=regression')
+            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes must be whole '
+                            f'numbers from 0 to {MOST_CLASSES - 1:,}. Use task=regression for other values')
         return Examples(inputs, targets.astype(np.int32), where)
 
     def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
-        """Raises UserError if another split does not fit the training split."""
+        """Raises UserError if the examples of another split are not like the examples of the training split."""
         train = self._split('train')
         if inputs.shape[1:] != train.inputs.shape[1:] or is_byte_images(inputs) != is_byte_images(train.inputs):
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
                             f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
         if targets.shape[1:] != train.targets.shape[1:]:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but the training split has '
-                            f'{train.targets.shape}: an example must have as many values')
+            raise UserError(f'{where}: targets of shape {targets.shape}, but in the training split they have '
+                            f'the shape {train.targets.shape}. Each example must have the same number of values')
         if self.classes and targets.max() >= len(self.classes):
-            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the training split has '
-                            f'{len(self.classes)} classes, from 0')
+            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the classes of the '
+                            f'training split are 0 to {len(self.classes) - 1}')
         self.preprocessing.check_inputs(inputs, f'{where}: inputs')
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
@@ -146,7 +154,8 @@ class ArrayData:
 def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens the data set that `config.data` describes.
 
-    The task, and not the type of the targets, decides whether they are classes (`labelled`) or values.
+    The targets are classes if `labelled` is True, and values otherwise. `labelled` follows from the task, not from the
+    type of the targets.
 
     Raises:
       UserError: if there is no such source, folder or dataset.
@@ -169,12 +178,12 @@ def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
 
 
 def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
-    """Returns 1,797 handwritten digits of 8 x 8 pixels in stratified splits of 1,297, 200 and 300."""
+    """Returns 1,797 handwritten digits of 8 x 8 pixels in stratified splits (1,297 train, 200 validation, 300 test)."""
     from sklearn.datasets import load_digits  # slow to import, so only where it is used
-    bunch: Any = load_digits()  # a Bunch, as return_X_y is False
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # the originals are 0..16
+    bunch: Any = load_digits()  # a Bunch, because return_X_y is False
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]  # the original values are 0..16
     labels = bunch.target.astype(np.int32)
-    # The order is shuffled, then each class is spread evenly over it, so that every slice is stratified.
+    # The examples are shuffled. Then each class is spread evenly over all places, so that every slice is stratified.
     order = np.random.default_rng(seed).permutation(len(labels))
     place = np.empty(len(labels))
     for label in np.unique(labels):
@@ -187,7 +196,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
 
 
 def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Opens a TensorFlow Datasets dataset of images of one size with one label each: mnist, cifar10, ..."""
+    """Opens a TensorFlow Datasets dataset, such as mnist, with images of the same size and one label per image."""
     name, names = data['name'], dict(data['splits'])
     dataset = Dataset(name, data['dir'], names, ('image', 'label'), 'config.task')
     image, label = (dataset.info.features[feature] for feature in ('image', 'label'))
@@ -206,16 +215,16 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
 # Built-in data sets: the value of config.data.name -> the function that makes the splits from a seed.
 BUILTIN = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
 
-# Sources of examples: the value of config.data.source -> the function that opens it.
+# Sources of examples: the value of config.data.source -> the function that opens the source.
 SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
     'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 
 
 class ArrayPlan:
-    """The examples in batch `step`, for every step from 0 on, and their augmentation.
+    """Batches of examples with augmentation, one batch for every step from 0 on.
 
-    Every epoch has every example exactly once. `len` is the number of batches in an epoch; the last batch is padded
-    with rows of weight 0.
+    Every epoch contains every example exactly once. `len(plan)` is the number of batches in an epoch. The last batch of
+    an epoch is padded with rows of weight 0.
     """
 
     def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False,
@@ -226,13 +235,14 @@ class ArrayPlan:
           data: the data set.
           split: 'train', 'validation' or 'test'.
           rows: config.batch.rows.
-          seed: the seed of the order and of the augmentation; None keeps the order, for evaluation.
-          crop: config.data.crop; images are padded with 0 by as many pixels on each side, then cropped at random.
+          seed: the seed of the order and of the augmentation. None keeps the order of the examples, for evaluation.
+          crop: config.data.crop, in pixels. Images are padded with `crop` zeros on each side, then cropped at random to
+            the original size.
           flip: config.data.flip.
-          preprocessing: the preprocessing of a run that resumes; None: that of the training split.
+          preprocessing: the preprocessing of a resumed run. None uses the preprocessing of `data`.
 
         Raises:
-          UserError: if `crop` or `flip` does not suit the inputs.
+          UserError: if `crop` or `flip` is not possible for the inputs.
         """
         self._inputs, self._targets = data.inputs(split), data.targets(split)
         if (crop or flip) and self._inputs.ndim != 4:
@@ -255,7 +265,7 @@ class ArrayPlan:
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step` as arrays of one static shape; missing rows are 0 and have weight 0."""
+        """Returns batch `step`. All batches have the same shape. Missing rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
         members = self(step)[rows]
         inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step, rows))
@@ -268,11 +278,11 @@ class ArrayPlan:
                 'weights': filled(np.ones(len(members), np.float32))}
 
     def describe(self) -> str:
-        """Returns one line for the log."""
+        """Returns a description of the batches for the log, in one line."""
         shape = ' x '.join(map(str, self._inputs.shape[1:]))
         padding = 1 - len(self._targets) / (len(self) * self.rows[0])
         return (f'{self._split}: {len(self._targets):,} examples of {shape}; {len(self)} batches of {self.rows[0]} '
-                f'an epoch; {100 * padding:.1f} % of the rows are padding')
+                f'per epoch; {100 * padding:.1f} % of the rows are padding')
 
     def _order(self, epoch: int) -> Int[np.ndarray, ' examples']:
         if self._seed is None:
@@ -280,10 +290,13 @@ class ArrayPlan:
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
 
     def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
-        """Augments `images`, the given `rows` of a batch. The random draws are made for the whole batch."""
+        """Augments `images`, which are the rows `rows` of batch `step`.
+
+        Random numbers are drawn for the whole batch, so the result for an image does not depend on `rows`.
+        """
         if not self._crop and not self._flip:
             return images
-        rng = np.random.default_rng([self._seed or 0, step, 1])  # 1: a stream separate from the epoch's order
+        rng = np.random.default_rng([self._seed or 0, step, 1])  # the 1 separates this stream from the epoch's order
         (here, height, width, _), count = images.shape, len(self(step))
         if self._crop:
             border = (self._crop, self._crop)

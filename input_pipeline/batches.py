@@ -15,16 +15,16 @@ from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from runtime.errors import UserError
 
-ROWS = 8  # batch sizes are multiples of this, so that up to 8 devices share a batch without padding rows
-LENGTHS = 4  # padded lengths are multiples of this
+ROWS = 8  # batch sizes are multiples of ROWS, so that up to 8 devices share a batch without padding rows
+LENGTHS = 4  # padded lengths are multiples of LENGTHS
 
 
 class Batch(TypedDict):
-    """The input of a training step. Its arrays are NumPy arrays here, and JAX arrays on devices.
+    """The input of a training step. The arrays are NumPy arrays in the input pipeline, and JAX arrays on devices.
 
     inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
-    targets: int32 [rows, length] of tokens; classes int32 [rows], or values float32 [rows, values].
-    weights: float32, for each target; 0 on padding.
+    targets: tokens int32 [rows, length], classes int32 [rows], or values float32 [rows, values].
+    weights: float32, the weight of each target in the loss. The weight of padding is 0.
     """
     inputs: dict[str, Any]
     targets: Any
@@ -32,10 +32,11 @@ class Batch(TypedDict):
 
 
 class Part(NamedTuple):
-    """The part of the rows of every batch that one process reads: from first/of to last/of. The default is all rows.
+    """The rows that one process reads from every batch. The default is all rows.
 
-    A batch is first padded to a multiple of `multiple` rows, so that devices can share it. The added rows have weight 0
-    and change nothing.
+    A batch is first padded to a multiple of `multiple` rows, so that all devices get the same number of rows. If the
+    padded batch has n rows, the part is the rows from n * first / of to n * last / of. Padding rows have weight 0 and
+    do not change the results.
     """
     first: int = 0
     last: int = 1
@@ -43,11 +44,11 @@ class Part(NamedTuple):
     multiple: int = 1
 
     def filled(self, count: int) -> int:
-        """Returns the number of rows of a batch of `count` rows after padding."""
+        """Returns the number of rows that a batch of `count` rows has after padding."""
         return -(-count // self.multiple) * self.multiple
 
     def rows(self, count: int) -> slice:
-        """Returns this part of the rows of a batch of `count` rows; rows from `count` on are padding."""
+        """Returns the slice of a batch of `count` rows that this part reads. Rows from index `count` on are padding."""
         return slice(self.filled(count) * self.first // self.of, self.filled(count) * self.last // self.of)
 
 
@@ -56,37 +57,41 @@ ALL = Part()
 
 @runtime_checkable
 class Plan(Protocol):
-    """The batches of a split. Each is a pure function of its number. `len` is the number of batches in an epoch."""
+    """The batches of a split. Each batch is a pure function of its number.
+
+    `len(plan)` is the number of batches in an epoch.
+    """
 
     @property
     def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
-        """The numbers of rows that batches have."""
+        """The possible numbers of rows of a batch."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`, or one part of its rows; the parts in order make up the batch.
+        """Returns batch `step`, or only the rows of `part`. All parts together, in order, are the batch.
 
-        Missing rows, at the end of an epoch or to pad a batch, have weight 0.
+        Rows of padding have weight 0. They fill up the last batch of an epoch, and batches that devices share.
         """
         ...
 
     def describe(self) -> str:
-        """Returns one line for the log."""
+        """Returns a description of the batches for the log, in one line."""
         ...
 
 
 def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[np.ndarray, ' buckets']:
-    """Returns the padded lengths, at most `num_buckets`, that need the least padding for `lengths`.
+    """Returns at most `num_buckets` padded lengths that minimise the padding of sentences with these `lengths`.
 
-    They are multiples of LENGTHS, in ascending order; the last fits all sentences. The method is dynamic programming
-    over the histogram of lengths.
+    The padded lengths are multiples of LENGTHS, in ascending order. The last padded length fits all sentences. The
+    method is dynamic programming over the histogram of lengths.
     """
     units = -(-lengths // LENGTHS)
     top = int(units.max())
-    below = np.concatenate([[0], np.cumsum(np.bincount(units, minlength=top + 1)[1:])])  # below[u]: units <= u
-    # cost[u]: least padded size of all sentences of at most u units, with the buckets used so far.
+    # below[u]: the number of sentences of at most u units.
+    below = np.concatenate([[0], np.cumsum(np.bincount(units, minlength=top + 1)[1:])])
+    # cost[u]: minimum padded size of all sentences of at most u units, with the buckets used so far.
     cost = np.where(np.arange(top + 1) == 0, 0.0, np.inf)
     choices = []
     for _ in range(num_buckets):
@@ -102,22 +107,22 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch, each as its bucket and its sentences; the store has their tokens."""
+    """The batches of an epoch, each as (bucket, rows of the store), and the store of the sentences."""
     store: TokenStore
     batches: list[tuple[int | np.integer, Int[np.ndarray, ' rows']]]
 
 
 def padded_lengths(store: TokenStore) -> Int[np.ndarray, ' pairs']:
-    """Returns the length that a batch must have for each pair: one more than the text, for the end token."""
+    """Returns the padded length that each pair needs: the tokens of the longer side, and one end token."""
     return np.maximum(store.lengths('source'), store.lengths('target')) + 1
 
 
 def batch_shapes(lengths: Int[np.ndarray, ' pairs'], *, tokens: int, num_buckets: int, longest: int | None = None,
                  ) -> tuple[Int[np.ndarray, ' buckets'], Int[np.ndarray, ' buckets']]:
-    """Returns the padded lengths of batches and their numbers of rows; the arguments are those of BatchPlan.
+    """Returns the padded length and the number of rows of each bucket. BatchPlan describes the arguments.
 
     Raises:
-      UserError: if `tokens` is too small for ROWS of the longest sentences.
+      UserError: if `tokens` is too small for a batch of ROWS sentences of the greatest length.
     """
     buckets = np.minimum(bucket_lengths(lengths, num_buckets), longest or sys.maxsize)
     rows = tokens // buckets // ROWS * ROWS
@@ -128,11 +133,11 @@ def batch_shapes(lengths: Int[np.ndarray, ' pairs'], *, tokens: int, num_buckets
 
 
 class BatchPlan:
-    """The sentences in batch `step`, for every step from 0 on.
+    """Batches of sentence pairs, one batch for every step from 0 on.
 
-    Every epoch has every sentence exactly once. The sentences of each length bucket are shuffled and cut into batches
-    of at most `tokens` padded target positions; then the batches are shuffled. `len` is the number of batches in an
-    epoch.
+    Every epoch contains every sentence pair exactly once. The pairs of each length bucket are shuffled and divided into
+    batches of at most `tokens` padded target positions. Then the batches are shuffled. `len(plan)` is the number of
+    batches in an epoch.
     """
 
     def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None,
@@ -143,11 +148,11 @@ class BatchPlan:
           store: the sentence pairs.
           tokens: config.batch.tokens.
           num_buckets: config.batch.buckets.
-          seed: the seed of the order; None keeps the shortest sentences first, for evaluation.
-          longest: the number of learned positions; no batch is padded to a greater length.
+          seed: the seed of the order. With None, the shortest sentences are first, for evaluation.
+          longest: the maximum padded length of a batch, which is the number of learned positions.
 
         Raises:
-          UserError: if `tokens` is too small for ROWS of the longest sentences.
+          UserError: if `tokens` is too small for a batch of ROWS sentences of the greatest length.
         """
         lengths = padded_lengths(store)
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
@@ -163,12 +168,15 @@ class BatchPlan:
         return self._length
 
     def __call__(self, step: int) -> tuple[int | np.integer, Int[np.ndarray, ' rows']]:
-        """Returns the bucket of batch `step`, and its sentences."""
+        """Returns the bucket of batch `step`, and the rows of the store that are in the batch."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch).batches[index]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step` as arrays of its bucket's static shape [rows, length]; missing rows are padding."""
+        """Returns batch `step`. Its arrays have the static shape [rows, length] of its bucket.
+
+        Missing rows are padding.
+        """
         (bucket, sentences), store = self(step), self._epoch(step // len(self)).store
         rows = part.rows(int(self.rows[bucket]))
         shape = rows.stop - rows.start, int(self.bucket_lengths[bucket])
@@ -176,7 +184,7 @@ class BatchPlan:
         for row, sentence in enumerate(sentences[rows]):
             source_tokens = store.tokens('source', sentence)
             target_tokens = store.tokens('target', sentence)
-            # Slices, because assigning single tokens would take most of the time.
+            # Assigns slices, because assigning single tokens would take most of the time.
             source[row, :len(source_tokens)], source[row, len(source_tokens)] = source_tokens, EOS
             target[row, 1:len(target_tokens) + 1], target[row, 0] = target_tokens, BOS
             targets[row, :len(target_tokens)], targets[row, len(target_tokens)] = target_tokens, EOS
@@ -184,9 +192,9 @@ class BatchPlan:
                 'weights': (targets != PAD).astype(np.float32)}
 
     def describe(self) -> str:
-        """Returns one line for the log."""
+        """Returns a description of the batches for the log, in one line."""
         shapes = ', '.join(f'{rows} x {length}' for rows, length in zip(self.rows, self.bucket_lengths, strict=True))
-        return (f'{len(self)} batches an epoch, of {shapes} sentences x tokens; '
+        return (f'{len(self)} batches per epoch, of {shapes} sentences x tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def _plan_epoch(self, epoch: int) -> Epoch:
@@ -201,7 +209,7 @@ class BatchPlan:
 
 
 class _Steps:
-    """A plan as a random-access data source of grain."""
+    """Makes a plan available as a random-access data source for the library grain."""
 
     def __init__(self, plan: Plan, first: int, last: int, part: Part):
         self._plan, self._first, self._last, self._part = plan, first, last, part
@@ -214,8 +222,8 @@ class _Steps:
 
 
 def prefetch(plan: Plan, first: int, last: int, part: Part = ALL) -> Iterator[Batch]:
-    """Yields batches first, first + 1, ... last - 1, or a part of each; a thread prepares them in advance."""
-    import grain  # slow to import, and decoding does not need it
+    """Yields the batches `first` to `last` - 1, or `part` of each batch. A thread prepares the batches in advance."""
+    import grain  # imported here, because the import is slow and decoding does not need grain
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(grain.MapDataset.source(_Steps(plan, first, last, part)).to_iter_dataset(options))

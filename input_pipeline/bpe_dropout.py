@@ -2,11 +2,11 @@
 
 Algorithm 1 of the paper segments a word. The word starts as characters. In each step, every possible merge is skipped
 with probability p, and the remaining merge with the highest priority is applied. The word is finished when no merge
-remains. So p = 0 is byte pair encoding itself, and p = 1 gives characters.
+remains. So the result is plain byte pair encoding for p = 0, and single characters for p = 1.
 
-SentencePiece can sample segmentations too, but its global generator gives other numbers in another process. Here the
-numbers come from a NumPy Generator, and each step is applied to all words of a text at once, which takes a few
-microseconds per sentence.
+SentencePiece can also sample segmentations, but its global random generator gives different numbers in every process.
+Here the random numbers come from a NumPy Generator. Each step is applied to all words of a text at once, which takes a
+few microseconds per sentence.
 """
 
 import itertools
@@ -18,14 +18,14 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from input_pipeline.tokenizer import PAD, SPACE, Tokenizer
 
 NORMAL = ModelProto.SentencePiece.NORMAL
-PLACES = 32  # bits of a place; the higher bits are the priority of a merge
+PLACES = 32  # the lower 32 bits are a place, and the higher bits are the priority of a merge
 NONE = np.int64(2 ** 63 - 1)  # greater than the priority and the place of any merge
 
 Tokens = UInt32[np.ndarray, ' _']
 
 
 class BpeDropout:
-    """Segments tokenised text again, at random. The text itself is not needed, because the pieces contain it.
+    """A random segmenter of text that has been tokenised. The text itself is not needed, only the tokens.
 
     Bytes and user-defined symbols are not changed, and are not part of any merge.
     """
@@ -34,7 +34,7 @@ class BpeDropout:
         """Reads the merges of a vocabulary.
 
         Args:
-          tokenizer: subwords of kind 'bpe'.
+          tokenizer: a tokenizer of kind 'bpe'.
           rate: p, the probability of skipping a merge in a step, from 0 to 1.
         """
         self._rate = rate
@@ -44,7 +44,7 @@ class BpeDropout:
 
         def split(token: int, text: str) -> list[int]:
             characters = [normal.get(character, PAD) for character in text]
-            # Bytes and symbols stay whole, and so does a piece with a character that is not a piece.
+            # Bytes, symbols, and pieces with a character that is not itself a piece are not split.
             return characters if text in normal and PAD not in characters else [token]
 
         characters = [split(token, piece.piece) for token, piece in enumerate(pieces)]
@@ -54,7 +54,7 @@ class BpeDropout:
         self._fixed = np.array([piece.piece not in normal or len(parts) < len(piece.piece)
                                 for piece, parts in zip(pieces, characters, strict=True)])
 
-        # Two neighbours can be merged if together they spell a piece. SentencePiece's score is the priority.
+        # Two adjacent pieces can be merged if their concatenation is a piece. Its score is the priority of the merge.
         merges = {normal[text[:cut]] * len(pieces) + normal[text[cut:]]: token
                   for text, token in normal.items() if not self._fixed[token]
                   for cut in range(1, len(text)) if text[:cut] in normal and text[cut:] in normal}
@@ -62,15 +62,15 @@ class BpeDropout:
         pairs = sorted(merges)
         self._pairs = np.array([*pairs, NONE], np.int64)
         self._merged = np.array([*map(merges.get, pairs), PAD], np.uint32)
-        order = np.unique([-piece.score for piece in pieces], return_inverse=True)[1]  # 0 is the best
+        order = np.unique([-piece.score for piece in pieces], return_inverse=True)[1]  # 0 is the highest priority
         self._priority = order << PLACES
 
     def segment(self, tokens: Tokens, counts: Int[np.ndarray, ' rows'],
                 rng: np.random.Generator) -> tuple[Tokens, Int[np.ndarray, ' rows']]:
-        """Returns a new segmentation of rows of tokens, and the number of tokens of each row.
+        """Returns the tokens of all rows in a new segmentation, and the number of tokens of each row.
 
         Args:
-          tokens: the concatenated rows, as `Tokenizer.encode` segments them.
+          tokens: the tokens of all rows, concatenated. Each row is segmented as by `Tokenizer.encode`.
           counts: the number of tokens of each row.
           rng: the generator that decides which merges are skipped.
         """
@@ -81,23 +81,29 @@ class BpeDropout:
         return pieces[used], np.bincount(rows[used], minlength=len(counts))
 
     def _split(self, tokens: Tokens) -> Tokens:
-        """Returns the characters of the tokens."""
+        """Returns the tokens of the single characters of `tokens`."""
         counts = self._counts[tokens]
         ends = np.cumsum(counts)
         places = np.repeat(self._begins[tokens] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
         return self._characters[places]
 
     def _ends(self, characters: Tokens, rows: Int[np.ndarray, ' _']) -> Bool[np.ndarray, ' _']:
-        """Returns whether a word ends with each character. A word begins with its space; a fixed piece is a word."""
+        """Returns for each character whether it is the last character of a word.
+
+        A word begins with a space. A token that cannot be split is also a word.
+        """
         space, fixed = characters == self._space, self._fixed[characters]
         ends = np.ones(len(characters), bool)
         ends[:-1] = (rows[1:] != rows[:-1]) | fixed[1:] | fixed[:-1] | space[1:] & ~space[:-1]
         return ends
 
     def _merge(self, pieces: Tokens, ends: Bool[np.ndarray, ' _'], rng: np.random.Generator) -> None:
-        """Merges the characters of words in place. A piece is at the index of its first character, followed by PAD."""
-        token, place = pieces.copy(), np.arange(len(pieces))  # of the unfinished words
-        merged = np.full(len(pieces), PAD, np.uint32)  # the merge of a token and the next one; PAD: there is none
+        """Merges the characters of each word into pieces, in place.
+
+        A piece is stored at the index of its first character. The indices of its other characters are set to PAD.
+        """
+        token, place = pieces.copy(), np.arange(len(pieces))  # tokens of unfinished words, and their places
+        merged = np.full(len(pieces), PAD, np.uint32)  # the merge of each token with the next token, or PAD
         merged[:-1] = np.where(ends[:-1], np.uint32(PAD), self._look_up(token[:-1], token[1:]))
         while len(token):
             possible = merged != PAD
@@ -115,12 +121,12 @@ class BpeDropout:
             kept[left + 1] = False
             left = (np.cumsum(kept) - 1)[left]
             token, place, merged, ends = token[kept], place[kept], merged[kept], ends[kept]
-            for changed in left, left[left > 0] - 1:  # a new piece has new merges on both sides
+            for changed in left, left[left > 0] - 1:  # a new piece has new possible merges on both sides
                 changed = changed[~ends[changed]]
                 merged[changed] = self._look_up(token[changed], token[changed + 1])
 
     def _look_up(self, first: Tokens, second: Tokens) -> Tokens:
-        """Returns the merges of pairs of neighbours; PAD for a pair without a merge."""
+        """Returns the merged piece of each pair (first, second), or PAD if the pair cannot be merged."""
         pairs = first.astype(np.int64) * self._size + second
         places = np.searchsorted(self._pairs, pairs)
         return np.where(self._pairs[places] == pairs, self._merged[places], np.uint32(PAD))

@@ -1,10 +1,12 @@
-"""Folders of the cache that are built once, and are complete or absent.
+"""Builds folders of the cache once. A folder is either complete or absent.
 
-Two concurrent builds both succeed. The next build removes the folders of killed builds (runtime/folders.py).
+If several processes build the same folder at the same time, all builds succeed. If a build is killed, the next build
+removes its temporary folder (runtime/folders.py).
 
-A folder has checksums of its files, in CHECKSUMS. They are compared when it is opened for the first time after its
-files have changed or were copied: VERIFIED has the size, the inode and the time of the last change of each file that
-was verified. This time cannot be set back, so later openings need to look at it only. A damaged folder is built again.
+Each folder has a file CHECKSUMS with the checksums of the other files. The checksums are compared when the folder is
+opened for the first time. Then the file VERIFIED is written, with the size, the inode and the change time (ctime) of
+each file. While these values are unchanged, the checksums are not compared again. Programs cannot set the change time,
+so a file that was changed or copied is always noticed. A damaged folder is built again.
 """
 
 import contextlib
@@ -32,14 +34,16 @@ log = logging.getLogger('allyouneed.data')
 
 
 class Damaged(Exception):
-    """Raised for a folder whose files differ from those that were built."""
+    """Raised if the files of a folder have changed since the folder was built."""
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Returns `folder`. If it does not exist yet, `build` fills a temporary folder, which is then renamed.
+    """Returns `folder`, and builds it first if it does not exist.
+
+    `build` writes the files into a temporary folder, which is then renamed to `folder`.
 
     Raises:
-      UserError: if the folder cannot be written: no space, no permission.
+      UserError: if the folder cannot be written, for example because of missing space or permission.
     """
     if folder.is_dir():
         return folder
@@ -51,22 +55,22 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
                 (temporary / CHECKSUMS).write_text(json.dumps(checksums))
                 _write_verified(temporary)
         except OSError:
-            if not folder.is_dir():  # if it exists, another process was faster and has built the same
+            if not folder.is_dir():  # if the folder exists, another process has built the same folder
                 raise
     return folder
 
 
 def open_built(folder: Path, build: Callable[[], object], read: Callable[[Path, bool], Content]) -> Content:
-    """Returns the content of a folder that `build` builds if it does not exist. Builds a damaged folder again.
+    """Returns the content of a folder. Builds the folder first if it does not exist or is damaged.
 
     Args:
       folder: the folder.
-      build: calls `build_once`.
-      read: returns the content, and raises UserError if it is damaged. Its second argument says whether the checksums
-        have just been compared, so that the content deserves a closer look.
+      build: a function that calls `build_once` for the folder.
+      read: a function that returns the content, and raises UserError if the content is damaged. The second argument of
+        `read` is True if the checksums have just been compared. Then `read` should check the content thoroughly.
 
     Raises:
-      UserError: if the folder cannot be written, or is damaged again as soon as it is built.
+      UserError: if the folder cannot be written, or is damaged immediately after it was built.
     """
     for is_last in False, True:
         build()
@@ -75,19 +79,19 @@ def open_built(folder: Path, build: Callable[[], object], read: Callable[[Path, 
         except (Damaged, UserError) as error:
             if is_last:
                 raise UserError(str(error)) from None
-            log.warning('%s is damaged: %s. It is built again', folder, error)
+            log.warning('%s is damaged: %s. The folder is built again', folder, error)
             _remove(folder)
     raise AssertionError('the loop returns or raises')
 
 
 def verify(folder: Path) -> bool:
-    """Compares the files of a folder with their checksums. Returns False if they have been compared before.
+    """Compares the files of a folder with their checksums. Returns False if an earlier comparison is still valid.
 
     Raises:
-      Damaged: naming a file that differs.
+      Damaged: if a file differs from its checksum. The message has the name of the file.
     """
     try:
-        checksums = read_as(folder / CHECKSUMS, dict[str, Count], 'It may be of an earlier version')
+        checksums = read_as(folder / CHECKSUMS, dict[str, Count], 'An earlier version may have written it')
     except UserError as error:
         raise Damaged(str(error)) from None
     with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -106,7 +110,7 @@ def verify(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def cache_errors(folder: Path) -> Iterator[None]:
-    """Turns the system's refusal to write in the cache into a UserError."""
+    """Converts an OSError that occurs while the cache is written into a UserError."""
     try:
         yield
     except OSError as error:
@@ -114,7 +118,7 @@ def cache_errors(folder: Path) -> Iterator[None]:
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Returns {name: [size, inode, nanoseconds of the last change]} of the files except VERIFIED."""
+    """Returns {name: [size, inode, change time in nanoseconds]} for all files except VERIFIED."""
     stats = {path.name: path.stat() for path in folder.iterdir() if not path.name.startswith(VERIFIED)}
     return {name: [stat.st_size, stat.st_ino, stat.st_ctime_ns] for name, stat in sorted(stats.items())}
 
@@ -130,7 +134,7 @@ def _write_verified(folder: Path) -> None:
 def _remove(folder: Path) -> None:
     """Removes a damaged folder, unless another process has already built it again.
 
-    It is renamed first: other processes then see it complete or not at all.
+    The folder is renamed before it is deleted, so that other processes never see a folder with missing files.
     """
     with contextlib.suppress(Damaged):
         if not verify(folder):
@@ -141,13 +145,13 @@ def _remove(folder: Path) -> None:
 
 
 def remove_damaged(folders: list[Path]) -> list[Path]:
-    """Removes the damaged ones of `folders`, and returns them. Ignores folders that do not exist."""
+    """Removes every damaged folder in `folders`, and returns the removed folders. Ignores missing folders."""
     damaged = []
     for folder in filter(Path.is_dir, folders):
         try:
             verify(folder)
         except Damaged as error:
-            log.warning('%s is damaged: %s. It is built again', folder, error)
+            log.warning('%s is damaged: %s. The folder is built again', folder, error)
             shutil.rmtree(folder, ignore_errors=True)
             damaged.append(folder)
     return damaged

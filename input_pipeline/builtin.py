@@ -1,10 +1,11 @@
 """The built-in parallel corpus: dates, quantities, amounts and names, written in two locales.
 
 Nothing is downloaded. The Unicode Common Locale Data Repository (Unicode CLDR, https://cldr.unicode.org), which is
-part of babel, defines how each of a thousand locales writes a date, an amount of money, three hours ago or a list of
-languages. We draw a value and write it in both locales. The result is a pair of sentences: 'Friday, August 25, 1922'
-and 'vendredi 25 août 1922'. Words change their order, number and script, and the correct answer is known exactly, so
-a small model can be judged by exact match.
+part of babel, defines how each of a thousand locales writes a date, an amount of money, a relative time such as 'three
+hours ago', or a list of languages. Each random value is written in both locales. The result is a pair of sentences,
+such as 'Friday, August 25, 1922' and 'vendredi 25 août 1922'. The two sentences can differ in the order and the number
+of the words, and in the script. The correct translation is known exactly, so a small model can be judged by exact
+match.
 
     corpus = make_corpus('en', 'fr')  # {'train': [(source, target), ...], 'validation': ..., 'test': ...}
 """
@@ -29,15 +30,16 @@ from babel.localedata import locale_identifiers
 from babel.numbers import format_currency, format_percent, get_currency_precision
 from babel.units import format_unit
 
-# Part of the data's fingerprint: raise it whenever the output changes. The text also depends on
-# babel.__version__, since each release has another CLDR.
+# The version is part of the data's fingerprint. Increase the version whenever the output changes. The text also depends
+# on babel.__version__, because each release of babel has a different version of the CLDR.
 GENERATOR_VERSION = 1
 
-LONGEST = 80  # characters on either side; longer pairs are drawn again
-PATIENCE = 5000  # draws in a row without a new pair before we give up
-TYPED = str.maketrans('\u00a0\u202f', '  ')  # no keyboard has CLDR's no-break spaces
+LONGEST = 80  # maximum number of characters of a sentence; pairs with a longer sentence are rejected
+PATIENCE = 5000  # consecutive draws without a new pair, after which an error is raised
+TYPED = str.maketrans('\u00a0\u202f', '  ')  # keyboards do not have CLDR's no-break spaces
 
-# Only common members: a name must occur often to be learned, and most names of CLDR are rare.
+# The lists contain only common languages, territories, currencies and units. A model learns a name only if the name
+# occurs often, and most names of CLDR are rare.
 LANGUAGES = [
     'af', 'am', 'ar', 'bg', 'bn', 'ca', 'cs', 'cy', 'da', 'de', 'el', 'en', 'es', 'et', 'eu', 'fa', 'fi', 'fr',
     'ga', 'gl', 'gu', 'he', 'hi', 'hr', 'hu', 'hy', 'id', 'is', 'it', 'ja', 'ka', 'ko', 'la', 'lt', 'lv', 'mn',
@@ -65,9 +67,9 @@ UNITS = [
     'frequency-hertz', 'frequency-megahertz', 'pressure-hectopascal', 'pressure-bar', 'digital-bit', 'digital-byte',
     'digital-kilobyte', 'digital-megabyte', 'digital-gigabyte']
 DATE_LENGTHS = ('full', 'long', 'medium', 'short')
-TIME_LENGTHS = ('short', 'medium')  # the longer ones always name the same time zone
+TIME_LENGTHS = ('short', 'medium')  # 'long' and 'full' would add a time zone, which is always the same
 LIST_STYLES = ('standard', 'or')
-JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # each part follows a space, so its words stay the same
+JOINS = (*LIST_STYLES, '{}: {}', '{}, {}', '{} – {}')  # a space before each part, so that its words do not change
 DAY = 24 * 3600
 RELATIVE_UNITS = {  # seconds in one unit (as babel counts), and the largest count in use
     'year': (365 * DAY, 99), 'month': (30 * DAY, 23), 'week': (7 * DAY, 51), 'day': (DAY, 99),
@@ -76,53 +78,54 @@ RELATIVE_UNITS = {  # seconds in one unit (as babel counts), and the largest cou
 DateLength = Literal['full', 'long', 'medium', 'short']
 TimeUnit = Literal['year', 'month', 'week', 'day', 'hour', 'minute', 'second']
 Length = Literal['long', 'short']
-Writer = Callable[[Locale], str]  # a value that can be written in any locale
+Writer = Callable[[Locale], str]  # writes a fixed value in the given locale
 
 
-# Writers: each takes a form, a value and the locale, and raises KeyError or ValueError if the locale lacks the form.
+# The write functions write a value in a locale. Their arguments are a form (such as a length, a unit or a currency),
+# the value and the locale. They raise KeyError or ValueError if the locale does not have the form.
 def write_date(date_length: DateLength, time_length: DateLength | None, moment: datetime.datetime,
                locale: Locale) -> str:
-    """Writes 'Friday, August 25, 1922', with the time of day if `time_length` is given."""
+    """Writes a date, such as 'Friday, August 25, 1922', with the time of day if `time_length` is given."""
     date = format_date(moment, date_length, locale=locale)
     if time_length is None:
         return date
     time = format_time(moment, time_length, locale=locale)
-    # The quotes guard literal words in a CLDR pattern, as in "{1} 'at' {0}".
+    # CLDR patterns have quotes around literal words, as in "{1} 'at' {0}".
     return locale.datetime_formats[date_length].replace("'", '').replace('{0}', time).replace('{1}', date)
 
 
 def write_relative(unit: TimeUnit, length: Length, count: int, locale: Locale) -> str:
-    """Writes '3 hours ago', or 'in 2 weeks' for a positive `count`."""
+    """Writes a relative time, such as '3 hours ago', or 'in 2 weeks' if `count` is positive."""
     delta = datetime.timedelta(seconds=count * RELATIVE_UNITS[unit][0])
-    # An infinite threshold keeps the unit: otherwise 14 days would become 2 weeks.
+    # With an infinite threshold babel keeps the unit. Otherwise 14 days would become 2 weeks.
     return format_timedelta(delta, unit, math.inf, add_direction=True, format=length, locale=locale)
 
 
 def write_quantity(unit: str, length: Length, number: Decimal, locale: Locale) -> str:
-    """Writes '12 kilometers' or, short, '12 km'."""
+    """Writes a quantity, such as '12 kilometers' (long) or '12 km' (short)."""
     text = format_unit(number, unit, length, locale=locale)
     if unit not in text:
         return text
-    if length == 'short':  # babel falls back to '12 length-kilometer'
+    if length == 'short':  # babel writes '12 length-kilometer' for an unknown unit
         raise KeyError(unit)
     return write_quantity(unit, 'short', number, locale)  # babel does not follow an alias in CLDR's root
 
 
 def write_amount(currency: str, style: Literal['name', 'standard'], number: Decimal, locale: Locale) -> str:
-    """Writes '12 euros' or, in the standard style, '€12.00'."""
+    """Writes an amount of money, such as '12 euros' (style 'name') or '€12.00' (style 'standard')."""
     if currency not in locale.currencies:
         raise KeyError(currency)
-    if number % 1:  # round before the plural is chosen: yen have no decimals
+    if number % 1:  # rounds before babel chooses the plural, because yen have no decimals
         number = round(number, get_currency_precision(currency))
-    cents = style == 'standard' or number % 1 != 0  # '12 euros', yet '12.50 euros' and '€12.00'
+    cents = style == 'standard' or number % 1 != 0  # '12 euros' without cents, but '12.50 euros' and '€12.00'
     text = format_currency(number, currency, locale=locale, format_type=style, currency_digits=cents)
     if style == 'standard' and re.search(r'[^\W\d_]\d', text):
-        raise KeyError(currency)  # 'CZK12.00': CLDR puts a space after such a sign, babel does not
+        raise KeyError(currency)  # babel writes 'CZK12.00', but CLDR has a space after such a sign
     return text
 
 
 def write_percentage(number: Decimal, locale: Locale) -> str:
-    """Writes '12.5%'."""
+    """Writes a percentage, such as '12.5%'."""
     return format_percent(number / 100, locale=locale, decimal_quantization=False)
 
 
@@ -132,12 +135,13 @@ def write_name(table: str, code: str, locale: Locale) -> str:
 
 
 def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
-    """Writes the parts as a list of the style `join` ('A, B, or C'), or into the format `join`."""
+    """Writes several parts as one text. `join` is a style of lists ('A, B, or C') or a format string."""
     texts = [part(locale) for part in parts]
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
 
-# Draws: each returns, for a form, a tuple of the remaining arguments of its writer.
+# The draw functions draw a random value for a form. They return the value as a tuple of the arguments that a write
+# function has between the form and the locale.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
     """Draws a moment from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
@@ -154,27 +158,27 @@ def draw_count(rng: random.Random, form: tuple) -> tuple[int]:
 
 
 def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
-    """Draws a whole number, or one with one or two decimals."""
+    """Draws a whole number, or a number with one or two decimals."""
     largest, digits = rng.choice((20, 99, 999, 9999)), rng.choice((1, 1, 2))
     if not form or form[0].startswith('duration'):  # percentages and durations are small
         largest, digits = 100, 1 if form else digits
-    # The last decimal is never 0: Decimal('1.0') would be written as 1 but with the plural of 1.0.
+    # The last decimal is never 0, because Decimal('1.0') would be written as 1 but with the plural of 1.0.
     decimal = Decimal(10 * rng.randrange(10 ** (digits + 1)) + rng.randint(1, 9)).scaleb(-digits)
     return (rng.choice((Decimal(rng.randint(1, largest)), decimal)),)
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    """Returns A and B, which are enough to compare joins; sentences draw their own parts."""
+    """Returns the parts A and B, which are enough to compare joins. `draw_sentence` draws the parts of sentences."""
     return ([lambda locale: 'A', lambda locale: 'B'],)
 
 
 class Kind(NamedTuple):
-    """A kind of sentence: its forms, and the functions that draw values for them and write them."""
-    share: int  # of the sentences, in percent
+    """A kind of sentence: its forms, a function that draws values and a function that writes values."""
+    share: int  # the share of this kind among the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]
     draw: Callable[[random.Random, tuple], tuple]
-    rivals: Mapping[tuple, list[tuple]] = {}  # earlier forms that can have the same source text, by form
+    rivals: Mapping[tuple, list[tuple]] = {}  # {form: earlier forms with the same source text}
 
 
 KINDS = {
@@ -189,15 +193,16 @@ KINDS = {
     'names': Kind(14, write_joined, [*product(LIST_STYLES)], draw_letters),
     'pair': Kind(28, write_joined, [*product(JOINS)], draw_letters),
 }
-PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'territory')  # of a pair
+PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'territory')  # parts of a 'pair'
 
 
 def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
     """Returns the kinds with the forms that both locales have, and the rivals of each form.
 
-    Two forms may have the same source text: 'May 25, 1922' is both a long and a medium date in English, but these
-    differ in German; two currencies may share a sign. No model can tell them apart, so such a text is always written
-    in the first of its forms. The rivals are found with the same 36 values for each form.
+    Two forms may have the same source text. For example, 'May 25, 1922' is both a long and a medium date in English,
+    but the long and the medium date differ in German. Two currencies may also share a sign. A model cannot distinguish
+    such forms, so the target of such a text is always written in the first of the forms. The rivals are found by
+    writing the same 36 values in each form.
     """
     usable = {}
     for name, kind in KINDS.items():
@@ -205,8 +210,8 @@ def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
         for form in kind.forms:
             rng = random.Random(0)
             try:
-                tried = [(*form, *kind.draw(rng, form)) for _ in range(36)]
-                pairs = {kind.write(*each, source): kind.write(*each, target) for each in tried}
+                values = [(*form, *kind.draw(rng, form)) for _ in range(36)]
+                pairs = {kind.write(*value, source): kind.write(*value, target) for value in values}
             except (KeyError, ValueError):
                 continue
             if all((*pairs, *pairs.values())):
@@ -220,7 +225,10 @@ def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
 
 
 def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, source: Locale) -> Writer:
-    """Draws a sentence of the kind `name`, in a form that its text in `source` determines."""
+    """Draws a sentence of the kind `name`.
+
+    If several forms have the same text in the locale `source`, the first of these forms is used.
+    """
     kind = kinds[name]
     form = rng.choice(kind.forms)
     if name == 'names':  # two or three languages, or territories
@@ -232,21 +240,21 @@ def draw_sentence(rng: random.Random, kinds: Mapping[str, Kind], name: str, sour
         values = ([draw_sentence(rng, kinds, part, source) for part in chosen],)
     else:
         values = kind.draw(rng, form)
-    writers = [functools.partial(kind.write, *each, *values) for each in (*kind.rivals[form], form)]
+    writers = [functools.partial(kind.write, *rival, *values) for rival in (*kind.rivals[form], form)]
     return next(writer for writer in writers if writer(source) == writers[-1](source))
 
 
 def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: int = 0,
                 sizes: Mapping[str, int] = {'train': 20000, 'validation': 1000, 'test': 1000},
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
-    """Returns pairs (source, target) for each split in `sizes`. No source sentence occurs twice, in any splits.
+    """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
 
-    The writer of each pair is added to `writers`, from which the links between its words follow (links.py).
+    If `writers` is given, the writer of each pair is added to `writers`. links.py uses it to link words.
     """
     source, target = parse_locale(source_locale), parse_locale(target_locale)
     kinds = usable_kinds(source, target)
     names, shares = list(kinds), [kind.share for kind in kinds.values()]
-    rng = random.Random(str(seed))  # as a string: Random(-1) equals Random(1)
+    rng = random.Random(str(seed))  # a string, because Random(-1) equals Random(1)
     wanted, fruitless, target_of = sum(sizes.values()), 0, {}
     while len(target_of) < wanted:
         sentence = draw_sentence(rng, kinds, rng.choices(names, shares)[0], source)
@@ -257,10 +265,10 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 writers[text, translation] = sentence
         elif (fruitless := fruitless + 1) >= PATIENCE:
             raise ValueError(
-                f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: after '
-                f'{len(target_of)} distinct pairs of {wanted}, {PATIENCE} draws in a row gave nothing new. '
-                f'Ask for at most {len(target_of)} pairs in all.')
-    # Rare kinds run out early, so the order of the draws is biased: shuffle before splitting.
+                f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: found {len(target_of)} '
+                f'different pairs instead of {wanted}, and no new pair in the last {PATIENCE} draws. '
+                f'Ask for at most {len(target_of)} pairs in total.')
+    # Kinds with few sentences occur mainly among the first pairs, so the pairs are shuffled before they are split.
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}
     return {split: corpus[split] for split in sizes}
@@ -268,11 +276,12 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
 
 def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float, *,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
-    """Replaces no-break spaces by plain ones, as people type, in `share` of the source sentences that have them.
+    """Replaces no-break spaces by plain spaces in a share of the source sentences with no-break spaces.
 
-    The targets keep CLDR's spaces. No source sentence occurs twice, in any splits: a sentence stays unchanged if it
-    would become equal to another, or differs from another only in its spaces. The sentences that are changed for one
-    share are also changed for any larger share.
+    The changed sentences look as if people had typed them. The targets keep CLDR's spaces. All source sentences of all
+    splits remain different: a sentence is not changed if it would become equal to another sentence, or if it differs
+    from another sentence only in its spaces. The sentences that are changed for one share are also changed for any
+    larger share.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}
@@ -289,7 +298,7 @@ def parse_locale(identifier: str) -> Locale:
     """Returns the locale of an identifier such as 'pt_BR'.
 
     Raises:
-      ValueError: if CLDR has no such locale; the message has similar identifiers.
+      ValueError: if CLDR has no such locale. The message has similar identifiers.
     """
     with contextlib.suppress(UnknownLocaleError, ValueError):
         return Locale.parse(identifier.replace('-', '_'))

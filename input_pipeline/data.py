@@ -1,4 +1,4 @@
-"""The data of a config: each kind of data, its batches, and what a run directory must keep of it."""
+"""Opens the data of a config: sentence pairs, documents or examples, as batches, with tokenizers and sizes."""
 
 import dataclasses
 import json
@@ -26,9 +26,9 @@ from runtime.errors import UserError
 from runtime.files import file_checksum, read_json, write_text
 from runtime.schema import Count, read_as
 
-KEPT = 'data'  # the folder of a run directory with the tokenizers and the sizes, which decoding needs
+KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
 SIZES = 'sizes.json'
-CHECKSUMS = 'checksums.json'  # of the tokenizers; runs of earlier versions have none
+CHECKSUMS = 'checksums.json'  # of the tokenizers; missing in runs of earlier versions
 AS_WRITTEN = 'Use the run directory as training wrote it'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
@@ -38,16 +38,19 @@ log = logging.getLogger('allyouneed.data')
 @runtime_checkable
 class Data(Protocol):
     """The data that a task is trained on."""
-    needed: ClassVar[frozenset[str]]  # names of `sizes`
+    needed: ClassVar[frozenset[str]]  # the names of the required entries of `sizes`
     sizes: dict[str, Any]  # the sizes that a model needs, as JSON
-    tokenizers: dict[str, Tokenizer]  # by the side of the text
+    tokenizers: dict[str, Tokenizer]  # {side: tokenizer}; the sides are 'source' and 'target', or 'text'
 
     def plan(self, split: str) -> Plan:
-        """Returns the batches of a split. 'train' is shuffled by config.seed; other splits are in order."""
+        """Returns the batches of a split. 'train' is shuffled with config.seed; other splits keep their order."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns a description of the split's content, as JSON; 'files' are [name, digest] if it has files."""
+        """Returns a description of the split's content, as JSON.
+
+        If the split has files, 'files' is a list of [name, digest].
+        """
         ...
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -63,10 +66,10 @@ def open_data(config: ConfigDict, run: Path | None = None, *, asked: Collection[
     """Opens the data of `config`.
 
     Args:
-      config: the config. `learned_tokenizers` may lower its config.data.tokenizer.vocab_size.
-      run: a run directory, whose tokenizers or preprocessing are used. Without it, they are made from the training
-        split.
-      asked: the options that the user set, which keep their values.
+      config: the config. `learned_tokenizers` may lower the option config.data.tokenizer.vocab_size in `config`.
+      run: a run directory with tokenizers or preprocessing. If it is None, the tokenizers or the preprocessing are
+        made from the training split.
+      asked: the options that the user set. Their values are not changed.
 
     Raises:
       UserError: if the data or the run's tokenizers are missing or damaged.
@@ -78,7 +81,7 @@ def open_data(config: ConfigDict, run: Path | None = None, *, asked: Collection[
 
 def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, config: ConfigDict,
                        asked: Collection[str]) -> dict[str, Tokenizer]:
-    """Returns learn(text, config.data.tokenizer, cache folder), the tokenizers of a training text.
+    """Returns the tokenizers of a training text: learn(text, config.data.tokenizer, cache folder).
 
     If the text is too small for config.data.tokenizer.vocab_size, sets this option to the largest possible value.
 
@@ -92,10 +95,10 @@ def learned_tokenizers(learn: Callable[..., dict[str, Tokenizer]], text: Any, co
         except VocabularyTooLarge as error:
             if VOCAB_SIZE in asked:
                 raise
-            settings.vocab_size = error.most  # with two vocabularies, the second one may lower it again
+            settings.vocab_size = error.most  # the second of two vocabularies may lower vocab_size again
             continue
         if settings.vocab_size != wanted:
-            log.info('config.%s=%d, not %d: the largest vocabulary that this text allows', VOCAB_SIZE,
+            log.info('config.%s=%d instead of %d, because the text does not allow a larger vocabulary', VOCAB_SIZE,
                      settings.vocab_size, wanted)
         return tokenizers
 
@@ -104,7 +107,7 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """Reads the sizes that the model of a run needs.
 
     Raises:
-      UserError: if they are missing or damaged.
+      UserError: if the sizes are missing or damaged.
     """
     sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
@@ -115,7 +118,7 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
 
 
 class PairData:
-    """Sentence pairs: translation."""
+    """Sentence pairs, for translation."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
@@ -130,11 +133,11 @@ class PairData:
         """Returns the sentence pairs of a split as text.
 
         Raises:
-          UserError: if there are none.
+          UserError: if the split has no text.
         """
         pairs = list(self._corpus.pairs(split))
         if not any(source.strip() and target.strip() for source, target in pairs):
-            raise UserError(f'the {split} split has no text. Looked at: {self._corpus.fingerprint(split)}')
+            raise UserError(f'the {split} split has no text. The split was read from {self._corpus.fingerprint(split)}')
         return pairs
 
     def plan(self, split: str) -> BatchPlan | ResegmentedPlan:
@@ -153,7 +156,7 @@ class PairData:
         return self._corpus.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Yields source TAB target, as pieces, for each row."""
+        """Yields a line for each row: the pieces of the source, a tab, and the pieces of the target."""
         for source, target in zip(batch['inputs']['source'], batch['targets'], strict=True):
             yield '\t'.join(_pieces(self.tokenizers[side], tokens)
                             for side, tokens in (('source', source), ('target', target)))
@@ -165,7 +168,7 @@ class PairData:
 
 
 class DocumentData:
-    """Documents: language models."""
+    """Documents, for language models."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
@@ -204,7 +207,7 @@ class DocumentData:
 
 
 class ExampleData:
-    """Images and time series, with classes (`labelled`) or values as targets."""
+    """Images or time series. The targets are classes if `labelled` is True, and values otherwise."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'outputs', 'shape', 'classes', 'preprocessing'})
     labelled: ClassVar[bool]
@@ -224,7 +227,7 @@ class ExampleData:
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
-        """Returns batches of examples; those of 'train' are cropped and flipped as in `config.data`."""
+        """Returns batches of examples. Examples of 'train' are cropped and flipped according to `config.data`."""
         data = self._config.data
         training = {'crop': data.crop, 'flip': data.flip} if split == 'train' else {}
         return ArrayPlan(self.arrays, split, rows=self._config.batch.rows, seed=_seed(self._config, split),
@@ -258,7 +261,7 @@ class MeasuredData(ExampleData):
     labelled = False
 
 
-# The name of a task's data (configs/tasks.py) -> its class.
+# The name of a task's data (configs/tasks.py) -> the class of the data.
 DATA: Mapping[str, type[PairData | DocumentData | LabelledData | MeasuredData]] = {
     'pairs': PairData, 'documents': DocumentData, 'classes': LabelledData, 'values': MeasuredData}
 
@@ -267,7 +270,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     """Loads the tokenizers of a run by side: 'source' and 'target', or 'text'.
 
     Raises:
-      UserError: if one is missing or damaged, or its size differs from the run's sizes.
+      UserError: if a tokenizer is missing or damaged, or its size differs from the sizes of the run.
     """
     sizes = {key.removesuffix('vocab_size').rstrip('_') or 'text': size for key, size in _read_sizes(folder).items()
              if key.endswith('vocab_size')}
@@ -285,7 +288,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
 
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
-    """Saves tokenizers, for `load_tokenizers`, with checksums of their files."""
+    """Saves tokenizers with checksums of their files. `load_tokenizers` loads the tokenizers again."""
     folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / f'{side}.model')
@@ -339,7 +342,7 @@ def _is_size(name: str, value: Any) -> bool:
         return isinstance(value, dict) and value.keys() == parts and all(
             numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
             or statistic is None and part.startswith('target') for part, statistic in value.items())
-    return True  # unknown names: a later version may have written them
+    return True  # accepts unknown names, because a later version may have written them
 
 
 def _is_name(value: Any) -> bool:

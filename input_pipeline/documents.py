@@ -25,14 +25,17 @@ log = logging.getLogger('allyouneed.data')
 
 @runtime_checkable
 class Documents(Protocol):
-    """Splits of documents. `split` is 'train', 'validation' or 'test', and not its name on disk."""
+    """The splits of a collection of documents. `split` is 'train', 'validation' or 'test', not the name of a file."""
 
     def documents(self, split: str) -> Iterator[str]:
-        """Yields the documents of a split in order; one at a time is in memory."""
+        """Yields the documents of a split in order. Only one document is in memory at a time."""
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns a description of the split's content, as JSON: equal fingerprints mean equal documents."""
+        """Returns a description of the split's content, as JSON.
+
+        Splits with equal fingerprints have equal documents.
+        """
         ...
 
 
@@ -57,14 +60,15 @@ def open_files(data: ConfigDict) -> 'OneFile | FileDocuments':
 
 
 class FileDocuments(Documents):
-    """DIR/SPLIT.txt, or all files in the folder DIR/SPLIT and below it; each may end in .gz.
+    """Documents in the file DIR/SPLIT.txt, or in all files of the folder DIR/SPLIT and its subfolders.
 
-    The name of a split may be a pattern, or several names or patterns separated by commas, as in TextCorpus. `kind` is
-    config.data.documents: a document is a whole 'file', a 'line', or the text between two blank lines ('blank_line').
+    Files may be compressed (.gz). The name of a split may be a pattern, or several names or patterns separated by
+    commas, as in TextCorpus. `kind` is config.data.documents: a document is a whole file ('file'), a line ('line'), or
+    the text between two blank lines ('blank_line').
 
-    If there are no validation files, `validation_share` of the different training documents is held out instead; if
-    there are no test files either, as many again are held out for test (see input_pipeline/splits.py). A single
-    document is split by characters, and its last ones are held out.
+    If there are no validation files, the share `validation_share` of the different training documents is held out for
+    validation. If there are no test files either, the same number of documents is held out for test (see
+    input_pipeline/splits.py). If the training text is a single document, its last characters are held out.
 
     Attributes:
       parts: the splits that are held out from the training files.
@@ -77,7 +81,7 @@ class FileDocuments(Documents):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Whether there is a file or a folder for the split; if so, it must contain text."""
+        """Returns whether there is a file or a folder for the split. An existing file or folder must contain text."""
         return bool(self._found(split)) or os.path.isdir(self._folder / self._names[split])
 
     @override
@@ -115,7 +119,7 @@ class FileDocuments(Documents):
         """Returns the files that a split is read from.
 
         Raises:
-          UserError: if there is none.
+          UserError: if there is no file for the split.
         """
         split = self.parts.origin(split)
         if files := self._found(split):
@@ -126,31 +130,31 @@ class FileDocuments(Documents):
 
 
 def _text_files(base: Path) -> list[Path]:
-    """Returns all files in the folder `base` and below it, or the text file BASE.txt or BASE.txt.gz."""
+    """Returns all files in the folder `base` and its subfolders, or else the file BASE.txt or BASE.txt.gz."""
     if os.path.isdir(base):
         return sorted(path for path in base.rglob('*') if path.is_file() and not path.name.startswith('.'))
     return [path for path in (Path(f'{base}.txt'), Path(f'{base}.txt.gz')) if os.path.isfile(path)][:1]
 
 
 class OneFile(Documents):
-    """One file in two parts. The last `validation_share` of its characters is for validation.
+    """One file that is divided into two parts. The last `validation_share` of the characters is for validation.
 
-    With 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so the test
-    split is the same as the validation split.
+    With a share of 0.1 this is nanoGPT's split of tiny Shakespeare. nanoGPT reports results on the validation part, so
+    the test split is the same as the validation split.
     """
 
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
             raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Give a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
-        self.parts = Parts(('validation', 'test'), validation_share)  # by nanoGPT's rule, not by a hash
+        self.parts = Parts(('validation', 'test'), validation_share)  # held out by nanoGPT's rule, not by a hash
 
     def has_files(self, split: str) -> bool:
-        """Returns True: every split is a part of the one file."""
+        """Returns True, because every split is a part of the file."""
         return True
 
     def files(self, split: str) -> list[Path]:
-        """Returns the one file, for any split."""
+        """Returns the file, which is the same for every split."""
         return [self._path]
 
     @override
@@ -172,7 +176,7 @@ class OneFile(Documents):
 
 
 class TfdsDocuments(Documents):
-    """A TensorFlow Datasets dataset: each record's text in one feature is a document."""
+    """Documents of a TensorFlow Datasets dataset. A document is the text of one feature in one record."""
 
     def __init__(self, name: str, folder: str, feature: str, names: Mapping[str, str]):
         self._feature = feature
@@ -190,11 +194,11 @@ class TfdsDocuments(Documents):
 class LibraryDocuments(Documents):
     """The modules of Python's standard library: 9 MB of source code that comes with Python.
 
-    A module's path decides its split (90, 5 and 5 %). So another version of Python has other text, but each module
-    stays in its split.
+    A hash of the path of a module decides its split: 90 % train, 5 % validation, 5 % test. Another version of Python
+    has a different text, but each module is in the same split.
     """
 
-    # Tests, generated tables, files of this machine, and packages that are not part of the library.
+    # Tests, generated tables, files that depend on the machine, and packages that are not part of the library.
     LEFT_OUT = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', 'lib2to3', 'encodings', 'pydoc_data'}
     SHARES = {'train': range(90), 'validation': range(90, 95), 'test': range(95, 100)}
 
@@ -210,7 +214,7 @@ class LibraryDocuments(Documents):
             except UnicodeDecodeError:
                 undecodable += 1
         if undecodable:
-            log.info('%s: %d modules that are not UTF-8 are not used', folder, undecodable)
+            log.info('%s: ignored %d modules that are not UTF-8', folder, undecodable)
 
     def _paths(self, folder: Path) -> Iterator[Path]:
         for parent, folders, files in os.walk(folder):
@@ -228,8 +232,9 @@ class LibraryDocuments(Documents):
         return {'source': 'standard library', 'split': split, 'sha256': digest}
 
 
-# Sources of documents: the value of config.data.source -> the function that opens it. A source that reads files needs
-# all methods of FileDocuments, such as `files`, because input_pipeline/problems.py checks the files before training.
+# Sources of documents: the value of config.data.source -> the function that opens the source. A source that reads files
+# needs all methods of FileDocuments, such as `files`, because input_pipeline/problems.py checks the files before
+# training.
 SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
     'builtin': lambda data: LibraryDocuments(Path(sysconfig.get_paths()['stdlib'])),
     'files': open_files,
@@ -238,12 +243,15 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns the entry of a fingerprint for files with byte order marks, which earlier versions read as text."""
+    """Returns the entry of a fingerprint for files with byte order marks.
+
+    Earlier versions read the marks as text, so their fingerprints do not have this entry.
+    """
     return {'byte_order_marks': 'removed'} if any(map(has_mark, files)) else {}
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Yields the documents in `lines`: every 'line', or the lines between two blank lines ('blank_line')."""
+    """Yields the documents in `lines`. `kind` is 'line' or 'blank_line', as in FileDocuments."""
     if kind == 'line':
         yield from lines
         return
@@ -253,16 +261,16 @@ def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
 
 
 def read_text(path: Path) -> str:
-    """Reads a whole UTF-8 file, plain or .gz. Keeps its line ends; removes a byte order mark.
+    """Reads a whole UTF-8 file, plain or .gz. Line ends are kept, and a byte order mark is removed.
 
     Raises:
-      UserError: if the file cannot be read, or with file:line where it is not UTF-8.
+      UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
     """
     with open_binary(path) as file:
         content = file.read()
     try:
         return decode_text(content)
     except UnicodeDecodeError:
-        for _ in decode_lines(io.BytesIO(content), str(path)):  # raises at the line
+        for _ in decode_lines(io.BytesIO(content), str(path)):  # raises UserError with file:line
             continue
         raise

@@ -3,7 +3,7 @@
     make_dynamics(seed)  # two noisy channels -> class, one of six systems
     make_pendulum(seed)  # a noisy angle -> two values, frequency and damping
 
-Both return {'train': (inputs, targets), 'validation': ..., 'test': ...} and depend only on the seed.
+Both functions return {'train': (inputs, targets), 'validation': ..., 'test': ...}. The result depends only on the seed.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,23 @@ import numpy as np
 from jaxtyping import Float, Num
 
 COUNTS = {'train': 4000, 'validation': 500, 'test': 500}
-LENGTH = 128   # samples of a series
+LENGTH = 128   # number of samples in a series
 SUBSTEPS = 8   # integration steps from one sample to the next
 
 State = Float[np.ndarray, 'variables series']
 Derivative = Callable[[State, Float[np.ndarray, 'parameters series'], Float[np.ndarray, ' series']], list[np.ndarray]]
-Ranges = tuple[tuple[int | float, int | float], ...]  # of uniform distributions
+Ranges = tuple[tuple[int | float, int | float], ...]  # (low, high) of uniform distributions
 Splits = dict[str, tuple[Float[np.ndarray, 'series time channels'], Num[np.ndarray, 'series *values']]]
 
 
 class System(NamedTuple):
-    """A differential equation, the ranges of its parameters and starts, and the two recorded variables."""
+    """A differential equation, the ranges of its parameters and its initial state, and the two recorded variables."""
     derivative: Derivative  # (state, parameters, time) -> the state's rate of change
     parameters: Ranges
     start: Ranges
-    period: float           # of about one cycle; random time scales are relative to it
+    period: float           # approximate duration of a cycle; random time scales are relative to it
     seen: tuple[int, int] = (0, 1)
-    settles: bool = True    # whether recording starts near the attractor; otherwise it starts at time 0
+    settles: bool = True    # True: recording starts near the attractor; False: it starts at time 0
 
 
 def lorenz(state, parameters, time):
@@ -52,14 +52,14 @@ def van_der_pol(state, parameters, time):
 
 
 def duffing(state, parameters, time):
-    """Returns the derivative of Duffing's driven oscillator; the parameters are strength and phase of the drive."""
+    """Returns the derivative of Duffing's driven oscillator; the parameters are the drive's strength and phase."""
     x, v = state
     strength, phase = parameters
     return [v, x - x ** 3 - 0.3 * v + strength * np.cos(1.2 * time + phase)]
 
 
 def predator_prey(state, parameters, time):
-    """Returns the derivative of the model of Lotka and Volterra; the parameters are birth rate and death rate."""
+    """Returns the derivative of the Lotka-Volterra model; the parameters are the birth rate and the death rate."""
     prey, predators = state
     birth, death = parameters
     return [prey * (birth - predators), predators * (prey - death)]
@@ -72,7 +72,7 @@ def damped_oscillator(state, parameters, time):
 
 
 def pendulum(state, parameters, time):
-    """Returns the derivative of a pendulum; the parameters are frequency of small swings (Hz) and damping (1/s)."""
+    """Returns the derivative of a pendulum; the parameters are the frequency of small swings (Hz) and damping (1/s)."""
     angle, speed = state
     frequency, damping = parameters
     return [speed, -(2 * np.pi * frequency) ** 2 * np.sin(angle) - 2 * damping * speed]
@@ -89,10 +89,11 @@ SYSTEMS = {
 
 
 def make_dynamics(seed: int) -> Splits:
-    """Makes series [n, 128, 2] and, for each, the index of its system in SYSTEMS.
+    """Makes series [n, 128, 2]. The target of a series is the index of its system in SYSTEMS.
 
-    Starts and parameters are random. A series has 2 to 8 cycles, and noise of 10 to 100 % of each channel's standard
-    deviation. The channels are standardised, so that level and scale do not reveal the system.
+    Initial states and parameters are random. A series has 2 to 8 cycles. The standard deviation of the noise is 10 to
+    100 % of the standard deviation of the channel. The channels are standardised, so that level and scale do not reveal
+    the system.
     """
     rng = np.random.default_rng(seed)
     total = sum(COUNTS.values())
@@ -112,15 +113,16 @@ def make_dynamics(seed: int) -> Splits:
 
 
 def make_pendulum(seed: int) -> Splits:
-    """Makes angles [n, 128, 1] (rad, every 0.05 s) and values [n, 2]: frequency of small swings (Hz), damping (1/s).
+    """Makes series of the angle of a pendulum [n, 128, 1], in rad, with one sample every 0.05 s.
 
-    Swings reach 2 rad. Their frequency depends on the amplitude, so the largest peak of a spectrum is not the target.
+    The targets [n, 2] are the frequency of small swings (Hz) and the damping (1/s). Swings reach 2 rad. The frequency
+    of large swings depends on the amplitude, so the target is not simply the largest peak of the spectrum.
     """
     rng = np.random.default_rng(seed)
     total = sum(COUNTS.values())
     parameters = draw(rng, ((0.5, 1.5), (0.02, 0.5)), total)
     angle = rng.uniform(0.3, 2, total) * rng.choice([-1, 1], total)
-    speed = rng.uniform(-0.5, 0.5, total) * 2 * np.pi * parameters[0]  # too slow to go over the top
+    speed = rng.uniform(-0.5, 0.5, total) * 2 * np.pi * parameters[0]  # too slow for a full turn
     path = integrate(pendulum, np.stack([angle, speed]), parameters, np.full(total, 0.05), LENGTH)[:, :1]
     clean = path.transpose(2, 0, 1)
     noise = rng.normal(size=clean.shape) * rng.uniform(0.02, 0.2, (total, 1, 1))
@@ -129,7 +131,7 @@ def make_pendulum(seed: int) -> Splits:
 
 def integrate(derivative: Derivative, start: State, parameters: Float[np.ndarray, 'parameters series'],
               interval: Float[np.ndarray, ' series'], samples: int) -> Float[np.ndarray, 'samples variables series']:
-    """Integrates all series at once by the classical Runge-Kutta method; the first sample is the start."""
+    """Integrates all series at once by the classical Runge-Kutta method. The first sample is the initial state."""
     state, time, step = start, np.zeros_like(interval), interval / SUBSTEPS
 
     def slope(state, time):
@@ -148,17 +150,17 @@ def integrate(derivative: Derivative, start: State, parameters: Float[np.ndarray
 
 
 def draw(rng: np.random.Generator, ranges: Ranges, count: int) -> Float[np.ndarray, 'ranges count']:
-    """Draws `count` numbers from each range."""
+    """Draws `count` uniformly distributed numbers from each range."""
     return np.stack([rng.uniform(low, high, count) for low, high in ranges])
 
 
 def standardised(series: Float[np.ndarray, 'series time channels']) -> Float[np.ndarray, 'series time channels']:
-    """Returns the series with mean 0 and standard deviation 1 in every channel."""
+    """Returns the series, shifted and scaled to mean 0 and standard deviation 1 in every channel."""
     return (series - series.mean(axis=1, keepdims=True)) / series.std(axis=1, keepdims=True)
 
 
 def split(inputs: np.ndarray, targets: np.ndarray) -> Splits:
-    """Cuts the examples into splits, in order."""
+    """Divides the examples into splits, in order. COUNTS has the sizes of the splits."""
     ends = np.cumsum(list(COUNTS.values()))
     return {name: (inputs[end - count:end], targets[end - count:end])
             for (name, count), end in zip(COUNTS.items(), ends, strict=True)}

@@ -1,11 +1,12 @@
-"""Tokenizers of imported models: models of SentencePiece that others have trained, and of the library tokenizers.
+"""Tokenizers of imported models: SentencePiece models of other projects, and models of the library tokenizers.
 
-Other vocabularies number the special tokens differently, and lack some of them. Here, PAD, BOS, EOS and UNK are the
-first four tokens, as in every vocabulary of this project, and the remaining tokens follow in their original order.
-Imports and exports of models reorder the rows of the embeddings (`ForeignTokenizer.order`). All other code is
-independent of it.
+In every vocabulary of this project, PAD, BOS, EOS and UNK are the first four tokens. An imported vocabulary can have
+other numbers for these special tokens, and can lack some of them. So the tokens of an imported vocabulary are
+renumbered: the special tokens are first, and the other tokens follow in their original order. When a model is imported
+or exported, the rows of its embeddings are put into the new order (`ForeignTokenizer.order`). The remaining code does
+not depend on the original numbers.
 
-The text of a document is encoded in one piece, as the original libraries do.
+The text of a document is encoded in one piece, as in the original libraries.
 """
 
 import abc
@@ -26,79 +27,79 @@ from typing_extensions import override
 from input_pipeline.tokens import BOS, EOS, SPECIAL, UNK, Tokenizer
 from runtime.errors import UserError
 
-NONE = -1  # in `order`: a token that the original vocabulary does not have
+NONE = -1  # in `order`: the original vocabulary does not have the token
 
 
 class ForeignTokenizer(Tokenizer):
-    """A tokenizer whose original library numbers the tokens differently.
+    """A tokenizer of an imported model. Its tokens are renumbered so that the special tokens are first.
 
     Attributes:
-      order: int [tokens], the original number of each token; NONE for those that the original does not have.
+      order: int [tokens], the original number of each token, or NONE if the original vocabulary lacks the token.
     """
 
     def __init__(self, model: bytes):
         self.model = model
         self._settings = json.loads(model)
         special, size = self._settings['special'], self._settings['size']
-        if len(special) != len(SPECIAL) or not all(each is None or 0 <= each < size for each in special):
-            raise ValueError(f'its special tokens {special} are not four of {size}')
-        first = [NONE if each is None else each for each in special]
+        if len(special) != len(SPECIAL) or not all(number is None or 0 <= number < size for number in special):
+            raise ValueError(f'its special tokens {special} are not four tokens of a vocabulary of {size}')
+        first = [NONE if number is None else number for number in special]
         self.order: Int[np.ndarray, ' tokens'] = np.array(
-            first + [each for each in range(size) if each not in set(first)], np.int64)
-        # One original token may both begin and end a text. Then it is what ends it that has the probability.
+            first + [number for number in range(size) if number not in set(first)], np.int64)
+        # The original start token and end token may be the same token. Then the token is EOS here, and BOS is absent.
         twice = (BOS,) if special[BOS] is not None and special[BOS] == special[EOS] else ()
         self.absent = tuple(sorted({*twice, *(token for token in range(len(SPECIAL)) if first[token] == NONE)}))
-        self._ours = np.full(size, UNK, np.uint32)
-        there = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in twice]
-        self._ours[self.order[there]] = there
+        self._renumbered = np.full(size, UNK, np.uint32)
+        present = [token for token in range(len(self.order)) if self.order[token] != NONE and token not in twice]
+        self._renumbered[self.order[present]] = present
 
     def __len__(self) -> int:
         return len(self.order)
 
     @abc.abstractmethod
     def original(self, text: str) -> Sequence[int]:
-        """Returns the original numbers of a text's tokens, without those that begin and end it."""
+        """Returns the original numbers of the tokens of a text, without start and end tokens."""
 
     @property
     @abc.abstractmethod
     def vocabulary(self) -> list[str]:
-        """Each token as the original library writes it; the special ones as this project does."""
+        """The text of each token: SPECIAL for special tokens, and the text of the original library for other tokens."""
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        if text:  # some tokenizers write a space in front of any text, even an empty one
-            yield self._ours[np.array(self.original(text), np.int64)]
+        if text:  # some tokenizers add a space before every text, even before an empty text
+            yield self._renumbered[np.array(self.original(text), np.int64)]
 
     @override
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
         return [self.vocabulary[token] for token in tokens]
 
     def _originals(self, tokens: Iterable[int | np.integer]) -> list[int]:
-        """The original numbers of what is text: of the special tokens, that is at most the unknown one."""
+        """Returns the original numbers of tokens. Leaves out PAD, BOS, EOS and tokens without an original number."""
         return [int(self.order[token]) for token in tokens if token >= UNK and self.order[token] != NONE]
 
     def _named(self, names: Mapping[int, str]) -> list[str]:
-        return [*SPECIAL, *(names.get(int(each), f'<{each}>') for each in self.order[len(SPECIAL):])]
+        return [*SPECIAL, *(names.get(int(number), f'<{number}>') for number in self.order[len(SPECIAL):])]
 
 
 class SentencePieceTokenizer(ForeignTokenizer):
-    """A model of SentencePiece, its pieces numbered by itself or, as Marian does, by a vocabulary beside it.
+    """A SentencePiece model. The numbers of the pieces are those of the model or, as in Marian, of a vocabulary.
 
-    With a vocabulary, a text may begin with a language code of it, as in '>>fra<< How are you?'.
+    With a vocabulary, a text may begin with a language code of the vocabulary, as in '>>fra<< How are you?'.
     """
 
     def __init__(self, model: bytes):
         super().__init__(model)
         original = base64.b64decode(self._settings['model'], validate=True)
         if not original:
-            raise ValueError('it is empty')  # SentencePiece would accept it as a model to load later
+            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
-        """The original model and, if there is one, the vocabulary beside it."""
+        """The original model, and the vocabulary or None."""
         return base64.b64decode(self._settings['model']), self._numbers
 
     @override
@@ -115,7 +116,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
     @override
     def vocabulary(self) -> list[str]:
         size = min(self._processor.get_piece_size(), self._settings['size'])
-        numbers = self._numbers or {self._processor.id_to_piece(each): each for each in range(size)}
+        numbers = self._numbers or {self._processor.id_to_piece(number): number for number in range(size)}
         return self._named({number: piece for piece, number in numbers.items()})
 
     @override
@@ -123,7 +124,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
         tokens = list(tokens)
         if self._numbers is None:
             size = self._processor.get_piece_size()
-            return self._processor.decode([each for each in self._originals(tokens) if each < size])
+            return self._processor.decode([number for number in self._originals(tokens) if number < size])
         return self._processor.decode([self.vocabulary[token] for token in tokens if token > UNK])
 
     @override
@@ -132,7 +133,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
 
 class TokenizersTokenizer(ForeignTokenizer):
-    """What a tokenizer.json of the library tokenizers describes: byte-level BPE, as GPT-2's, and all others."""
+    """A tokenizer.json of the library tokenizers: byte-level BPE, as in GPT-2, or any other kind of tokenizer."""
 
     def __init__(self, model: bytes):
         super().__init__(model)
@@ -140,18 +141,18 @@ class TokenizersTokenizer(ForeignTokenizer):
             self._tokenizer = tokenizers_library().Tokenizer.from_str(self._settings['model'])
         except UserError:
             raise
-        except Exception as error:  # the library raises nothing more special
-            raise ValueError(f'the library tokenizers says: {error}') from None
+        except Exception as error:  # the library has no more specific exceptions
+            raise ValueError(f'the library tokenizers cannot read it: {error}') from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
     @property
     def json(self) -> str:
-        """The original tokenizer.json."""
+        """The content of the original tokenizer.json."""
         return self._settings['model']
 
     def name_of(self, number: int) -> str:
-        """How the library writes the token of this original number."""
+        """Returns the text that the library has for the token with the original number `number`."""
         return self._tokenizer.id_to_token(number) or f'<{number}>'
 
     @override
@@ -178,11 +179,14 @@ class TokenizersTokenizer(ForeignTokenizer):
         piece = self.vocabulary[token]
         if '"ByteLevel"' not in self._settings['model']:
             return _bytes_of_piece(piece)
-        letters = letters_of_bytes()  # an added token, which is not text, is written as it is
+        letters = letters_of_bytes()  # added tokens are stored as plain text
         return bytes(letters[letter] for letter in piece) if {*piece} <= letters.keys() else piece.encode()
 
     def _readable(self, token: int) -> str:
-        """A token as text, where it is text: byte-level BPE writes each byte as some letter."""
+        """Returns a token as readable text if possible, and otherwise as the library writes the token.
+
+        The library writes the tokens of byte-level BPE with a letter for each byte, which is hard to read.
+        """
         if token < len(SPECIAL):
             return SPECIAL[token]
         text = self._tokenizer.decode([int(self.order[token])], skip_special_tokens=False).replace(' ', '\u2581')
@@ -190,16 +194,17 @@ class TokenizersTokenizer(ForeignTokenizer):
 
 
 def _bytes_of_piece(piece: str) -> bytes:
-    """What a piece of SentencePiece writes: text with its sign for a space, or one byte, as '<0x0A>'."""
+    """Returns the bytes of a SentencePiece piece: text with U+2581 for a space, or one byte such as '<0x0A>'."""
     byte = re.fullmatch('<0x([0-9A-F]{2})>', piece)
     return bytes.fromhex(byte[1]) if byte else piece.replace('\u2581', ' ').encode()
 
 
 @functools.cache
 def letters_of_bytes() -> dict[str, int]:
-    """The letter that byte-level BPE writes for each byte: printable ones as they are, others from U+0100 on.
+    """Returns {letter: byte} for the letters that byte-level BPE writes instead of bytes.
 
-    Radford et al. 2019, as in the published code of GPT-2.
+    A printable byte has the letter with the same code. The letters of the other bytes are numbered from U+0100 on. The
+    source is the published code of GPT-2 (Radford et al. 2019).
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -207,28 +212,28 @@ def letters_of_bytes() -> dict[str, int]:
 
 
 def tokenizers_library() -> Any:
-    """The library tokenizers.
+    """Imports the library tokenizers, and returns the module.
 
     Raises:
-      UserError: if it is not installed.
+      UserError: if the library is not installed.
     """
     if importlib.util.find_spec('tokenizers') is None:
-        raise UserError("this tokenizer needs the library tokenizers: pip install -e '.[interchange]'")
+        raise UserError("this tokenizer needs the library tokenizers. Install it with pip install -e '.[interchange]'")
     return importlib.import_module('tokenizers')
 
 
 def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: int,
                             vocabulary: Mapping[str, int] | None = None) -> SentencePieceTokenizer:
-    """A tokenizer of a SentencePiece model.
+    """Returns a tokenizer of a SentencePiece model.
 
     Args:
-      model: the content of its file.
-      special: the original numbers of PAD, BOS, EOS and UNK; None for one that there is not.
-      size: original tokens, as many as the model has rows for.
-      vocabulary: {piece: number}, where the pieces are not numbered by the model itself.
+      model: the content of the model file.
+      special: the original numbers of PAD, BOS, EOS and UNK. A number is None if the token does not exist.
+      size: the number of original tokens, which is the number of rows of the imported model's embedding.
+      vocabulary: {piece: number} if the numbers of the pieces are not those of the SentencePiece model.
 
     Raises:
-      ValueError: if the parts are not of one vocabulary.
+      ValueError: if the arguments do not describe the same vocabulary.
       RuntimeError: if SentencePiece cannot read the model.
     """
     return SentencePieceTokenizer(json.dumps({
@@ -238,6 +243,6 @@ def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: i
 
 
 def tokenizers_tokenizer(model: str, special: Sequence[int | None], size: int) -> TokenizersTokenizer:
-    """A tokenizer of a tokenizer.json; see `sentencepiece_tokenizer`."""
+    """Returns a tokenizer of a tokenizer.json. See `sentencepiece_tokenizer` for the other arguments."""
     return TokenizersTokenizer(json.dumps({
         'kind': 'tokenizers', 'special': list(special), 'size': size, 'model': model}).encode())

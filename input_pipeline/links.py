@@ -1,8 +1,8 @@
-"""Gold links of the built-in corpus: which words of a target are written from which words of its source.
+"""The correct word alignment of the built-in corpus ("gold links").
 
-A sentence is a value that is written in two locales (input_pipeline/builtin.py), so the fields of the value are known:
-the day, the month and the year of a date, the number and the unit of a quantity, the parts of a list. Two words are
-linked if both are written from one field.
+A sentence pair is a value that is written in two locales (input_pipeline/builtin.py), so the fields of the value are
+known: the day, the month and the year of a date, the number and the unit of a quantity, the parts of a list. A word of
+the source and a word of the target are linked if both contain text of the same field.
 """
 
 import re
@@ -14,9 +14,9 @@ from babel.dates import DateTimeFormat, tokenize_pattern
 
 from input_pipeline import builtin
 
-Span = tuple[str, int, int]  # a field, its first character and the one after its last
-Links = list[tuple[int, int]]  # a word of the source and a word of the target, from 0
-# The symbols of a date pattern that one field writes; the period of the day belongs to the hour.
+Span = tuple[str, int, int]  # the name of a field, its begin and its end in the text
+Links = list[tuple[int, int]]  # (index of a word of the source, index of a word of the target)
+# {symbol of a CLDR date pattern: field}. The period of the day, such as AM, belongs to the hour.
 SYMBOLS = {'E': 'weekday', 'c': 'weekday', 'e': 'weekday', 'M': 'month', 'L': 'month', 'd': 'day', 'y': 'year',
            'Y': 'year', 'G': 'year', 'h': 'hour', 'H': 'hour', 'K': 'hour', 'k': 'hour', 'a': 'hour', 'b': 'hour',
            'B': 'hour', 'm': 'minute', 's': 'second'}
@@ -25,17 +25,17 @@ NUMBER = re.compile(r'\d(?:[\d.,\s\u066b\u066c\u2019\'/]*\d)?')
 
 def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_locale: str, *, seed: int = 0,
                sizes: Mapping[str, int] | None = None) -> list[Links]:
-    """Returns the links of pairs (source, target) of the built-in corpus. Words are separated by white space.
+    """Returns the links of each pair (source, target) of the built-in corpus. Words are separated by white space.
 
     Args:
-      pairs: of any splits.
-      source_locale: of the corpus, as for `builtin.make_corpus`.
-      target_locale: of the corpus.
-      seed: of the corpus.
-      sizes: of the corpus.
+      pairs: sentence pairs of any splits.
+      source_locale: the source locale of the corpus, as for `builtin.make_corpus`.
+      target_locale: the target locale of the corpus.
+      seed: the seed of the corpus.
+      sizes: the sizes of the splits of the corpus.
 
     Raises:
-      ValueError: if a pair is not of this corpus.
+      ValueError: if a pair is not in this corpus.
     """
     writers: dict[tuple[str, str], Callable[[Locale], str]] = {}
     arguments: dict[str, Any] = {} if sizes is None else {'sizes': sizes}
@@ -49,7 +49,8 @@ def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_loca
             raise ValueError(f'{source!r} is not a sentence of the built-in corpus {source_locale}-{target_locale} '
                              f'with seed={seed}')
         sides = [_words(text, fields(writer, locale)) for text, locale in zip((source, target), locales, strict=True)]
-        links.append([(i, j) for i, one in enumerate(sides[0]) for j, other in enumerate(sides[1]) if one & other])
+        links.append([(i, j) for i, source_fields in enumerate(sides[0])
+                      for j, target_fields in enumerate(sides[1]) if source_fields & target_fields])
     return links
 
 
@@ -73,7 +74,7 @@ def fields(writer: Any, locale: Locale) -> list[Span]:
 
 
 def _date_fields(text: str, arguments: tuple[Any, ...], locale: Locale) -> list[Span]:
-    """Returns the spans of a date, symbol by symbol of its patterns; `arguments` are those of `write_date`."""
+    """Returns a span for each symbol in the patterns of a date. `arguments` are the arguments of `write_date`."""
     date_length, time_length, moment = arguments
     patterns = [locale.date_formats[date_length].pattern]
     patterns += [locale.time_formats[time_length].pattern] if time_length else []
@@ -92,6 +93,6 @@ def _date_fields(text: str, arguments: tuple[Any, ...], locale: Locale) -> list[
 
 
 def _words(text: str, spans: Sequence[Span]) -> list[set[str]]:
-    """Returns the fields of each word."""
+    """Returns the names of the fields that overlap with each word."""
     return [{name for name, begin, end in spans if begin < word.end() and word.start() < end}
             for word in re.finditer(r'\S+', text)]

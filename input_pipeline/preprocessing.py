@@ -1,4 +1,4 @@
-"""Standardisation of images, series and values to predict, and the numbers that identify examples."""
+"""Standardises images, series and target values, and defines which bytes identify an example."""
 
 import dataclasses
 
@@ -7,13 +7,14 @@ from jaxtyping import Float, Num
 
 from runtime.errors import UserError
 
-# Models square their inputs, and float32 ends at 3.4e38. So a number may be at most FARTHEST standard deviations from
-# the mean, and a mean or a deviation at most LARGEST_SCALE; their product is still a float32.
+# Models square their inputs, and the maximum of float32 is 3.4e38. So the distance of a number from the mean may be at
+# most FARTHEST standard deviations. A mean or a standard deviation may be at most LARGEST_SCALE. The product of
+# FARTHEST and LARGEST_SCALE is below the maximum of float32.
 FARTHEST = 1e12
 LARGEST_SCALE = 1e26
-ROUNDING = 1e-5  # of the range of a channel: float32 rounds ordinary measurements by less
-PIECE = 2 ** 16  # numbers of a channel that are compared at a time
-SMALLEST_STD = float(np.finfo(np.float32).tiny)  # below it float32 loses digits, and finally is 0
+ROUNDING = 1e-5  # relative to the range of a channel; float32 rounds ordinary measurements by less
+PIECE = 2 ** 16  # the number of values of a channel that are compared at a time
+SMALLEST_STD = float(np.finfo(np.float32).tiny)  # smaller numbers lose digits in float32, or become 0
 
 Inputs = Num[np.ndarray, 'examples *space channels']
 Targets = Num[np.ndarray, 'examples *values']
@@ -23,14 +24,14 @@ Targets = Num[np.ndarray, 'examples *values']
 class Preprocessing:
     """Standardisation of a model's inputs and targets, (raw - mean) / std, and its inverse for the outputs.
 
-    `dataclasses.asdict` returns it as JSON, and `Preprocessing(**json)` restores it. All statistics are those of the
-    training split.
+    `dataclasses.asdict` converts the object to JSON, and `Preprocessing(**json)` restores the object. All statistics
+    are computed from the training split.
 
     Attributes:
-      input_mean: the mean of each channel.
-      input_std: the standard deviation of each channel.
-      target_mean: the mean of each value; None for classes.
-      target_std: the standard deviation of each value; None for classes.
+      input_mean: the mean of each input channel.
+      input_std: the standard deviation of each input channel.
+      target_mean: the mean of each target value; None if the targets are classes.
+      target_std: the standard deviation of each target value; None if the targets are classes.
     """
     input_mean: list[float]
     input_std: list[float]
@@ -38,19 +39,19 @@ class Preprocessing:
     target_std: list[float] | None
 
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """Returns the standardised inputs in float32, which the model reads."""
+        """Returns the standardised inputs in float32. These are the inputs of the model."""
         return _standardised(raw, self.input_mean, self.input_std)
 
     def check_inputs(self, raw: Inputs, where: str) -> None:
         """Checks that the standardised inputs are small enough for the model.
 
         Raises:
-          UserError: if they are not; `where` begins the message.
+          UserError: if an input is too large. The message begins with `where`.
         """
         _check_distance(raw, self.input_mean, self.input_std, where)
 
     def check_targets(self, raw: Targets, where: str) -> None:
-        """Checks the targets as `check_inputs` checks the inputs."""
+        """Checks that the standardised targets are small enough, like `check_inputs`."""
         if self.target_mean is not None and self.target_std is not None:
             _check_distance(raw, self.target_mean, self.target_std, where)
 
@@ -61,16 +62,17 @@ class Preprocessing:
         return _standardised(raw, self.target_mean, self.target_std)
 
     def values(self, outputs: Float[np.ndarray, 'examples values']) -> Float[np.ndarray, 'examples values']:
-        """Returns a regression model's outputs in the units of the raw targets: the inverse of `targets`."""
+        """Converts the outputs of a regression model to the units of the raw targets."""
         assert self.target_mean is not None and self.target_std is not None, 'classes are not values'
         return outputs * np.array(self.target_std, np.float64) + np.array(self.target_mean, np.float64)
 
 
 def _standardised(raw: Num[np.ndarray, '*batch channels'], mean: list[float],
                   std: list[float]) -> Float[np.ndarray, '*batch channels']:
-    """Returns (raw - mean) / std in float32, computed in float64: float32 loses the differences of large values.
+    """Returns (raw - mean) / std in float32.
 
-    For images of bytes float32 gives the same bits in two thirds of the time.
+    The computation is in float64, because float32 loses small differences between large values. Images of bytes are an
+    exception: computing in float32 gives the same bits in two thirds of the time.
     """
     dtype = np.float32 if is_byte_images(raw) else np.float64
     result = np.subtract(raw, np.array(mean, dtype), dtype=dtype)
@@ -79,16 +81,17 @@ def _standardised(raw: Num[np.ndarray, '*batch channels'], mean: list[float],
 
 
 def is_byte_images(inputs: Inputs) -> bool:
-    """Returns whether inputs are images of unsigned bytes. A series of unsigned bytes is like any other series."""
+    """Returns whether inputs are images of unsigned bytes. Series of unsigned bytes are treated like other series."""
     return inputs.ndim == 4 and inputs.dtype == np.uint8
 
 
 def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*batch channels']:
-    """Returns the numbers whose bytes identify examples in fingerprints and in the choice of held-out examples.
+    """Converts examples to the dtype whose bytes identify an example.
 
-    Unsigned bytes are unchanged, and other numbers are float32, as in all earlier versions, so that earlier runs
-    resume. Numbers that float32 would round by more than ROUNDING of their channel's range are float64, because
-    different examples could be equal in float32.
+    Fingerprints and the choice of held-out examples depend on these bytes. Unsigned bytes are unchanged. Other numbers
+    become float32, as in all earlier versions, so that earlier runs can be resumed. If float32 would round the numbers
+    of a channel by more than ROUNDING of the channel's range, all numbers become float64, because different examples
+    could be equal in float32.
     """
     if array.dtype == np.uint8:
         return array
@@ -104,12 +107,12 @@ def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*bat
 
 
 def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation of each channel, over all other axes.
+    """Returns the mean and the standard deviation of each channel, over all other axes.
 
-    A deviation that is too small for float32 is replaced by 1.
+    A standard deviation that is too small for float32 is replaced by 1.
 
     Raises:
-      UserError: if a mean or a deviation is too large; `where` begins the message.
+      UserError: if a mean or a standard deviation is too large. The message begins with `where`.
     """
     flat = array.reshape(-1, array.shape[-1])
     mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Finds all problems of a config's data at once, before training starts."""
+"""Finds all problems of the data of a config at once, before training starts."""
 
 import functools
 import itertools
@@ -20,30 +20,30 @@ from input_pipeline.token_store import document_tokenizers, tokenizers_for
 from runtime.errors import UserError, messages_of
 from runtime.files import expanded
 
-SMALL = 10_000_000  # bytes; of larger files, only the first lines are read
+SMALL = 10_000_000  # bytes; if files are larger, only their first lines are read
 FIRST_LINES = 1000
 
 
 def data_problems(config: ConfigDict, others: Sequence[str] = (), asked: Collection[str] = ()) -> list[str]:
-    """Returns messages about the problems of the config's data that can be found cheaply.
+    """Returns a message for each problem of the data that can be found quickly.
 
-    For files, this checks that folder, files and languages exist, that lines and arrays have the right form, and that
-    no split is empty. A missing test split is no problem if there is a validation split. If there are several test
-    sets, all of them must exist, or none.
+    If the data is in files, the function checks that the folder, the files and the languages exist, that lines and
+    arrays have the right form, and that no split is empty. The test split may be missing if there is a validation
+    split. If there are several test sets, either all or none of them must exist.
 
-    Nothing is tokenised. But if there is any problem, here or in `others`, and the text is small, a vocabulary is
-    learned into the cache, so that its error is reported too.
+    The text is not tokenised. But a tokenizer is learned and cached if the text is small and any problem was found
+    here or is in `others`. So an error of the tokenizer is reported together with the other problems.
 
-    Datasets of TFDS are not checked here: opening one may have to prepare it.
+    TFDS datasets are not checked, because opening a dataset may have to prepare the dataset first.
 
     Args:
-      config: the config, which may have other problems.
-      others: the messages about these problems.
+      config: the config.
+      others: messages about problems of the config that were already found.
       asked: the options that the user set; see `learned_tokenizers`.
     """
     named = data_options_are_possible(config) and bool(config.data.dir or config.data.file)
     if not named or config.data.source in ELSEWHERE:
-        return []  # built-in data has no problems, and `others` has the problems of the options
+        return []  # built-in data has no problems, and `others` has the problems of options
     find = PROBLEMS[TASKS[config.task].data]
     return list(dict.fromkeys(find(config, others, asked)))  # a problem of several splits is reported once
 
@@ -59,22 +59,22 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
-    possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # the `others` report this
+    possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # if not, `others` has a message
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
     return problems
 
 
 def _check_split(text: TextCorpus | FileDocuments | OneFile, split: str) -> None:
-    """Raises UserError if the files of a split of sentence pairs or documents have a problem."""
+    """Raises UserError if the files of a split have a problem. The text is sentence pairs or documents."""
     pairs = isinstance(text, Corpus)
     if not _is_small(text.files(split)):
         if pairs and split not in text.parts.names:  # reading one document may mean reading the whole file
             list(itertools.islice(text.all_pairs(split), FIRST_LINES))
         return
     rows = text.pairs(split) if pairs else ((document,) for document in text.documents(split))
-    if not sum(all(text.strip() for text in row) for row in rows):  # sum, not any: reads to the end
-        raise UserError(f'the {split} split has no text. Looked at: {text.fingerprint(split)}')
+    if not sum(all(text.strip() for text in row) for row in rows):  # sum instead of any, to read all rows
+        raise UserError(f'the {split} split has no text. The split was read from {text.fingerprint(split)}')
 
 
 def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection[str]) -> list[str]:

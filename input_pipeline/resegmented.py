@@ -1,7 +1,8 @@
 """Batches of sentence pairs with a new segmentation in every epoch, as a pure function of (store, settings, step).
 
-The segmentation of a whole epoch is drawn at once, and its lengths determine the batches of the epoch. All epochs have
-the same number of batches and the same shapes. So step t is in epoch t // len(plan), independently of earlier epochs.
+The segmentation of a whole epoch is drawn at once. The lengths of the segmented sentences determine the batches of the
+epoch. All epochs have the same number of batches and the same shapes. So step t is in epoch t // len(plan), and
+does not depend on earlier epochs.
 """
 
 import functools
@@ -16,17 +17,17 @@ from input_pipeline.batches import BatchPlan, Epoch, batch_shapes, padded_length
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.token_store import TokenStore
 
-TOGETHER = 2048  # rows that are segmented at a time; each such group has its own generator
+TOGETHER = 2048  # rows that are segmented at a time, with one random generator
 
 
 class Resegmented(TokenStore):
-    """The rows of a store in a new segmentation. A side that would become too long keeps its original segmentation."""
+    """A store in a new segmentation. A side that would become too long keeps its original segmentation."""
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], seed: int, epoch: int, longest: int):
         """Segments all rows.
 
         Args:
-          store: the rows, as the tokenizer segments them.
+          store: the rows in the segmentation of the tokenizer.
           dropouts: the segmenter of each side.
           seed: the seed of the segmentation, together with the epoch.
           epoch: the number of the epoch.
@@ -37,14 +38,14 @@ class Resegmented(TokenStore):
             parts = []
             for begin in range(0, len(store), TOGETHER):
                 counts = store.lengths(side)[begin:begin + TOGETHER]
-                rng = np.random.default_rng([seed, epoch, number, begin])  # [seed, epoch] orders the batches
+                rng = np.random.default_rng([seed, epoch, number, begin])  # [seed, epoch] is for the order of batches
                 parts.append(dropout.segment(store.tokens_of(side, begin, begin + len(counts)), counts, rng))
             tokens, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
             self._tokens[side], self._offsets[side] = tokens, np.append(0, np.cumsum(counts))
             self._kept[side] = counts > longest
 
     def keep(self, rows: Int[np.ndarray, ' some']) -> None:
-        """Restores the original segmentation of rows."""
+        """Restores the original segmentation of the given rows."""
         for kept in self._kept.values():
             kept[rows] = True
 
@@ -58,27 +59,27 @@ class Resegmented(TokenStore):
 
 
 class ResegmentedPlan(BatchPlan):
-    """The sentences in batch `step`, for every step from 0 on, in the segmentation of the step's epoch.
+    """Batches of sentence pairs with a new segmentation in every epoch, one batch for every step from 0 on.
 
-    Every epoch has every sentence exactly once, and `len` batches. The sentences are ordered by length bucket, the
-    longest first, shuffled within each bucket, and cut into batches. The last batch of a bucket is filled up with
-    sentences of the next bucket.
+    Every epoch contains every sentence pair exactly once, in `len(plan)` batches. The pairs are ordered by length
+    bucket, the longest first, and shuffled within each bucket. Then they are divided into batches. The last batch of a
+    bucket is filled up with pairs of the next bucket.
     """
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], *, tokens: int, num_buckets: int,
                  seed: int, longest: int):
-        """Draws the first epoch. Its lengths determine the shapes and the number of batches.
+        """Segments the first epoch. The lengths of its sentences determine the shapes and the number of batches.
 
         Args:
-          store: the sentence pairs, as the tokenizers segment them.
+          store: the sentence pairs in the segmentation of the tokenizers.
           dropouts: the segmenter of each side.
           tokens: config.batch.tokens.
           num_buckets: config.batch.buckets.
-          seed: the seed of the segmentation and of the order.
+          seed: the seed of the segmentation and of the order of the pairs.
           longest: the maximum length of a sentence, end token included.
 
         Raises:
-          UserError: if `tokens` is too small for ROWS of the longest sentences.
+          UserError: if `tokens` is too small for a batch of ROWS sentences of the greatest length.
         """
         self._store, self._dropouts, self._seed, self._longest = store, dropouts, seed, longest
         first = self._resegmented(0)
@@ -87,7 +88,8 @@ class ResegmentedPlan(BatchPlan):
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
         self._longest = min(longest, int(self.bucket_lengths[-1]))
         batches = self._cut(np.arange(len(store)), lengths)
-        # Other epochs need a few batches more or less: the sum of many lengths varies with the root of their number.
+        # Other epochs need slightly more or fewer batches, so a few batches are added. Their number grows like the
+        # square root, because the standard deviation of a sum of n lengths is proportional to the square root of n.
         self._length = min(len(store), len(batches) + 1 + math.isqrt(len(batches)) // 10)
         self.padding_share = 1 - (first.lengths('target').sum() + len(store)) / sum(
             self.rows[bucket] * self.bucket_lengths[bucket] for bucket, _ in batches)
@@ -102,7 +104,7 @@ class ResegmentedPlan(BatchPlan):
         store, rng = self._resegmented(epoch), np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(store))
         batches, kept = self._cut(order, padded_lengths(store)), 0
-        while len(batches) > len(self):  # very rare
+        while len(batches) > len(self):  # this is very rare
             kept += len(store) // 100 + 1
             store.keep(order[:kept])
             batches = self._cut(order, padded_lengths(store))
@@ -116,7 +118,7 @@ class ResegmentedPlan(BatchPlan):
 
     def _cut(self, order: Int[np.ndarray, ' pairs'], lengths: Int[np.ndarray, ' pairs'],
              ) -> list[tuple[np.integer, Int[np.ndarray, ' rows']]]:
-        """Cuts sentences into batches."""
+        """Divides the pairs into batches (bucket, rows of the store)."""
         buckets = np.searchsorted(self.bucket_lengths, lengths)
         order = order[np.argsort(-buckets[order], kind='stable')]
         batches, begin = [], 0

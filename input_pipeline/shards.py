@@ -1,13 +1,14 @@
 """Tokenises a large text in shards, on all cores and in all processes of a job at the same time.
 
-The rows of a text are cut into shards of about SHARD characters, in order. Each core has a worker, which is a separate
-process. It reads the text and tokenises the next shard that no other worker has taken. A shard is a token store in a
-folder next to the final store. A worker locks the shard that it builds. If a worker is killed, only this shard is lost,
-and another worker builds it again. A build that is started again continues with the existing shards. The joined store
-has the same bits as a store that is built at once.
+The rows of a text are divided into shards of about SHARD characters, in order. Each core has a worker, which is a
+separate process. A worker reads the text and tokenises the next shard that no other worker has taken. A shard is a
+token store in a folder next to the final store. A worker locks the shard that it builds. If a worker is killed, only
+this shard is lost, and another worker builds the shard again. If a build is interrupted and started again, the existing
+shards are used. The joined store has the same bits as a store that is built without shards.
 
-Locks only prevent duplicate work. Without them, several workers may build a shard and several processes may join the
-shards. The first one gives its result the final name, and all others use that result.
+Locks only prevent duplicate work. On a file system without locks, several workers may build the same shard, and several
+processes may join the shards. The first process that finishes gives its result the final name. The other processes use
+that result.
 """
 
 import contextlib
@@ -35,20 +36,20 @@ from input_pipeline.stores import join
 from runtime.errors import UserError
 from runtime.locks import locked
 
-LARGE = 2 ** 22  # characters; a smaller text takes a second or two, and is tokenised in this process
+LARGE = 2 ** 22  # characters; a smaller text is tokenised in this process, in one or two seconds
 SHARD = 2 ** 24  # characters
 PAUSE = 0.2  # seconds between checks for the progress of other processes
 
 log = logging.getLogger('allyouneed.data')
 
-Rows = Callable[[], Iterable[Any]]  # returns all rows of a text: texts, or tuples of texts
-Write = Callable[[Iterable[Any], Path], None]  # writes the store of rows into a folder
+Rows = Callable[[], Iterable[Any]]  # returns all rows of a text; a row is a string or a tuple of strings
+Write = Callable[[Iterable[Any], Path], None]  # writes rows into a folder, as a token store
 
 
 def build_together(folder: Path, rows: Rows, write: Write) -> Path:
-    """Returns `folder`, the store of `rows()`. Builds it first if it does not exist, in shards if the text is large.
+    """Returns `folder`, the token store of `rows()`. Builds a missing store, in shards if the text is large.
 
-    Every process of a job may call this function at the same time. Each process has a worker for each of its cores.
+    Every process of a job may call this function at the same time. Each process starts a worker for each of its cores.
     `rows` and `write` are pickled for the workers.
 
     Raises:
@@ -61,15 +62,15 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
     shards = folder.with_name(f'{folder.name}.shards-{SHARD}')
     try:
         with cache_errors(folder):
-            shards.mkdir(exist_ok=True)
+            shards.mkdir(parents=True, exist_ok=True)
         parts = _tokenise(shards, rows, write)
         with _alone(shards / 'join'):
-            if not folder.is_dir() and remove_damaged(parts):  # shards of an earlier build that was interrupted
+            if not folder.is_dir() and remove_damaged(parts):  # an interrupted build may leave damaged shards
                 _tokenise(shards, rows, write)
             build_once(folder, lambda temporary: join(parts, temporary))
     except UserError:
-        # Shards are removed after the store has its name. So without locks, another process may have built the store
-        # and removed the shards that this one needed.
+        # The shards are removed when the store has its final name. So without locks, another process may have built the
+        # store and removed shards that this process needed.
         if not folder.is_dir():
             raise
     shutil.rmtree(shards, ignore_errors=True)
@@ -77,11 +78,11 @@ def build_together(folder: Path, rows: Rows, write: Write) -> Path:
 
 
 class _Large(Exception):
-    """Raised if a text is large."""
+    """Raised if a text is too large to be tokenised without shards."""
 
 
 def _small(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yields the rows of a text. Raises _Large if it has LARGE characters or more."""
+    """Yields the rows of a text. Raises _Large if the text has LARGE characters or more."""
     size = 0
     for row in rows:
         if (size := size + _characters(row)) >= LARGE:
@@ -114,26 +115,26 @@ def _tokenise(shards: Path, rows: Rows, write: Write) -> list[Path]:
     """Builds all shards with workers, together with other processes. Returns the folders of the shards.
 
     Raises:
-      UserError: if a worker fails, or all of them were killed.
+      UserError: if a worker fails, or all workers are killed.
     """
     task = cloudpickle.dumps((shards, functools.partial(_shards, rows, SHARD), write))
     cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
-    log.info('%s: a large text, tokenised by %d processes on this machine', shards.name, cores)
+    log.info('%s: tokenising a large text with %d processes on this machine', shards.name, cores)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_worker(task)) for _ in range(cores)]
-        answers = [json.loads(said) for worker in workers if worker.stdout and (said := worker.stdout.read())]
+        answers = [json.loads(line) for worker in workers if worker.stdout and (line := worker.stdout.read())]
     if errors := [answer['error'] for answer in answers if 'error' in answer]:
         shutil.rmtree(shards, ignore_errors=True)  # the user will change the text
         raise UserError(errors[0])
     if not answers:
         raise UserError(f'All {cores} tokenising processes were killed, perhaps because there is too little memory. '
-                        'The finished shards are kept: run the same command again')
+                        'The finished shards are kept. Run the same command again to continue')
     return [_place(shards, number) for number in range(answers[0]['shards'])]
 
 
 @contextlib.contextmanager
 def _worker(task: bytes) -> Iterator[subprocess.Popen]:
-    """Starts a worker. It ends when it has finished, at the end of the context, or when this process ends."""
+    """Starts a worker. The worker ends when its work is finished, the context ends or this process ends."""
     code = 'from input_pipeline.shards import work; work()'
     path = os.pathsep.join(filter(None, sys.path)) or os.curdir
     with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -150,11 +151,11 @@ def _worker(task: bytes) -> Iterator[subprocess.Popen]:
 
 
 def work() -> None:
-    """Runs a worker: reads its task from stdin, and builds shards until all exist.
+    """Runs a worker: reads its task from stdin, and builds shards until all shards exist.
 
     Writes the number of shards, or the message of a UserError, to stdout as JSON.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the parent process ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignores Ctrl-C, because the parent process ends this process
     folder, shards, write = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -175,14 +176,14 @@ def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[A
     while missing := [number for number in missing if not _place(folder, number).is_dir()]:
         if not folder.is_dir():
             break  # another process of the job has joined the shards
-        if any(_is_free(folder, number) for number in missing):  # its worker was killed
+        if any(_is_free(folder, number) for number in missing):  # the worker of this shard was killed
             count, missing = _build_free(folder, shards(), write)
         time.sleep(PAUSE)
     return count
 
 
 def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
-    """Builds every missing shard that no other worker builds. Returns the number of all shards, and the taken shards.
+    """Builds every missing shard that is not locked. Returns the number of all shards, and the locked shards.
 
     Stops if another process has joined the shards and removed them.
     """
@@ -203,10 +204,10 @@ def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write
 
 @contextlib.contextmanager
 def _claimed(folder: Path, number: int) -> Iterator[bool]:
-    """Locks a shard. Yields False if another worker has the lock. Without locks in the file system, yields True."""
+    """Locks a shard. Yields False if another worker has the lock. Yields True if the file system has no locks."""
     try:
         lock = locked(folder / f'{number:06d}.lock')
-    except (BlockingIOError, FileNotFoundError):  # the latter: another process of the job has joined the shards
+    except (BlockingIOError, FileNotFoundError):  # not found: the shards have been joined
         yield False
         return
     except OSError:

@@ -30,9 +30,9 @@ T = TypeVar('T')
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Splits of sentence pairs. `split` is 'train', 'validation' or 'test', and not its name on disk.
+    """The splits of a parallel corpus. `split` is 'train', 'validation' or 'test', not the name of a file.
 
-    If config.data.splits.test has several names, each of them is a split, instead of 'test'.
+    If config.data.splits.test has several names, each name is a split, and there is no split 'test'.
     """
 
     def pairs(self, split: str) -> Iterator[Pair]:
@@ -40,7 +40,7 @@ class Corpus(Protocol):
         ...
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns a description of the split's content, as JSON: equal fingerprints mean equal pairs."""
+        """Returns a description of the split's content, as JSON. Splits with equal fingerprints have equal pairs."""
         ...
 
 
@@ -65,9 +65,10 @@ def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
 
 
 class BuiltinCorpus(Corpus):
-    """Dates, amounts, quantities, lists and the like in two languages, made from Unicode CLDR.
+    """Dates, amounts, quantities, lists and similar sentences in two languages, made from Unicode CLDR.
 
-    `plain_spaces` is the share of the source sentences with no-break spaces that get plain spaces instead.
+    Some source sentences have no-break spaces. In a share `plain_spaces` of these sentences, the no-break spaces are
+    replaced by plain spaces.
     """
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
@@ -78,7 +79,7 @@ class BuiltinCorpus(Corpus):
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
         self._fingerprint = {'source': 'builtin', 'languages': [source_lang, target_lang], 'seed': seed,
                              'version': builtin.GENERATOR_VERSION}
-        if plain_spaces:  # runs that are older than this option have fingerprints without it
+        if plain_spaces:  # older runs have fingerprints without this entry
             self._fingerprint['plain_spaces'] = plain_spaces
 
     @override
@@ -87,20 +88,21 @@ class BuiltinCorpus(Corpus):
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        # A digest of the pairs themselves: they also depend on the CLDR of the installed babel.
+        # The digest is needed because the pairs also depend on the CLDR of the installed babel.
         digest = hashlib.sha256(repr(self._splits[split]).encode()).hexdigest()
         return self._fingerprint | {'split': split, 'sha256': digest}
 
 
 class TextCorpus(Corpus):
-    """Files with one sentence a line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv; each may end in .gz.
+    """Text files with one sentence per line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv for both languages.
 
-    The name of a split may be a pattern, such as 'train-*', or several names or patterns separated by commas. Then the
-    split is the concatenation of these files; the files of a pattern are in the order of their names.
+    Files may be compressed (.gz). The name of a split may be a pattern, such as 'train-*', or several names or patterns
+    separated by commas. Then the split is the concatenation of all these files. The files of a pattern are sorted by
+    name.
 
-    If there are no validation files, `validation_share` of the different source sentences of the training data is held
-    out instead; if there are no test files either, as many again are held out for test (see
-    input_pipeline/splits.py).
+    If there are no validation files, the share `validation_share` of the different source sentences of the training
+    data is held out for validation. If there are no test files either, the same number of source sentences is held out
+    for test (see input_pipeline/splits.py).
 
     Attributes:
       parts: the splits that are held out from the training files.
@@ -114,7 +116,7 @@ class TextCorpus(Corpus):
         self.parts = without_files(names, self.has_files, validation_share)
 
     def has_files(self, split: str) -> bool:
-        """Whether there is any file for the split; if so, all of its files must exist."""
+        """Returns whether any file of the split exists. If one file exists, all files of the split must exist."""
         return any(plain_or_gz(base, suffix) for base in self._bases(split) for suffix in (*self._languages, 'tsv'))
 
     @override
@@ -128,7 +130,7 @@ class TextCorpus(Corpus):
         source_key = text_key(pair[0])
         if all(text.strip() for text in pair):
             return self._held_out.split(source_key)
-        # A pair with an empty side cannot be scored, so it is for training, unless its source is held out.
+        # A pair with an empty side cannot be scored, so the pair is for training, unless its source is held out.
         return None if self._held_out.has(source_key) else 'train'
 
     @functools.cached_property
@@ -137,14 +139,14 @@ class TextCorpus(Corpus):
         return HeldOut(self.parts, keys, f'source sentences of {self.files("train")[0]}')
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
-        """Yields all pairs in the files of a split, even if the split is only a part of them."""
+        """Yields all pairs in the files of a split, including pairs in these files that belong to other splits."""
         split = self.parts.origin(split)
         for base in self._bases(split):
             yield from _read_pairs(self._files_of(base, split))
 
     @override
     def fingerprint(self, split: str) -> dict[str, Any]:
-        # A list: the order distinguishes source and target, since the other direction is another corpus.
+        # The order of the list distinguishes source and target, because the reverse direction is a different corpus.
         files = [[file.name, sha256(file)] for file in self.files(split)]
         return {'source': 'text', 'files': files} | self.parts.fingerprint(split)
 
@@ -157,7 +159,7 @@ class TextCorpus(Corpus):
         """Returns the files that a split is read from.
 
         Raises:
-          UserError: if one is missing.
+          UserError: if a file is missing.
         """
         split = self.parts.origin(split)
         files = [file for base in self._bases(split) for file in self._files_of(base, split)]
@@ -167,7 +169,7 @@ class TextCorpus(Corpus):
         return files
 
     def _files_of(self, base: Path, split: str) -> list[Path]:
-        """Returns the files of a name: those of source and target, or the table with both."""
+        """Returns the source file and the target file with the path `base`, or the table with both sides."""
         files = [plain_or_gz(base, language) for language in self._languages]
         if all(files):
             return [file for file in files if file]
@@ -193,8 +195,8 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
         if source is None or target is None:
             counts = [sum(1 for _ in read_lines(file)) for file in files]
             raise UserError(f'{files[0]} has {counts[0]} lines but {files[1]} has {counts[1]}: '
-                            'they must have the same number of lines, because line n of one is the translation of '
-                            'line n of the other')
+                            'they must have the same number of lines, because each line must be the translation of '
+                            'the same line in the other file')
         yield source, target
 
 
@@ -209,7 +211,7 @@ class TfdsCorpus(Corpus):
     @override
     def pairs(self, split: str) -> Iterator[Pair]:
         for texts in self._dataset.texts(split):
-            source, target = (' '.join(text.splitlines()) for text in texts)  # a line break would break line counts
+            source, target = (' '.join(text.splitlines()) for text in texts)  # a line break would change line counts
             yield source, target
 
     @override
@@ -217,8 +219,9 @@ class TfdsCorpus(Corpus):
         return {'source': 'tfds', 'languages': self._languages} | self._dataset.fingerprint(split)
 
 
-# Sources of sentence pairs: the value of config.data.source -> the function that opens it. A source that reads files
-# needs all methods of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before training.
+# Sources of sentence pairs: the value of config.data.source -> the function that opens the source. A source that reads
+# files needs all methods of TextCorpus, such as `files`, because input_pipeline/problems.py checks the files before
+# training.
 SOURCES: Mapping[str, Callable[[ConfigDict], Corpus]] = {
     'builtin': lambda data: BuiltinCorpus(data['source_lang'], data['target_lang'], data['seed'], data['plain_spaces']),
     'files': lambda data: TextCorpus(expanded(data['dir']), data['source_lang'], data['target_lang'], split_names(data),
@@ -231,10 +234,11 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Corpus]] = {
 def read_lines(path: Path | str) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, plain or .gz, without line ends (line feed, or carriage return and line feed).
 
-    A byte order mark at the beginning, as Windows writes, is removed. The path - is stdin.
+    A byte order mark at the beginning of the file is removed. Windows programs write such marks. The path '-' stands
+    for stdin.
 
     Raises:
-      UserError: if the file cannot be read, or with file:line where it is not UTF-8.
+      UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
     """
     with open_binary(path) as file:
         yield from decode_lines(file, 'stdin' if path == '-' else str(path))
@@ -242,7 +246,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """Opens a file, plain or .gz, or stdin (-), for reading.
+    """Opens a file, plain or .gz, for reading. The path '-' stands for stdin.
 
     Raises:
       UserError: if the file cannot be opened, or if reading fails inside the context.
@@ -250,7 +254,7 @@ def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
     try:
         if path == '-':
             if sys.stdin is None:
-                raise UserError('stdin is closed: give --input=FILE')
+                raise UserError('stdin is closed. Use --input=FILE')
             yield sys.stdin.buffer
             return
         mode = os.stat(path)
@@ -259,7 +263,7 @@ def open_binary(path: Path | str) -> Iterator[IO[bytes] | gzip.GzipFile]:
         opened = gzip.open if str(path).endswith('.gz') else open
         with opened(path, 'rb') as file:
             yield file
-    except (OSError, EOFError, zlib.error) as error:  # the last two: a truncated or damaged .gz
+    except (OSError, EOFError, zlib.error) as error:  # the last two are for a truncated or damaged .gz
         raise UserError(f'{path} cannot be read: {error}') from None
 
 
@@ -269,7 +273,7 @@ def _is_terminal(path: Path | str) -> bool:
 
 
 def decode_text(content: bytes) -> str:
-    """Decodes the beginning of a UTF-8 file, or all of it. A byte order mark, as Windows writes, is removed."""
+    """Decodes a UTF-8 file, or its first part. Removes a byte order mark, which Windows programs write."""
     return content.removeprefix(codecs.BOM_UTF8).decode()
 
 
@@ -280,7 +284,7 @@ def has_mark(path: Path) -> bool:
 
 
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields the lines of an open binary file; messages call it `name`."""
+    """Yields the lines of an open binary file as text. `name` is the name of the file in error messages."""
     for number, line in enumerate(file, 1):
         try:
             text = decode_text(line) if number == 1 else line.decode()

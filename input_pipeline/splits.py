@@ -1,4 +1,4 @@
-"""The splits of the data: their names, and how splits without files are held out from the training data."""
+"""Names of the splits of the data. Also divides the training data if other splits have no files."""
 
 import bisect
 import dataclasses
@@ -20,19 +20,22 @@ log = logging.getLogger('allyouneed.data')
 
 
 def sets_to_test(data: ConfigDict) -> list[str]:
-    """Returns the test sets: the names in config.data.splits.test if there are several, otherwise ['test']."""
+    """Returns the names of the test sets: ['test'], or several names in config.data.splits.test."""
     names = data['splits']['test'].split(',')
     return names if len(names) > 1 else ['test']
 
 
 def split_names(data: ConfigDict) -> dict[str, str]:
-    """Returns {split: its name on disk}. If there are several test sets, each is a split with the same name."""
+    """Returns {split: file name of the split}.
+
+    If there are several test sets, each test set is a split, and the file name is the name of the split.
+    """
     names, sets = dict(data['splits']), sets_to_test(data)
     return names | dict(zip(sets, sets, strict=True)) if len(sets) > 1 else names
 
 
 def naming_option(split: str) -> str:
-    """Returns the option of config.data that names a split."""
+    """Returns the option of config.data that sets the file name of a split."""
     return f'splits.{split if split in ("train", "validation") else "test"}'
 
 
@@ -54,8 +57,8 @@ def asked_splits(split: str, data: ConfigDict) -> list[str]:
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """The splits that are held out from the training data, because they have no files."""
-    names: tuple[str, ...] = ()  # of 'validation' and 'test'
-    share: float = 0.0  # of the training data, for each of `names`
+    names: tuple[str, ...] = ()  # the held-out splits: 'validation', 'test', or both
+    share: float = 0.0  # the share of the training data that each held-out split gets
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
@@ -63,7 +66,7 @@ class Parts:
         return bool(self.names) and split in ('train', *self.names)
 
     def origin(self, split: str) -> str:
-        """Returns the split that has the files of `split`."""
+        """Returns the split whose files contain `split`: 'train' if `split` is held out, otherwise `split`."""
         return 'train' if self.is_part(split) else split
 
     def fingerprint(self, split: str) -> dict[str, Any]:
@@ -73,10 +76,10 @@ class Parts:
         return {'part': split, 'cut_off': list(self.names), 'validation_share': self.share}
 
     def rows(self, count: int, split: str, where: str) -> slice:
-        """Returns the rows of a split if the last rows of the training data are held out for one other split.
+        """Returns the rows of a split, if the last rows of the training data are held out for one other split.
 
         Raises:
-          UserError: if a split would be empty. The message calls the training data `where`.
+          UserError: if a split would be empty. `where` is the name of the training data in the message.
         """
         first = count - round(count * self.share)
         if not 0 < first < count:
@@ -85,16 +88,16 @@ class Parts:
         return slice(first) if split == 'train' else slice(first, None)
 
     def characters(self, text: str, split: str, where: str) -> str:
-        """Returns the part of a single training text for a split. Its last characters are held out.
+        """Returns the part of a single training text that belongs to a split. The last characters are held out.
 
         Raises:
-          UserError: if nothing would remain for training. The message calls the text `where`.
+          UserError: if nothing would remain for training. `where` is the name of the text in the message.
         """
         count, together = len(self.names), ' and '.join(self.names)
         ends = [int(len(text) * (1 - self.share * (count - number))) for number in range(count + 1)]
         if ends[0] <= 0:
             raise UserError(f'config.data.validation_share={self.share}: too large, because nothing of {where} would '
-                            f'remain for training after {together} are held out. Lower it')
+                            f'remain for training after {together} are held out. Use a smaller share')
         number = ('train', *self.names).index(split)
         begin, end = [0, *ends][number], ends[number]
         say(f'{split}: characters {begin:,} to {end:,} of {where}, because there are no files for {together} '
@@ -103,10 +106,11 @@ class Parts:
 
 
 def without_files(names: Mapping[str, str], has_files: Callable[[str], bool], share: float) -> Parts:
-    """Returns the splits to hold out from the training data: those of 'validation' and 'test' that have no files.
+    """Returns the splits to hold out from the training data: 'validation' and 'test', if they have no files.
 
-    Nothing is held out if there are validation files, because then the author of the data has made the split, or if
-    `share` is 0. A split whose name was set (config.data.splits) is never held out: its files are expected to exist.
+    Nothing is held out if `share` is 0, or if there are validation files. In the second case, the author of the data
+    has chosen the splits. A split whose name was set (config.data.splits) is never held out, because
+    its files are expected to exist.
     """
     if not share or has_files('validation') or names['validation'] != 'validation':
         return Parts()
@@ -119,11 +123,11 @@ class HeldOut:
 
     The hash of an example decides its split. So the splits depend on the content of the examples, not on their order or
     the machine, and equal examples are in the same split. The examples with the smallest hashes are held out. Each
-    held-out split gets `share` of all different examples, but at least one.
+    held-out split gets the share `share` of all different examples, but at least one example.
     """
 
     def __init__(self, parts: Parts, keys: Iterable[int], what: str, kept: Collection[int] = ()):
-        """Decides for all examples of the training data.
+        """Chooses the held-out examples.
 
         Args:
           parts: the held-out splits.
@@ -140,15 +144,16 @@ class HeldOut:
         count, together = max(1, round(parts.share * len(different))), ' and '.join(parts.names)
         if count * len(parts.names) > min(len(different) - 1, len(candidates)):
             raise UserError(
-                f'config.data.validation_share={parts.share}: too large, because of {len(different)} different {what}, '
-                f'{count} are held out for each of {together}. Lower it, add data, or provide files for {together}')
+                f'config.data.validation_share={parts.share}: too large, because too few of {len(different)} different '
+                f'{what} would remain for training if {count} are held out for each of {together}. Use a smaller '
+                f'share, add data, or provide files for {together}')
         self._held_out = candidates[:count * len(parts.names)]
-        self._last = self._held_out[count - 1::count].tolist()  # key of each split
-        say(f'{together}: held out from the training data, because there are no files: of {len(different)} different '
-            f'{what}, {count} for each split (config.data.validation_share={parts.share}), chosen by a hash')
+        self._last = self._held_out[count - 1::count].tolist()  # the largest key of each held-out split
+        say(f'{together}: held out from the training data, because there are no files. {count} of {len(different)} '
+            f'different {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
-        """Returns the split of the example with this key: of `parts`, or 'train'."""
+        """Returns the split of the example with this key: a held-out split or 'train'."""
         return 'train' if key in self._kept else (*self._splits, 'train')[bisect.bisect_left(self._last, key)]
 
     def has(self, key: int) -> bool:
@@ -159,7 +164,7 @@ class HeldOut:
 
 @functools.cache
 def say(message: str) -> None:
-    """Logs a message once per process: data is opened twice, for the checks and for use."""
+    """Logs a message only once per process, because data is opened twice: for the checks and for training."""
     log.info('%s', message)
 
 
@@ -169,8 +174,8 @@ def key(content: bytes) -> int:
 
 
 def text_key(text: str) -> int:
-    """Returns the hash of a text. Case, spaces and Unicode forms (NFC, NFD, full width) do not change it.
+    """Returns a hash of a text that does not depend on case, spaces and Unicode forms (NFC, NFD, full width).
 
-    So texts that differ only in these are in the same split.
+    So texts that differ only in these properties are in the same split.
     """
     return key(' '.join(unicodedata.normalize('NFKC', text).casefold().split()).encode(errors='surrogatepass'))

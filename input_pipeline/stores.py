@@ -1,7 +1,7 @@
-"""The files of a token store: written row by row, or joined from the stores of the shards of a text.
+"""Writes the files of a token store, and joins the stores of several shards.
 
-For each side of a row, a folder has SIDE.tokens (uint32, the concatenation of all rows) and SIDE.offsets.npy (int64,
-the index at which each row begins, and the end of the last row). stats.json has counts.
+A store is a folder. For each side of a row, the folder has SIDE.tokens (uint32, the concatenation of all rows) and
+SIDE.offsets.npy (int64, the index at which each row begins, and the end of the last row). stats.json has counts.
 """
 
 import array
@@ -17,13 +17,13 @@ from jaxtyping import UInt32
 from input_pipeline.sources import Pair
 from input_pipeline.tokens import Tokenizer
 
-SIDES = ('source', 'target')  # of a pair
+SIDES = ('source', 'target')  # the sides of a sentence pair
 TEXT = 'text'  # the only side of a document
 TOKEN = np.dtype(np.uint32)
 
 
 def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str, Tokenizer], max_length: int) -> None:
-    """Writes a store of sentence pairs; leaves out pairs that are empty or too long."""
+    """Writes a store of sentence pairs. Leaves out pairs that have an empty side or are too long."""
     stats = {'dropped_empty': 0, 'dropped_long': 0}
     with _SideWriter(folder, 'source') as source, _SideWriter(folder, 'target') as target:
         for pair in pairs:
@@ -41,7 +41,7 @@ def write_pairs(pairs: Iterable[Pair], folder: Path, *, tokenizers: Mapping[str,
 
 
 def write_documents(documents: Iterable[str], folder: Path, *, tokenizer: Tokenizer) -> None:
-    """Writes a store of documents; leaves out documents without text."""
+    """Writes a store of documents. Leaves out documents without text."""
     stats = {'dropped_empty': 0, 'characters': 0, 'bytes': 0}
     with _SideWriter(folder, TEXT) as side:
         for text in documents:
@@ -64,7 +64,7 @@ class _SideWriter(contextlib.AbstractContextManager):
         self._offsets = array.array('q', [0])
 
     def append(self, parts: Iterable[UInt32[np.ndarray, ' _']]) -> None:
-        """Appends a row, given in parts."""
+        """Appends a row. `parts` are the tokens of the row in several arrays."""
         written = sum(self._file.write(part.data) for part in parts)
         self._offsets.append(self.tokens + written // TOKEN.itemsize)
 
@@ -84,19 +84,19 @@ class _SideWriter(contextlib.AbstractContextManager):
 
 
 def sides_of(folder: Path) -> list[str]:
-    """Returns the sides that a store has."""
+    """Returns the names of the sides of a store."""
     return sorted(path.name.removesuffix('.tokens') for path in folder.glob('*.tokens'))
 
 
 def join(parts: Sequence[Path], folder: Path) -> None:
-    """Writes the store of all rows of `parts`, in order: the same bits as if written at once."""
+    """Writes one store with the rows of all `parts`, in order. The bits are the same as without shards."""
     counts = [json.loads((part / 'stats.json').read_text()) for part in parts]
     for side in sides_of(parts[0]):
         offsets = [np.load(part / f'{side}.offsets.npy', allow_pickle=False) for part in parts]
         ends = np.cumsum([0, *(part_offsets[-1] for part_offsets in offsets)])
         with open(folder / f'{side}.tokens', 'wb') as file:
             for part, part_offsets in zip(parts, offsets, strict=True):
-                if part_offsets[-1]:  # otherwise the file contains a marker, so that it is never empty
+                if part_offsets[-1]:  # a file without tokens has a marker, which is not copied
                     with open(part / f'{side}.tokens', 'rb') as tokens:
                         shutil.copyfileobj(tokens, file, 2 ** 20)
             if not ends[-1]:

@@ -13,9 +13,10 @@ from runtime.files import sha256
 
 
 class Dataset:
-    """The splits of a prepared dataset.
+    """The splits of a TFDS dataset.
 
-    Only the preparation of a dataset of the catalogue needs TensorFlow, because TFDS unpacks archives with it.
+    The preparation of a dataset needs TensorFlow, because TFDS unpacks archives with TensorFlow. Reading a prepared
+    dataset does not need TensorFlow.
 
     Attributes:
       info: TFDS's description of the dataset.
@@ -27,12 +28,12 @@ class Dataset:
         Args:
           name: the name of the dataset, such as wmt14_translate/de-en.
           folder: TFDS's data_dir; '' for its default.
-          names: {split: its name on disk}.
+          names: {split: name of the split in TFDS}.
           features: the features that the dataset must have.
-          asked: the options that name the features, for messages.
+          asked: the options that set the features, for error messages.
 
         Raises:
-          UserError: if there is no such dataset, it lacks a feature, or it cannot be prepared.
+          UserError: if the dataset does not exist, lacks a feature, or cannot be prepared.
         """
         self._names, self._features, self._builder = names, features, _open(name, folder, features, asked)
         self.info = self._builder.info
@@ -41,23 +42,23 @@ class Dataset:
         """Yields the records of a split in order.
 
         Raises:
-          UserError: if they cannot be read.
+          UserError: if the records cannot be read.
         """
         with self._reading(split):
             yield from self._builder.as_data_source(self._names[split])
 
     def texts(self, split: str) -> Iterator[list[str]]:
-        """Yields the texts of the features of each record, in order.
+        """Yields a list for each record, in order: the text of each feature.
 
         Raises:
-          UserError: if they cannot be read, or a feature is not text.
+          UserError: if the records cannot be read, or a feature is not text.
         """
         with self._reading(split):
             for record in self._builder.as_data_source(self._names[split]):
                 yield [_text(record[feature]) for feature in self._features]
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the name of a split, and name and digest of each of its files, as JSON."""
+        """Returns the name of a split, and the name and the digest of each file of the split, as JSON."""
         with self._reading(split):
             files = [Path(part.filename) for part in self.info.splits[self._names[split]].file_instructions]
             return {'split': self._names[split], 'files': [[file.name, sha256(file)] for file in files]}
@@ -68,7 +69,7 @@ class Dataset:
 
 
 def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
-    """Returns the TFDS builder of a dataset, which it prepares if necessary. The arguments are those of `Dataset`."""
+    """Returns the TFDS builder of a dataset. Prepares the dataset if necessary. `Dataset` has the same arguments."""
     if ':' in name:
         raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
                         'the dataset yourself, and give its name without the part before the colon')
@@ -84,18 +85,18 @@ def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
     if not builder.is_prepared():
         if not importlib.util.find_spec('tensorflow'):
             raise UserError(
-                f'{name} is not in {folder}, and TFDS unpacks archives with TensorFlow, which is not installed. '
+                f'{name} is not in {folder}. TFDS needs TensorFlow to prepare it, but TensorFlow is not installed. '
                 'Prepare the dataset once, on any machine: pip install tensorflow; '
                 f'tfds build {name} --file_format=array_record --data_dir={folder}. '
                 'Training does not need TensorFlow')
-        # TFDS prints its progress to stdout, which is for results.
+        # TFDS prints its progress to stdout, but stdout is for results.
         with _errors(f'{name} cannot be prepared'), contextlib.redirect_stdout(sys.stderr):
             builder.download_and_prepare()
     return builder
 
 
 def _text(value: Any) -> str:
-    """Returns the text of a feature. It is bytes in TFDS, and str in its mocks."""
+    """Returns the text of a feature. The value is bytes in TFDS, and str in the mocks of TFDS."""
     if not isinstance(value, bytes | str):
         raise ValueError(f'a record has {type(value).__name__} instead of text')
     return value.decode() if isinstance(value, bytes) else value
@@ -103,9 +104,9 @@ def _text(value: Any) -> str:
 
 @contextlib.contextmanager
 def _errors(what: str) -> Iterator[None]:
-    """Turns errors of TFDS and its libraries about their input into a UserError."""
+    """Converts errors of TFDS and its libraries into a UserError. The message begins with `what`."""
     try:
         yield
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition('\n')[0]  # the rest may be a list of all datasets
+        reason = str(error).strip().partition('\n')[0]  # the remaining lines may be a list of all datasets
         raise UserError(f'{what}: {reason}') from error

@@ -1,8 +1,8 @@
-"""Text is tokenised once, into memory-mapped files that every later run and every process shares.
+"""Stores of tokens. Text is tokenised once, into memory-mapped files that later runs and all processes share.
 
-A store is a folder named by the fingerprint of all that it depends on: the text, the tokenizers and the settings. It is
-complete or absent, and is built again if it is damaged (input_pipeline/builds.py). The store of a large text is built
-by all cores and all processes of a job (input_pipeline/shards.py).
+A store is a folder. The name of the folder is a fingerprint of the text, the tokenizers and the settings. A store is
+complete or absent, and a damaged store is built again (input_pipeline/builds.py). All cores and all processes of a job
+build the store of a large text together (input_pipeline/shards.py).
 """
 
 import functools
@@ -28,15 +28,16 @@ from input_pipeline.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from runtime.errors import UserError
 from runtime.schema import Count, read_as
 
-ADVICE = 'Delete its folder; the next run builds it again'
-# Of the folders in the cache, which versions of this code with other formats may use at the same time. 2: checksums.
+ADVICE = 'Delete the folder of the store. The next run builds the store again'
+# The format of the folders in the cache. Versions of this code with different formats may use the same cache at the
+# same time. Format 2 has checksums.
 FORMAT = 2
 
 log = logging.getLogger('allyouneed.data')
 
 
 class PairStats(msgspec.Struct, kw_only=True):
-    """The counts of a store of pairs, which are described at TokenStore."""
+    """The counts of a store of pairs. See `TokenStore.stats`."""
     pairs: Count
     dropped_empty: Count
     dropped_long: Count
@@ -45,7 +46,7 @@ class PairStats(msgspec.Struct, kw_only=True):
 
 
 class DocumentStats(msgspec.Struct, kw_only=True):
-    """The counts of a store of documents, which are described at TokenStore."""
+    """The counts of a store of documents. See `TokenStore.stats`."""
     documents: Count
     dropped_empty: Count
     text_tokens: Count
@@ -56,7 +57,7 @@ class DocumentStats(msgspec.Struct, kw_only=True):
 class TokenStore:
     """The memory-mapped token ids of a split, without start and end tokens.
 
-    A row has a side for each tokenizer: 'source' and 'target' of a sentence pair, or 'text' of a document.
+    A row is a sentence pair with the sides 'source' and 'target', or a document with the only side 'text'.
 
     Attributes:
       stats: counts. For pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens'. For
@@ -91,11 +92,11 @@ class TokenStore:
                             f'stats.json. {ADVICE}')
 
     def check_tokens(self, tokenizers: Mapping[str, Tokenizer]) -> None:
-        """Reads all tokens. Raises UserError if one is not a token of its tokenizer."""
+        """Reads all tokens. Raises UserError if a token is not in the vocabulary of its side."""
         for side, tokens in self._tokens.items():
             if (largest := int(tokens.max())) >= len(tokenizers[side]):
-                raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but its '
-                                f'vocabulary has {len(tokenizers[side])}. {ADVICE}')
+                raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but the '
+                                f'vocabulary has only {len(tokenizers[side])} tokens. {ADVICE}')
 
     def __len__(self) -> int:
         return len(next(iter(self._offsets.values()))) - 1
@@ -110,19 +111,19 @@ class TokenStore:
         return self._tokens[side][begin:end]
 
     def tokens_of(self, side: str, begin: int, end: int) -> UInt32[np.ndarray, ' tokens']:
-        """Returns the tokens of one side of rows begin, begin + 1, ... end - 1, one row behind the other."""
+        """Returns the concatenated tokens of one side of the rows `begin` to `end` - 1."""
         offsets = self._offsets[side]
         return self._tokens[side][offsets[begin]:offsets[end]]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Returns tokens of a side by their indices in the concatenation of all rows."""
+        """Returns the tokens of a side at the indices `places` of the concatenation of all rows."""
         return self._tokens[side][places]
 
 
 def tokenizers_for(corpus: Corpus, settings: ConfigDict, cache: Path) -> dict[str, Tokenizer]:
     """Returns {'source': tokenizer, 'target': tokenizer}, learned from the training split unless they are cached.
 
-    With settings['joint'] both are the same tokenizer, learned from both languages.
+    If settings['joint'] is True, both sides have the same tokenizer, which is learned from both languages.
     """
     def tokenizer(side: str | None) -> Tokenizer:
         def sentences() -> Iterator[str]:
@@ -144,7 +145,7 @@ def document_tokenizers(documents: Documents, settings: ConfigDict, cache: Path)
 
 def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], settings: ConfigDict, cache: Path,
                **more: bool) -> Tokenizer:
-    """Returns a tokenizer learned from texts(), whose fingerprint is `origin`, unless it is cached."""
+    """Returns the tokenizer of the texts with the fingerprint `origin`. Learns the tokenizer unless it is cached."""
     names = ('kind', 'vocab_size', 'split_digits', 'normalization')
     options: dict[str, Any] = {name: settings[name] for name in names} | more
 
@@ -162,7 +163,7 @@ def _tokenizer(origin: dict[str, Any], texts: Callable[[], Iterator[str]], setti
 
 def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], max_length: int,
                cache: Path) -> TokenStore:
-    """Opens the split's store of sentence pairs; builds it first if it is not cached.
+    """Opens the store of a split of sentence pairs. Builds the store first if it is not cached.
 
     Pairs with an empty side, or with more than `max_length` tokens on one side (end token included), are dropped,
     counted and logged.
@@ -181,15 +182,15 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} pairs with an empty side and '
                         f'{stats["dropped_long"]} longer than config.data.max_length={max_length} were dropped. '
-                        f'Looked at: {corpus.fingerprint(split)}')
+                        f'The split was read from {corpus.fingerprint(split)}')
     return store
 
 
 def open_document_store(documents: Documents, split: str, tokenizers: Mapping[str, Tokenizer],
                         cache: Path) -> TokenStore:
-    """Opens the split's store of documents; builds it first if it is not cached.
+    """Opens the store of a split of documents. Builds the store first if it is not cached.
 
-    Documents without text are dropped, counted and logged; none is dropped for its length.
+    Documents without text are dropped, counted and logged. Documents may have any length.
 
     Raises:
       UserError: if no document remains.
@@ -203,12 +204,12 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '
-                        f'Looked at: {documents.fingerprint(split)}')
+                        f'The split was read from {documents.fingerprint(split)}')
     return store
 
 
 def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Tokenizer]) -> TokenStore:
-    """Opens a store of `rows()`; builds it with `write` if it does not exist or is damaged."""
+    """Opens the store of `rows()`. Builds the store with `write` if it does not exist or is damaged."""
     def read(folder: Path, is_unknown: bool) -> TokenStore:
         store = TokenStore(folder)
         if is_unknown:
@@ -219,5 +220,5 @@ def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Token
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Returns the name of a folder of the cache."""
+    """Returns a hash of `content`. The hash is the name of a folder in the cache."""
     return hashlib.sha256(json.dumps({**content, 'format': FORMAT}, sort_keys=True).encode()).hexdigest()[:16]

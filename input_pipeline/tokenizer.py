@@ -1,9 +1,9 @@
 """Tokenizers: SentencePiece subwords (Kudo and Richardson 2018, arXiv:1808.06226), characters or bytes.
 
-Subwords and bytes are lossless: decode(encode(s)) == s for every string. By default nothing is normalised, spaces and
-line breaks are kept, and characters outside a subword vocabulary become bytes. (SentencePiece's own default replaces
-no-break spaces by plain ones, so French numbers would not survive.) Character tokenizers are lossless for the
-characters of their training text.
+Tokenizers of subwords and bytes are lossless: decode(encode(s)) == s for every string. By default nothing is
+normalised, spaces and line breaks are kept, and characters outside a subword vocabulary become bytes. (SentencePiece's
+own default replaces no-break spaces by plain spaces, which would change French numbers.) Character tokenizers are
+lossless for the characters of their training text.
 """
 
 import io
@@ -25,18 +25,18 @@ from input_pipeline.tokens import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer
 from runtime.errors import UserError
 from runtime.files import read_bytes
 
-SPACE = '\u2581'  # SentencePiece's character for a space; where the text has this character, it is encoded as bytes
+SPACE = '\u2581'  # SentencePiece's character for a space; if a text has this character, it is encoded as bytes
 
-# Cuts a long text at places that do not change its subwords. Subwords contain no line breaks, and spaces only at their
-# beginning. (Words of more than 65,536 characters are an exception.)
+# Divides a long text only at places where this does not change the subwords. Subwords contain no line breaks, and
+# contain spaces only at their beginning. (Words of more than 65,536 characters are an exception.)
 PART = re.compile(r'.{1,65536} {0,65536}[^ \n]{0,65536}', re.DOTALL)
-PART_CHARACTERS = 2 ** 20  # for characters and bytes, which can be cut anywhere
-SAMPLE = 1_000_000  # maximum number of lines to learn subwords from: bounds our memory and SentencePiece's
+PART_CHARACTERS = 2 ** 20  # for characters and bytes, where a text can be divided at any place
+SAMPLE = 1_000_000  # maximum number of lines to learn subwords from; limits the memory in use
 LINE_CHARACTERS = 1000  # SentencePiece ignores lines of more than 4,192 bytes in training
 
 
 class VocabularyTooLarge(UserError):
-    """The text does not allow as many subwords as `vocab_size`; `most` is the largest size that it allows."""
+    """Raised if a text does not allow `vocab_size` subwords. `most` is the largest size that the text allows."""
 
     def __init__(self, vocab_size: int, most: int):
         super().__init__(f'config.data.tokenizer.vocab_size={vocab_size}: too large for this text. Use at most {most}')
@@ -44,14 +44,14 @@ class VocabularyTooLarge(UserError):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a tokenizer of any kind: a SentencePiece model file, or a JSON file of the other kinds.
+    """Reads a tokenizer of any kind, from a SentencePiece model file or from a JSON file for the other kinds.
 
     Raises:
       UserError: if the file cannot be read, is damaged, or has another format.
     """
     try:
         model = read_bytes(path)
-        if not model.startswith(b'{'):  # a SentencePiece file cannot begin with this: the protobuf field type is unused
+        if not model.startswith(b'{'):  # a SentencePiece file cannot begin with this byte, an unused field type
             return SubwordTokenizer(model)
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -60,12 +60,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 class SubwordTokenizer(Tokenizer):
-    """SentencePiece's BPE or unigram subwords. The first 260 are the special tokens and the bytes."""
+    """BPE or unigram subwords of SentencePiece. The first 260 tokens are the special tokens and the bytes."""
 
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('it is empty')  # SentencePiece accepts this as a model that is loaded later
+            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
             raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
@@ -76,7 +76,7 @@ class SubwordTokenizer(Tokenizer):
 
     @override
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        for part in PART.finditer(' ' + text if text else ''):  # a word begins with its space, also the first one
+        for part in PART.finditer(' ' + text if text else ''):  # a space before every word, also the first
             first, *rest = part[0].split(SPACE)
             tokens = self._processor.encode(first)
             for following in rest:
@@ -103,8 +103,8 @@ class SubwordTokenizer(Tokenizer):
 class CharTokenizer(Tokenizer):
     """One token for each character of the training text, in the order of code points.
 
-    Any other character becomes the unknown token, which decodes to U+FFFD. So this tokenizer is not lossless. Its
-    results are comparable with published ones (tiny Shakespeare: 65 characters).
+    Any other character becomes the unknown token, which decodes to U+FFFD. So this tokenizer is not lossless. Results
+    are comparable with published results of character models (tiny Shakespeare has 65 characters).
     """
 
     def __init__(self, model: bytes):
@@ -121,7 +121,7 @@ class CharTokenizer(Tokenizer):
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
         for begin in range(0, len(text), PART_CHARACTERS):
             codes = np.frombuffer(text[begin:begin + PART_CHARACTERS].encode('utf-32-le'), '<u4')
-            places = np.searchsorted(self._codes[:-1], codes)  # larger codes get the index of the last
+            places = np.searchsorted(self._codes[:-1], codes)  # larger codes get the index of the last character
             yield np.where(self._codes[places] == codes, places + len(SPECIAL), UNK).astype(np.uint32)
 
     @override
@@ -136,7 +136,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 bytes of UTF-8, after the special tokens. Invalid UTF-8 decodes to U+FFFD."""
+    """One token for each byte of UTF-8. The special tokens are first. Invalid UTF-8 decodes to U+FFFD."""
 
     def __init__(self, model: bytes = b'{"kind": "byte"}'):
         self.model = model
@@ -165,32 +165,32 @@ class ByteTokenizer(Tokenizer):
         return [written[token] for token in tokens]
 
 
-# Tokenizers with a JSON file: its 'kind' -> the class.
+# Tokenizers that are saved in a JSON file: the value of 'kind' in the file -> the class.
 KINDS: Mapping[str, Callable[[bytes], Tokenizer]] = {
     'char': CharTokenizer, 'byte': ByteTokenizer, 'sentencepiece': SentencePieceTokenizer,
     'tokenizers': TokenizersTokenizer}
 
 
 def _visible(character: str, otherwise: str) -> str:
-    """Returns a character as shown in a line of pieces, or `otherwise` if it is not printable."""
+    """Returns a character in the form in which pieces show it, or `otherwise` if it is not printable."""
     return SPACE if character == ' ' else character if character.isprintable() else otherwise
 
 
 def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_digits: bool, normalization: str,
                     indentation: bool = False) -> Tokenizer:
-    """Learns a vocabulary from `texts`; the same texts give the same vocabulary.
+    """Learns a vocabulary from `texts`. The same texts always give the same vocabulary.
 
     Args:
-      texts: sentences or documents. Subwords are learned from a random sample of SAMPLE lines, if there are more.
-      kind: 'bpe', 'unigram', 'char' or 'byte'. The arguments below are only for the first two kinds.
+      texts: sentences or documents. If they have more than SAMPLE lines, subwords are learned from a random sample.
+      kind: 'bpe', 'unigram', 'char' or 'byte'. The arguments below are only for 'bpe' and 'unigram'.
       vocab_size: config.data.tokenizer.vocab_size.
       split_digits: config.data.tokenizer.split_digits.
       normalization: config.data.tokenizer.normalization.
-      indentation: whether subwords may begin with, or consist of, several spaces.
+      indentation: whether subwords may begin with several spaces or consist of several spaces.
 
     Raises:
       VocabularyTooLarge: if the text does not allow `vocab_size` subwords.
-      UserError: if `vocab_size` is too small for the characters of the text, or if tokenizers of this kind are not
+      UserError: if `vocab_size` is too small for the characters of the text, or if tokenizers of this kind cannot be
         learned.
     """
     if kind in IMPORTED:
@@ -208,7 +208,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, split_d
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yields the lines that SentencePiece learns from, in the form that `encode_parts` uses; long lines are cut."""
+    """Yields the lines that SentencePiece learns from, with a space before each text. Long lines are divided."""
     for text in texts:
         for line in io.StringIO(' ' + text, newline='\n'):
             line = line.removesuffix('\n')
@@ -216,10 +216,10 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
-    """Yields `size` lines that are sampled uniformly; if there are at most `size`, yields all of them in order.
+    """Yields `size` lines that are sampled uniformly. If there are at most `size` lines, yields all lines in order.
 
-    The same lines give the same sample, which SentencePiece's own sampling does not guarantee. This is reservoir
-    sampling (algorithm R, Vitter 1985).
+    The same lines always give the same sample. SentencePiece's own sampling does not guarantee this. The method is
+    reservoir sampling (algorithm R, Vitter 1985).
     """
     rng, lines = random.Random(0), iter(lines)
     sample = list(itertools.islice(lines, size))
@@ -228,7 +228,7 @@ def _sample(lines: Iterable[str], size: int) -> Iterator[str]:
             sample[place] = line
     sample.reverse()
     while sample:
-        yield sample.pop()  # SentencePiece keeps a copy: free ours
+        yield sample.pop()  # frees the line, because SentencePiece keeps a copy
 
 
 def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digits: bool, normalization: str,
@@ -250,8 +250,8 @@ def _train_subwords(lines: Iterable[str], kind: str, vocab_size: int, split_digi
             normalization_rule_name=normalization, remove_extra_whitespaces=False, add_dummy_prefix=False,
             allow_whitespace_only_pieces=indentation, byte_fallback=True, character_coverage=0.9995,
             pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # it samples nothing: there are no more lines
-            num_threads=1, minloglevel=2)  # one thread: the result depends only on the text
+            input_sentence_size=1_000_000, shuffle_input_sentence=True,  # there are not more lines, so all are used
+            num_threads=1, minloglevel=2)  # with one thread, the result depends only on the text
     except RuntimeError as error:
         if failure:
             raise failure[0] from None

@@ -16,9 +16,9 @@ class Tokenizer(abc.ABC):
     """Converts between text and token ids. Tokenizers can be pickled.
 
     Attributes:
-      model: the bytes of the tokenizer's file, from which it can be restored.
-      absent: special tokens that the vocabulary of an imported model does not have. No text contains them, and their
-        probability is 0.
+      model: the bytes of the tokenizer's file, from which the tokenizer can be restored.
+      absent: the special tokens that the vocabulary of an imported model does not have. No text contains these tokens,
+        and their probability is 0.
     """
 
     model: bytes
@@ -30,7 +30,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_parts(self, text: str) -> Iterator[UInt32[np.ndarray, ' part']]:
-        """Yields the tokens of a text of any length, one part at a time; nothing for an empty text."""
+        """Yields the tokens of a text of any length, one part at a time. Yields nothing for an empty text."""
 
     @abc.abstractmethod
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
@@ -40,14 +40,15 @@ class Tokenizer(abc.ABC):
                      prompt: str = '') -> str:
         """Returns the text that `tokens` add to the text of the tokens `before`.
 
-        decode(before) + continuation(before, tokens) == decode([*before, *tokens]). The only exception: if `before`
+        decode(before) + continuation(before, tokens) == decode([*before, *tokens]), with one exception. If `before`
         ends within a character, the whole character belongs to the continuation.
 
         Args:
           before: the tokens of a prompt.
-          tokens: the tokens that follow.
+          tokens: the tokens that follow `before`.
           prompt: the text that `before` encodes, if it is known. Some imported tokenizers drop spaces at the end of a
-            text. A space at the end of the prompt is not part of the continuation.
+            text, so decode(before) may lack spaces of the prompt. With `prompt`, these spaces are not part of the
+            continuation.
         """
         whole = self.decode([*before, *tokens])
         known = prompt if prompt and whole.startswith(prompt) else self.decode(before)
@@ -55,19 +56,19 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, tokens: Iterable[int | np.integer]) -> list[str]:
-        """Returns each token in readable form."""
+        """Returns a readable text for each token."""
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the UTF-8 bytes of a token, which may be a part of a character; b'' for special tokens."""
+        """Returns the UTF-8 bytes of a token, which may be a part of a character, or b'' for a special token."""
         return self.decode([token]).encode() if token > UNK else b''
 
     def encode(self, text: str) -> list[int]:
-        """Returns token ids, without start and end tokens."""
+        """Returns the token ids of a text, without start and end tokens."""
         return [token for part in self.encode_parts(text) for token in part.tolist()]
 
     def __reduce__(self):
         return type(self), (self.model,)
 
     def save(self, path: Path) -> None:
-        """Saves the tokenizer, for `load_tokenizer`."""
+        """Saves the tokenizer in a file that `load_tokenizer` can read."""
         path.write_bytes(self.model)

@@ -1,7 +1,8 @@
-"""Windows of a fixed number of tokens on documents, for language models: a pure function of (store, settings, step).
+"""Batches of windows of documents, for language models, as a pure function of (store, settings, step).
 
-The stream is the concatenation of all documents, each as [start, its tokens, end]. It is cut into windows. A batch is
-an array of indices into the stream, with -1 for padding; tokens, targets and segments all follow from these `places`.
+The stream is the concatenation of all documents. Each document is its start token, the tokens of the text, and its end
+token. The stream is divided into windows of a fixed number of tokens. The `places` of a batch are an array of indices
+into the stream, with -1 for padding. Tokens, targets and segments are computed from the places.
 """
 
 import bisect
@@ -18,36 +19,37 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 PACKINGS = ('contiguous', 'packed')
 
 Places = Int[np.ndarray, 'rows context']
-Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # windows of an epoch -> their places
+Cut = Callable[[Int[np.ndarray, ' windows']], Places]  # indices of windows in an epoch -> the places of these windows
 
 
 class WindowPlan:
-    """The windows in batch `step`, for every step from 0 on. `len` is the number of batches in an epoch.
+    """Batches of windows, one batch for every step from 0 on. `len(plan)` is the number of batches in an epoch.
 
-    In every epoch every token of every document, and every end token, is a target exactly once. A window has `context`
-    inputs and as many targets. There are two ways to cut windows:
+    In every epoch, every token of every document and every end token is a target exactly once. A window has `context`
+    inputs and `context` targets. `packing` is one of two ways to make windows:
 
-    'contiguous': The stream is cut after every `context` tokens, with a different phase in each epoch. A window may
-      begin in the middle of a document, and contain the end of one document and the beginning of the next. In each
-      epoch, one window joins the end of the stream to its beginning, as two segments.
-    'packed': Whole documents share windows. Only documents longer than `context` are cut into pieces.
+    'contiguous': The stream is divided after every `context` tokens. In each epoch, the division begins at a
+      different place of the stream (the phase). A window may begin in the middle of a document, and may contain the
+      end of one document and the beginning of the next document. In each epoch, one window contains the end and the
+      beginning of the stream, as two segments.
+    'packed': A window contains whole documents. Only documents longer than `context` are divided into pieces.
 
     Attributes:
       rows: the number of windows in a batch, as a sequence of one number.
       context: the number of tokens in a window.
       padding_share: the share of padding among the targets.
-      characters: the number of characters of the documents. The loss summed over an evaluation, divided by ln 2 and by
-        this number, is the bits per character.
+      characters: the number of characters of the documents. Bits per character are the summed loss of an evaluation,
+        divided by ln 2 and by this number.
       bytes: the number of bytes of the documents in UTF-8, for bits per byte.
     """
 
     def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
-        """Plans every epoch. A `seed` of None keeps the order and phase 0, for evaluation."""
+        """Plans every epoch. If `seed` is None, the windows are in order and the phase is 0, for evaluation."""
         self.rows, self.context = (rows,), context
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed
         lengths = store.lengths(TEXT)
-        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of each document in the stream, and the end
+        self._begins = np.concatenate([[0], np.cumsum(lengths + 2)])  # of the documents, and the end of the stream
         self._windows = {'contiguous': _Contiguous, 'packed': _Packed}[packing](self._begins, context)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
         self.padding_share = 1 - float(lengths.sum() + len(lengths)) / (len(self) * rows * context)
@@ -56,12 +58,12 @@ class WindowPlan:
         return -(-len(self._windows) // self.rows[0])
 
     def describe(self) -> str:
-        """Returns one line for the log."""
-        return (f'{len(self)} batches an epoch, of {self.rows[0]} windows x {self.context} tokens; '
+        """Returns a description of the batches for the log, in one line."""
+        return (f'{len(self)} batches per epoch, of {self.rows[0]} windows x {self.context} tokens; '
                 f'{100 * self.padding_share:.1f} % of the targets are padding')
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`, always of the same shape; missing windows are padding.
+        """Returns batch `step`. All batches have the same shape. Missing windows are padding.
 
         `segments` numbers the documents of a window from 1, and is 0 on padding. `positions` counts from 0 in each
         segment. A target is always in the same document as its input.
@@ -82,7 +84,7 @@ class WindowPlan:
                 'weights': weights.astype(np.float32)}
 
     def places(self, step: int, part: Part = ALL) -> Places:
-        """Returns the indices in the stream of the inputs of batch `step`."""
+        """Returns the place of each input of batch `step` in the stream, or -1 for padding."""
         epoch, index = divmod(step, len(self))
         order, cut = self._epoch(epoch)
         rows = part.rows(self.rows[0])
@@ -96,27 +98,28 @@ class WindowPlan:
         return np.arange(count) if rng is None else rng.permutation(count), cut
 
     def _documents(self, places: Places) -> Places:
-        """Returns the document of each place in the stream."""
+        """Returns the index of the document at each place of the stream."""
         return np.searchsorted(self._begins, places, side='right') - 1
 
     def _tokens(self, places: Places, document: Places) -> UInt32[np.ndarray, 'rows context']:
         first, last = places == self._begins[document], places == self._begins[document + 1] - 1
         text = ~first & ~last
         tokens = np.where(first, BOS, EOS).astype(np.uint32)
-        # The store has no start and end tokens: subtract two for each earlier document, and this document's start.
+        # The store has no start and end tokens. So the index in the store is smaller by two for each earlier document,
+        # and by one for the start token of this document.
         tokens[text] = self._store.at(TEXT, places[text] - 2 * document[text] - 1)
         return tokens
 
 
 def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows context']:
-    """Returns whether a segment begins at each place: a new document, or a document after a gap in the stream."""
+    """Returns True where a segment begins: at the beginning of a document, and after a gap in the stream."""
     begins = places >= 0
     begins[:, 1:] &= (np.diff(places, axis=1) != 1) | (np.diff(document, axis=1) != 0)
     return begins
 
 
 class _Contiguous:
-    """Windows of the stream, read cyclically from the phase on; `len` is the number of windows."""
+    """Windows of the stream, which is read cyclically, beginning at the phase. `len` is the number of windows."""
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
         self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is only a target
@@ -135,20 +138,21 @@ class _Contiguous:
 
 
 class _Packed:
-    """Pieces of documents in rows; `len` is the number of rows.
+    """Windows with one or more pieces of documents. A row is one window, and `len` is the number of rows.
 
-    The lengths that share a row are fixed, so that all epochs have the same number of rows. In each epoch, the pieces
-    of each length are shuffled.
+    The lengths of the pieces in each row are the same in all epochs, so that all epochs have the same number of rows.
+    In each epoch, the pieces of each length are shuffled.
     """
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
-        inputs = np.diff(begins) - 1  # of each document: its end is only a target
+        inputs = np.diff(begins) - 1  # number of inputs of each document; the end token is only a target
         pieces = -(-inputs // context)
-        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
+        # The number of each piece in its document.
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         self._begins = np.repeat(begins[:-1], pieces) + number * context
         self._lengths = np.minimum(context, np.repeat(inputs, pieces) - number * context)
         self._context = context
-        # A slot for each piece: its row, its first column, its length. Sorted by row.
+        # Each piece gets a slot: a row, a first column and a length. The slots are sorted by row.
         self._row, self._column, self._room = _lay_out(pack(np.bincount(self._lengths), context))
         self._by_room = np.argsort(self._room, kind='stable')
 
@@ -173,15 +177,15 @@ class _Packed:
 
 
 def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Packs pieces, counts[n] of length n, into rows of at most `context` by best-fit decreasing.
+    """Packs pieces of documents into rows of at most `context` tokens. There are counts[n] pieces of length n.
 
-    Works on the histogram of lengths (Krell et al. 2021, arXiv:2107.02027), so the time does not depend on the number
-    of pieces.
+    The method is best-fit decreasing on the histogram of lengths (Krell et al. 2021, arXiv:2107.02027), so the time
+    does not depend on the number of pieces.
 
     Returns:
       (number of rows, lengths of the pieces in each of these rows), for each way to fill a row.
     """
-    rows = []  # (space left, number of such rows, lengths of their pieces), sorted
+    rows = []  # (free space, number of such rows, lengths of the pieces in each row), sorted
     for length in range(len(counts) - 1, 0, -1):
         left = int(counts[length])
         while left and (fit := bisect.bisect_left(rows, (length,))) < len(rows):
@@ -191,7 +195,7 @@ def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, t
             if number > filled:
                 bisect.insort(rows, (space, number - filled, lengths))
             left -= filled
-        most = context // length  # pieces in a row
+        most = context // length  # maximum number of pieces in a row
         for number, pieces in ((left // most, most), (1, left % most)):
             if number and pieces:
                 bisect.insort(rows, (context - pieces * length, number, (length,) * pieces))
@@ -199,7 +203,7 @@ def pack(counts: Int[np.ndarray, ' lengths'], context: int) -> list[tuple[int, t
 
 
 def _lay_out(ways: list[tuple[int, tuple[int, ...]]]) -> tuple[Int[np.ndarray, ' pieces'], ...]:
-    """Returns row, first column and length of each piece, row by row."""
+    """Returns the row, the first column and the length of each piece. The pieces are sorted by row."""
     rows, columns, lengths, first_row = [], [], [], 0
     for number, pieces in ways:
         rows.append(np.repeat(np.arange(first_row, first_row + number), len(pieces)))

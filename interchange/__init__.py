@@ -1,1 +1,1 @@
-"""Weights and tokenizers from and to other libraries' formats."""
+"""Reads and writes weights and tokenizers in the formats of other libraries."""

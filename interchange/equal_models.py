@@ -1,6 +1,6 @@
-"""Models with other options that compute the same function: parameters are added that another library requires.
+"""Rewrites a model with other options, so that a format can express the model. The function of the model is unchanged.
 
-Each function takes the options of a model and its arrays by name, and returns new ones.
+Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
-    """Adds biases of 0 to attention and feed-forward sublayers and, with `output` tokens, to the logits."""
+    """Adds biases of 0 to attention and the feed-forward sublayers.
+
+    If `output` is not 0, a bias of 0 is also added to the logits of `output` tokens.
+    """
     arrays = dict(arrays)
     for name, kernel in list(arrays.items()):
         if '/layers_' not in name or not name.endswith('/kernel'):
@@ -29,7 +32,10 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Multiplies the embeddings of a language model in advance, so that they are no longer the output projection."""
+    """Replaces the scaling of a language model's embeddings by larger values of the embeddings.
+
+    Tied embeddings become two arrays, because the output projection keeps the previous values.
+    """
     if not model.scale_embeddings:
         return model, arrays
     table, arrays = arrays['embedding/embedding'], dict(arrays)
@@ -40,7 +46,7 @@ def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict
 
 
 def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
-    """Replaces sinusoids, or the absence of positions, by a learned table of `length` positions."""
+    """Replaces sinusoids by a table of `length` positions. The table is 0 for a model without position encodings."""
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(

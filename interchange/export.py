@@ -1,4 +1,4 @@
-"""Exports of a checkpoint as a folder of files of another library."""
+"""Exports a checkpoint as a folder in another library's format."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,14 +18,14 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
            quantization: str = 'float32') -> list[Path]:
-    """Writes the model of a run in another library's format, and returns the files. A failure leaves nothing.
+    """Writes the model of a run in another library's format, and returns the files. After a failure, no file remains.
 
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
       to: one of FORMATS.
-      checkpoint: as for decode.py's --checkpoint; averages are possible.
-      quantization: of the weights of ctranslate2: 'float32', 'int8' or 'float16'.
+      checkpoint: the same choices as --checkpoint of decode.py, including averages.
+      quantization: the type of the weights for ctranslate2: 'float32', 'int8' or 'float16'.
 
     Raises:
       UserError: if the run has no such checkpoint, the folder is not empty or cannot be written, or the format cannot
@@ -36,7 +36,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
         raise UserError(f'--output={folder} exists and is not empty. Give a new or an empty folder')
     if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
         raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Give a folder '
-                        'outside of it')
+                        'outside of that folder')
     check_folder(folder)
     trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}

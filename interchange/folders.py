@@ -8,15 +8,16 @@ from interchange.safetensors_folder import WEIGHTS, read_safetensors
 from run_directory.trained import TrainedModel, join_models, read_model
 from runtime.errors import UserError
 
-ONE_CHECKPOINT = ('best', 'latest')  # the choices of a checkpoint that are allowed for a folder with a single one
+ONE_CHECKPOINT = ('best', 'latest')  # the values of --checkpoint that are allowed for a folder with one checkpoint
 
 
 def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> TrainedModel:
-    """Reads the model of a folder, or the ensemble of several.
+    """Reads the model of one folder, or the models of several folders as an ensemble.
 
     Args:
       folders: run directories, exports as safetensors, or folders that Hugging Face's save_pretrained wrote.
-      checkpoint: the same choice for each folder. The single checkpoint of an exported folder is 'best' and 'latest'.
+      checkpoint: the choice for every folder. An exported folder has one checkpoint. For such a folder, use 'best' or
+        'latest'.
       dtype: overrides config.model.dtype.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The config.json of Hugging Face's library: the fields that decide what a model computes, and their types."""
+"""The config.json of Hugging Face's library: the fields that determine the function of a model, and their types."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,15 +10,16 @@ from runtime.schema import Size
 
 ACTIVATIONS = {'relu': 'relu', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu', 'gelu': 'gelu_exact', 'silu': 'silu',
                'swish': 'silu'}
-THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}  # the first name of each
+# {our activation: Hugging Face's name}. If Hugging Face has two names for an activation, this is the first name.
+THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
-Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means none, as in the first Llama models
+Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means no token, as in the first Llama models
 
 
 class ForeignConfig(msgspec.Struct, kw_only=True):
-    """The fields of all families. Missing fields have the defaults of the library."""
+    """The fields that all families have. A missing field has the default value of Hugging Face's library."""
     model_type: str
     vocab_size: Size
     pad_token_id: Token | None = None
@@ -29,10 +30,10 @@ class ForeignConfig(msgspec.Struct, kw_only=True):
 
 
 def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
-    """Checks fields of which this project supports only some values.
+    """Checks that each field has one of the values that this project supports.
 
     Raises:
-      UserError: naming the field, if it has another value.
+      UserError: if a field has another value. The message names the field.
     """
     for name, values in allowed.items():
         if (value := getattr(config, name)) not in values:
@@ -40,5 +41,5 @@ def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
 
 
 def unsupported(name: str, value: Any, allowed: Sequence[Any]) -> UserError:
-    """Returns the error of a field whose value this project does not support."""
-    return UserError(f'{name}={value!r:.200} is not supported, only {" or ".join(map(repr, allowed))}')
+    """Returns the error for a field with a value that this project does not support."""
+    return UserError(f'{name}={value!r:.200} is not supported. Supported: {" or ".join(map(repr, allowed))}')

@@ -1,4 +1,7 @@
-"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, biases everywhere. Its matrices are [in, out], as here."""
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, biases in all layers.
+
+GPT-2's matrices are [in, out], like the matrices of this project.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,10 +40,10 @@ CONFIGS = {'gpt2': Config}
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Returns the options of our model.
+    """Returns the options of this project that describe the model of `config`.
 
     Raises:
-      UserError: naming a field whose value no option supports.
+      UserError: if this project does not support the value of a field. The message names the field.
     """
     require(config, scale_attn_weights=(True,), scale_attn_by_inverse_layer_idx=(False,), add_cross_attention=(False,),
             embd_pdrop=(config.resid_pdrop,), activation_function=[*ACTIVATIONS])
@@ -56,20 +59,23 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns the options of our model that GPT-2 cannot express."""
+    """Returns a message for each option of the model that GPT-2 cannot express."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    refused = [f'model.{name}={model[name]}: GPT-2 has {value}' for name, value in required.items()
+    refused = [f'model.{name}={model[name]}: GPT-2 supports only {value}' for name, value in required.items()
                if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
-        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 has num_heads')
+        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: GPT-2 supports only num_heads')
     if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):
-        refused.append('model.d_k and model.d_v: GPT-2 has d_model / num_heads')
+        refused.append('model.d_k and model.d_v: GPT-2 supports only d_model / num_heads')
     return refused
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
-    """Returns their config.json for our model; `orders` are the original numbers of its tokens."""
+    """Returns Hugging Face's config.json for a model of this project.
+
+    `orders` contains the token numbers of Hugging Face's tokenizer.
+    """
     order = orders['text']
     return {
         'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'vocab_size': int(order.max()) + 1,
@@ -82,7 +88,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence of all arrays."""
+    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
     table, d_model, heads = rows(orders['text']), model.d_model, model.num_heads
     split = reshaped((d_model, -1), (d_model, heads, -1))
     links = [Link('transformer.wte.weight', {'embedding/embedding': table}),
@@ -108,12 +114,18 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array follows from the config or from other arrays: masks, and a copy of the embedding."""
+    """Returns whether an array can be derived from the config or from other arrays.
+
+    Such arrays are attention masks and a copy of the embedding.
+    """
     return name.endswith(('.attn.bias', '.attn.masked_bias')) or name == 'lm_head.weight'
 
 
 def full_name(name: str) -> str:
-    """Returns the name of an array in the whole language model. Some folders have only its inner part."""
+    """Returns the name of an array in the whole language model.
+
+    Some folders contain the model without the output layer. In these folders, the names lack the prefix 'transformer.'.
+    """
     return name if name.startswith(('transformer.', 'lm_head.')) else f'transformer.{name}'
 
 

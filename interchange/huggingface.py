@@ -1,6 +1,6 @@
-"""Folders that `save_pretrained` of Hugging Face's library writes: config.json, weights in safetensors, a tokenizer.
+"""Reads and writes folders in the format of `save_pretrained`, a function of Hugging Face's library transformers.
 
-Neither that library nor PyTorch is needed to read or write them.
+A folder contains config.json, weights in safetensors and a tokenizer. Neither transformers nor PyTorch is needed.
 """
 
 import json
@@ -39,7 +39,7 @@ from runtime.schema import decoded, read_as
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
 ADVICE = 'Give a folder that save_pretrained has written'
-LONGEST = 1024  # max_position_embeddings of an exported translation model, at least
+LONGEST = 1024  # the smallest value of max_position_embeddings in an exported translation model
 
 
 class _Kind(msgspec.Struct):
@@ -51,7 +51,7 @@ class _Index(msgspec.Struct):
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Returns whether a folder is one of Hugging Face's: its config.json has a model_type."""
+    """Returns whether a folder has Hugging Face's format. In this format, config.json has the field model_type."""
     try:
         return 'model_type' in decoded(read_bytes(folder / CONFIG), dict[str, Any])
     except (OSError, ValueError):
@@ -60,22 +60,25 @@ def is_huggingface(folder: Path) -> bool:
 
 def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None,
                      allow_nonfinite: bool = False) -> TrainedModel:
-    """Reads a model of Hugging Face's library as a trained model of ours: Marian, GPT-2, Llama, Mistral or Qwen2.
+    """Reads a model of Hugging Face's library as a trained model of this project.
+
+    The model is Marian, GPT-2, Llama, Mistral or Qwen2.
 
     Args:
-      folder: as `save_pretrained` writes it.
-      dtype: of the computation.
-      recipe: a config for further training. The model and the tokenizers of the result are those of the folder; all
-        other options are the recipe's.
+      folder: a folder that `save_pretrained` wrote.
+      dtype: the dtype of the computation.
+      recipe: a config for further training. In the result, the options of the model and of the tokenizers come from
+        the folder. All other options come from the recipe.
       allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
-      UserError: naming the field, the file or the array, if the model is not supported, or parts are missing, damaged
-        or not of one model.
+      UserError: if the model is not supported, or if a file is missing, is damaged or belongs to another model. The
+        message names the field, the file or the array.
     """
     kind = read_as(folder / CONFIG, _Kind, ADVICE).model_type
     if kind not in FAMILIES:
-        raise UserError(f'{folder / CONFIG}: model_type={kind!r:.80} is not supported, only {", ".join(FAMILIES)}')
+        raise UserError(f'{folder / CONFIG}: model_type={kind!r:.80} is not supported. Supported: '
+                        f'{", ".join(FAMILIES)}')
     family = FAMILIES[kind]
     theirs: ForeignConfig = read_as(folder / CONFIG, family.CONFIGS[kind], ADVICE)
     try:
@@ -85,7 +88,7 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
         raise UserError(f'{folder / CONFIG}: {error}') from None
     files = _shapes(folder, family)
     shapes = {name: shape for arrays in files.values() for name, shape in arrays.items()}
-    for name in 'vocab_size', 'decoder_vocab_size':  # before anything of this size is allocated
+    for name in 'vocab_size', 'decoder_vocab_size':  # checked before arrays of this size are allocated
         if (size := getattr(theirs, name, None)) and size not in {shape[0] for shape in shapes.values() if shape}:
             raise UserError(f'{folder / CONFIG}: {name}={size}, but no array of the weights has {size} rows. Use '
                             'config.json and weights of the same model')
@@ -115,11 +118,11 @@ def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict 
 def write_huggingface(trained: TrainedModel, folder: Path) -> None:
     """Writes a trained model into an existing folder, as Marian, GPT-2, Llama, Mistral or Qwen2.
 
-    Parameters that the architecture has and our model lacks are added without any change of the function: biases of 0,
-    a table of sinusoids in place of learned positions.
+    The architecture may have parameters that the trained model lacks. Biases of 0 and a table of sinusoids are then
+    added. They do not change the function of the model.
 
     Raises:
-      UserError: naming the options, if none of these architectures can express the model.
+      UserError: if none of these architectures can express the model. The message names the options.
     """
     model, arrays = ConfigDict(trained.config.model.to_dict()), {
         name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
@@ -134,10 +137,10 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         raise UserError('Hugging Face has no such model: ' + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
         raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, but this model '
-                        'has learned one')
+                        'has learned such a bias')
     data = trained.config.data
     if family is marian and data.tokenizer.kind in ('char', 'byte'):
-        raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian has tokenizers of subwords only. '
+        raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian supports only subword tokenizers. '
                         'Train with bpe or unigram, or use --to=ctranslate2')
     orders = {side: original_order(each) for side, each in trained.tokenizers.items()}
     longest = max(data.max_length, LONGEST) if family is marian else data.context
@@ -162,7 +165,10 @@ def _family(model: ConfigDict) -> Any:
 
 
 def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
-    """Returns the config of the imported model. Options that do not describe the model are the recipe's or defaults."""
+    """Returns the config of the imported model.
+
+    Options that do not describe the model come from the recipe. Without a recipe, they have their default values.
+    """
     config = base.get_config()
     if recipe is None:
         options = {'eval.metric': 'bleu' if options['task'] == 'translation' else 'loss'} | options
@@ -181,30 +187,30 @@ def _shapes(folder: Path, family: Any) -> dict[Path, dict[str, Shape]]:
     """Returns {file: {full name: shape}} of the arrays in the folder's safetensors files.
 
     Raises:
-      UserError: if a file is missing or damaged, or contradicts the index.
+      UserError: if a file is missing or damaged, the index is damaged, or two files contain the same array.
     """
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file():
         if not (folder / INDEX).is_file():
-            raise UserError(f'{folder} has no {WEIGHTS}. {ADVICE}. An old folder has pickled weights: load it with '
-                            'from_pretrained and save it again')
+            raise UserError(f'{folder} has no {WEIGHTS}. {ADVICE}. If the folder has pickled weights, load the model '
+                            'with from_pretrained and save the model again')
         names = sorted({*read_as(folder / INDEX, _Index, ADVICE).weight_map.values()})
         if foreign := [name for name in names if Path(name).name != name]:
-            raise UserError(f'{folder / INDEX}: weight_map: {foreign[0]!r:.200} is not the name of a file beside it. '
-                            f'{ADVICE}')
+            raise UserError(f'{folder / INDEX}: weight_map: {foreign[0]!r:.200} is not the name of a file in the '
+                            f'same folder. {ADVICE}')
     full, files, seen = getattr(family, 'full_name', str), {}, set()
     for name in names:
         with open_arrays(folder / name) as file:
             files[folder / name] = {full(array): shape for array, shape in file.shapes.items()}
         if twice := sorted(seen & files[folder / name].keys()):
-            raise UserError(f'{folder / name}: another file contains the array {twice[0]}, too. {ADVICE}')
+            raise UserError(f'{folder / name}: the array {twice[0]} is also in another file. {ADVICE}')
         seen |= files[folder / name].keys()
     return files
 
 
 def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, dict[str, Shape]],
                      ours: dict[str, Shape], allow_nonfinite: bool) -> dict[str, Any]:
-    """Returns the parameters of our model; `ours` are their shapes."""
+    """Reads the parameters of a model. `ours` contains the shapes of the parameters in this project."""
     theirs = {name: shape for arrays in files.values() for name, shape in arrays.items()}
     try:
         check_arrays(links, ours, theirs, family.is_derived)

@@ -1,4 +1,4 @@
-"""The tokenizers beside a model in a folder of Hugging Face's library, read and written."""
+"""Reads and writes the tokenizers in a model folder of Hugging Face's library transformers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import Count, read_as
 
-ADVICE = 'Give a folder that save_pretrained of model and tokenizer have written'
+ADVICE = 'Give a folder into which save_pretrained has written the model and the tokenizer'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 
@@ -33,17 +33,17 @@ Content = TypeVar('Content')
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """The fields of tokenizer_config.json that decide the tokens of a text."""
+    """The fields of tokenizer_config.json that affect how a text is tokenized."""
     separate_vocabs: bool = False
     add_bos_token: bool | None = None
     unk_token: str | dict[str, Any] | None = None
 
 
 def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenizer]:
-    """Reads Marian's tokenizers of source and target; `config` is that of the model (interchange/marian.py).
+    """Reads Marian's tokenizers of source and target. `config` is the model's config, of interchange/marian.py.
 
     Raises:
-      UserError: if a file is missing or damaged, or is of another model than config.json.
+      UserError: if a file is missing or damaged, or does not belong to the model of config.json.
     """
     _require(folder, MARIAN)
     own = _tokenizer_config(folder)
@@ -57,7 +57,7 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
             raise UserError(f'{folder / name} has no piece {unknown}. {ADVICE}')
         pad, start = config.pad_token_id, config.decoder_start_token_id
         start = pad if start is None else start
-        # The published models start with the padding token; our exports have a token of their own for the start.
+        # The published models start with the padding token. The exports of this project have a separate start token.
         if start not in (pad, vocabulary.get(SPECIAL[BOS])):
             raise UserError(f'{folder / "config.json"}: decoder_start_token_id={start} is neither pad_token_id={pad} '
                             f'nor the number of {SPECIAL[BOS]} in {name}. {ADVICE}')
@@ -69,13 +69,13 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
 
 
 def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer, bool]:
-    """Reads the tokenizer of a language model. Also returns whether a text begins with its start token.
+    """Reads the tokenizer of a language model. Also returns whether a text begins with the tokenizer's start token.
 
-    Looks for these files, in this order: tokenizer.json; tokenizer.model, of SentencePiece; vocab.json and merges.txt,
-    of GPT-2.
+    Reads the first of these files that exists: tokenizer.json, tokenizer.model (SentencePiece), or vocab.json and
+    merges.txt (GPT-2).
 
     Raises:
-      UserError: if there is no such file, or it is damaged or of another model than config.json.
+      UserError: if none of the files exists, or if a file is damaged or does not belong to the model of config.json.
     """
     size, own = config.vocab_size, _tokenizer_config(folder)
     if (path := folder / 'tokenizer.json').is_file():
@@ -97,7 +97,7 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
 
 
 def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
-    """Returns GPT-2's tokenizer of its two files, as one of the library tokenizers."""
+    """Returns GPT-2's tokenizer as an object of the library `tokenizers`, made from vocab.json and merges.txt."""
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -109,7 +109,13 @@ def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
 
 
 def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path, joint: bool) -> None:
-    """Writes Marian's files. The tokenizers have subwords, learned or imported."""
+    """Writes Marian's tokenizer files.
+
+    Args:
+      tokenizers: the subword tokenizers of 'source' and 'target', trained by this project or imported.
+      folder: an existing folder.
+      joint: whether both sides have the same vocabulary.
+    """
     vocabularies = {}
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SentencePieceTokenizer):
@@ -128,7 +134,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
-    """Writes the tokenizer of a language model; `begins`: whether a text begins with the start token."""
+    """Writes the tokenizer of a language model. `begins` states whether a text begins with the start token."""
     config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
         is_ours = isinstance(tokenizer, SubwordTokenizer)
@@ -148,12 +154,15 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
 
 
 def original_order(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the number of each token in the other library, int [tokens]. Our own tokenizers keep their numbers."""
+    """Returns the number of each token in the other library, int [tokens].
+
+    The tokens of a tokenizer that this project trained have the same numbers in both libraries.
+    """
     return getattr(tokenizer, 'order', np.arange(len(tokenizer)))
 
 
 def _as_tokenizer_json(tokenizer: Tokenizer) -> str:
-    """Returns the tokenizer.json of a tokenizer of characters or bytes."""
+    """Returns the content of tokenizer.json for a character or byte tokenizer."""
     library = tokenizers_library()
     if isinstance(tokenizer, CharTokenizer):
         vocabulary = {**dict(zip(SPECIAL, range(4), strict=True)),
@@ -181,36 +190,37 @@ def _sentencepiece(path: Path, config: ForeignConfig) -> Tokenizer:
 
 
 def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[int | None]:
-    """Returns the original numbers of our four special tokens.
+    """Returns the original numbers of the tokens for padding, start, end and unknown text; None for a missing token.
 
-    The end token also begins the texts of a model without a start token.
+    If the model has no start token, the end token is also the start token.
     """
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     end, begin, pad = ends[0] if ends else None, config.bos_token_id, config.pad_token_id
     if end is None or end < 0:
-        raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: a model needs an end token. '
-                        'Give the number of the token that ends a text')
+        raise UserError(f'{folder / "config.json"}: eos_token_id={config.eos_token_id}: the model needs an end token. '
+                        'Set eos_token_id to the number of the token that ends a text')
     begin = end if begin is None or begin < 0 else begin
     unknown = None if unknown in (begin, end) else unknown
     return [None if pad in (-1, begin, end, unknown) else pad, begin, end, unknown]
 
 
 def _read(path: Path, read: Callable[[], Content]) -> Content:
-    """Returns what `read` returns, which reads the file at `path`.
+    """Returns the result of `read`, a function that reads the file at `path`.
 
     Raises:
-      UserError: if a library cannot read the file.
+      UserError: if `read` raises an exception. The message names the file.
     """
     try:
         return read()
     except (KeyboardInterrupt, SystemExit, UserError):
         raise
-    except BaseException as error:  # tokenizers raises plain Exceptions, and a panic of Rust is a BaseException
+    # The library tokenizers raises Exception, and a panic of its Rust code is a BaseException.
+    except BaseException as error:
         raise UserError(f'{path} cannot be read as a tokenizer: {error}. {ADVICE}') from None
 
 
 def _vocabulary(path: Path, size: int) -> dict[str, int]:
-    """Reads {piece: number}, whose numbers are unique and less than `size`."""
+    """Reads a vocabulary, {piece: number}. Checks that the numbers are unique and less than `size`."""
     vocabulary = read_as(path, dict[str, Count], ADVICE)
     _check_size(path, max(vocabulary.values(), default=-1) + 1, size)
     if len({*vocabulary.values()}) < len(vocabulary):
@@ -222,13 +232,13 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
 
 def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
-        raise UserError(f'{path} has {tokens} tokens, but config.json has vocab_size={rows}. Use files of the same '
+        raise UserError(f'{path} has {tokens} tokens, but in config.json vocab_size={rows}. Use files of the same '
                         'model')
 
 
 def _require(folder: Path, names: tuple[str, ...]) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise UserError(f'{folder} has no {" and no ".join(missing)}, which its tokenizer needs. {ADVICE}')
+        raise UserError(f'{folder} has no {" and no ".join(missing)}. The tokenizer needs this file. {ADVICE}')
 
 
 def _tokenizer_config(folder: Path) -> _TokenizerConfig:

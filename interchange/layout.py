@@ -1,4 +1,8 @@
-"""The correspondence of the arrays of two libraries, as bijections: one description serves both directions."""
+"""The correspondence between the arrays of another library and the arrays of this project.
+
+The correspondence is described by bijections, so that one description is used for import and export. In the names,
+`theirs` is an array of the other library, and `ours` is an array of this project.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,22 +17,24 @@ Shape = tuple[int, ...]
 
 
 class Way(NamedTuple):
-    """A bijection of arrays.
+    """A bijection between an array of the other library and an array of this project.
 
     Attributes:
-      ours: from their array to ours.
-      theirs: from our array to theirs.
+      ours: the function from the other library's array to this project's array.
+      theirs: the inverse function.
     """
     ours: Callable[[np.ndarray], np.ndarray]
     theirs: Callable[[np.ndarray], np.ndarray]
 
 
 class Link(NamedTuple):
-    """One of their arrays, and our arrays that it consists of, side by side along its last axis.
+    """An array of the other library, and the arrays of this project that correspond to its parts.
+
+    The parts lie side by side along the last axis of the other library's array.
 
     Attributes:
-      theirs: the name of their array.
-      ours: our name -> bijection of each part. All parts have the same width.
+      theirs: the name of the other library's array.
+      ours: {name of this project's array: bijection of the part}. All parts have the same width.
     """
     theirs: str
     ours: Mapping[str, Way]
@@ -39,7 +45,7 @@ TRANSPOSED = Way(np.transpose, np.transpose)
 
 
 def chain(*ways: Way) -> Way:
-    """Returns the composition of bijections, in the order in which they are applied to their array."""
+    """Returns the composition of bijections. The first one is applied first to the other library's array."""
     def ours(array):
         for way in ways:
             array = way.ours(array)
@@ -54,20 +60,21 @@ def chain(*ways: Way) -> Way:
 
 
 def reshaped(theirs: Sequence[int], ours: Sequence[int]) -> Way:
-    """Returns the bijection between two shapes of the same numbers; -1 as in `numpy.reshape`."""
+    """Returns the bijection that reshapes an array. A size of -1 is inferred, as in `numpy.reshape`."""
     return Way(lambda array: array.reshape(ours), lambda array: array.reshape(theirs))
 
 
 def reordered(order: Int[np.ndarray, ' n'], axis: int) -> Way:
-    """Returns the permutation of an axis whose index i of ours is their index order[i]."""
+    """Returns the permutation of an axis. Index i of this project's array is index order[i] of the other library's."""
     back = np.argsort(order)
     return Way(lambda array: np.take(array, order, axis), lambda array: np.take(array, back, axis))
 
 
 def rows(order: Int[np.ndarray, ' tokens']) -> Way:
-    """Returns the bijection of a table with a row for each token; `order` is that of the tokenizer.
+    """Returns the bijection of a table with a row for each token.
 
-    Rows that they do not have are 0. If two of our tokens are the same token of theirs, they get the later row.
+    `order` contains the other library's number of each token. The row of a token without such a number is 0. If two
+    tokens have the same number, the other library's table gets the row of the later token.
     """
     exists = order != NONE
 
@@ -85,7 +92,11 @@ def rows(order: Int[np.ndarray, ' tokens']) -> Way:
 
 
 def halves(width: int) -> Int[np.ndarray, ' width']:
-    """Returns the order that turns their layout, all first elements and then all second ones, into pairs."""
+    """Returns the order 0, n, 1, n + 1, ..., where n is half of the width.
+
+    The other library stores the first elements of all pairs before the second elements of all pairs. This project
+    stores one pair after the other.
+    """
     return np.arange(width).reshape(2, -1).T.reshape(-1)
 
 
@@ -94,13 +105,14 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
     """Checks that a model of another library has the arrays that `links` need, in the right shapes.
 
     Args:
-      links: of all arrays of our model.
-      shapes: of the arrays of our model.
-      theirs: the shapes of their arrays.
-      is_derived: whether one of their arrays follows from the config or from other arrays. Such an array is ignored.
+      links: the correspondence of all arrays.
+      shapes: {name: shape} of this project's arrays.
+      theirs: {name: shape} of the other library's arrays.
+      is_derived: returns whether an array of the other library can be derived from the config or from other arrays.
+        Such an array is ignored.
 
     Raises:
-      UserError: naming an array that is missing, is unknown or has another shape.
+      UserError: if an array is missing, is unknown or has another shape. The message names the array.
     """
     needed = {link.theirs for link in links}
     if missing := sorted(needed - theirs.keys()):
@@ -116,20 +128,20 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
 
 
 def _their_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
-    """Returns the shape of their array for our shapes."""
+    """Returns the shape of the other library's array, computed from the shapes of this project's arrays."""
     parts = [way.theirs(np.broadcast_to(np.False_, shapes[name])).shape for name, way in link.ours.items()]
     return (*parts[0][:-1], sum(part[-1] for part in parts))
 
 
 def to_ours(link: Link, theirs: Float[np.ndarray, '...']) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns our arrays of a link. The shape of their array has passed `check_arrays`."""
+    """Returns this project's arrays of a link. `check_arrays` must have accepted the shape of `theirs`."""
     parts = np.split(theirs, len(link.ours), axis=-1)
     return {name: np.ascontiguousarray(way.ours(part))
             for (name, way), part in zip(link.ours.items(), parts, strict=True)}
 
 
 def to_theirs(links: Sequence[Link], ours: Mapping[str, np.ndarray]) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns their arrays, in float32."""
+    """Returns the other library's arrays, in float32."""
     return {link.theirs: np.ascontiguousarray(np.concatenate(
         [way.theirs(np.asarray(ours[name], np.float32)) for name, way in link.ours.items()], axis=-1))
         for link in links}

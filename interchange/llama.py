@@ -1,8 +1,9 @@
 """The Llama family: Llama (arXiv:2302.13971), Mistral (arXiv:2310.06825), Qwen2 (arXiv:2407.10671).
 
-Pre-norm with RMSNorm, SwiGLU, rotary positions, grouped queries. They rotate the elements j and j + d_k / 2 of a head
-as a pair. This project rotates 2j and 2j + 1 (Su et al.), so the width of queries and keys is reordered, exactly.
-Mistral adds a window, Qwen2 biases on queries, keys and values.
+These models use pre-norm with RMSNorm, SwiGLU, rotary positions and grouped queries. They rotate the elements j and
+j + d_k / 2 of a head as a pair. This project rotates the elements 2j and 2j + 1 (Su et al.). Therefore the elements of
+queries and keys are reordered. This changes no value. Mistral also has a window. Qwen2 also has biases on queries, keys
+and values.
 """
 
 from collections.abc import Mapping
@@ -19,11 +20,12 @@ from interchange.layout import SAME, TRANSPOSED, Link, Way, chain, halves, reord
 from runtime.errors import UserError
 from runtime.schema import Size
 
-LLAMA_3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}  # of all published models, as in model/positional.py
+# The values of all published Llama 3 models. model/positional.py has the same values.
+LLAMA_3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The field rope_parameters, which was called rope_scaling before."""
+    """The field rope_parameters. Its previous name was rope_scaling."""
     rope_type: str | None = None
     type: str | None = None
     rope_theta: Positive | None = None
@@ -83,10 +85,10 @@ CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
 
 
 def options(config: Llama) -> dict[str, Any]:
-    """Returns the options of our model.
+    """Returns the options of this project that describe the model of `config`.
 
     Raises:
-      UserError: naming a field whose value no option supports.
+      UserError: if this project does not support the value of a field. The message names the field.
     """
     require(config, partial_rotary_factor=(None, 1.0), hidden_act=[*ACTIVATIONS])
     heads, d_model, is_llama = config.num_attention_heads, config.hidden_size, type(config) is Llama
@@ -109,22 +111,26 @@ def options(config: Llama) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns the options of our model that no model of the family can express."""
+    """Returns a message for each option of the model that no model of the family can express."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'rms_norm', 'position': 'rotary',
                 'feed_forward': 'gated', 'score': 'scaled_dot'}
-    refused = [f'model.{name}={model[name]}: Llama has {value}' for name, value in required.items()
+    refused = [f'model.{name}={model[name]}: Llama supports only {value}' for name, value in required.items()
                if model[name] != value]
     if model.d_k != model.d_v:
-        refused.append(f'model.d_v={model.d_v}: Llama has one width of heads (d_k={model.d_k})')
+        refused.append(f'model.d_v={model.d_v}: Llama needs d_v=d_k (d_k={model.d_k})')
     if model.window and (model.attention_bias != 'none' or model.feed_forward_bias):
-        refused.append(f'model.window={model.window}: only Mistral has a window, and it has no biases')
+        refused.append(f'model.window={model.window}: only Mistral has a window, and Mistral has no biases')
     if model.attention_bias == 'qkv' and (model.feed_forward_bias or model.d_k):
-        refused.append('model.attention_bias=qkv: only Qwen2 has it, without feed_forward_bias and d_k')
+        refused.append('model.attention_bias=qkv: only Qwen2 supports this value, and Qwen2 does not support '
+                       'feed_forward_bias and d_k')
     return refused
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
-    """Returns their config.json for our model; `orders` are the original numbers of its tokens."""
+    """Returns Hugging Face's config.json for a model of this project.
+
+    `orders` contains the token numbers of Hugging Face's tokenizer.
+    """
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'
     head_dim = {'head_dim': model.d_k or model.d_model // model.num_heads}
@@ -151,7 +157,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence of all arrays."""
+    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
     table = rows(orders['text'])
     links = [Link('model.embed_tokens.weight', {'embedding/embedding': table}),
              Link('model.norm.weight', {'encoder/final_norm/scale': SAME})]
@@ -170,7 +176,10 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array follows from the config or from other arrays: angles, and a copy of the embedding."""
+    """Returns whether an array can be derived from the config or from other arrays.
+
+    Such arrays are the frequencies of the rotary positions and a copy of the embedding.
+    """
     return name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight'
 
 
@@ -195,7 +204,7 @@ def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
 
 
 def _rotary(config: Llama) -> dict[str, Any]:
-    """Returns the options of rotary positions."""
+    """Returns this project's options for the rotary positions of `config`."""
     rotation = config.rope_parameters or config.rope_scaling or Rotation()
     require(rotation, partial_rotary_factor=(None, 1.0))
     kind = rotation.rope_type or rotation.type or 'default'
@@ -205,23 +214,27 @@ def _rotary(config: Llama) -> dict[str, Any]:
     if kind not in ('linear', 'llama3'):
         raise unsupported('rope_parameters.rope_type', kind, ('default', 'linear', 'llama3'))
     if rotation.factor is None:
-        raise UserError(f'rope_parameters.factor is missing, but rope_type={kind} needs it')
+        raise UserError(f'rope_parameters.factor is missing. rope_type={kind} needs this field')
     options |= {'model.rotary_scaling': kind, 'model.rotary_factor': rotation.factor}
     if kind == 'llama3':
         require(rotation, **{name: (value,) for name, value in LLAMA_3.items()})
         if rotation.original_max_position_embeddings is None:
-            raise UserError(f'rope_parameters.original_max_position_embeddings is missing, but rope_type={kind} needs '
-                            'it')
+            raise UserError(f'rope_parameters.original_max_position_embeddings is missing. rope_type={kind} needs '
+                            'this field')
         options['model.rotary_original_length'] = rotation.original_max_position_embeddings
     return options
 
 
 def _window(config: Llama) -> int:
-    """Returns the option of the window; 0 for a window that is at least as long as the positions."""
+    """Returns the size of the window, or 0 if attention has no window.
+
+    The result is also 0 if the window is at least max_position_embeddings, because such a window has no effect.
+    """
     window, is_qwen = config.sliding_window, isinstance(config, Qwen2)
     if type(config) is Llama or is_qwen and not config.use_sliding_window or window is None:
         return 0
     kinds = {*(config.layer_types or ())}
     if is_qwen and kinds != {'sliding_attention'}:
-        raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))  # all layers have one window here
+        # In this project, all layers have the same window.
+        raise unsupported('layer_types', sorted(kinds), (['sliding_attention'],))
     return 0 if window >= config.max_position_embeddings else window

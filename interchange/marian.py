@@ -1,8 +1,9 @@
 """MarianMT, the encoder-decoder of the opus-mt models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 
-The paper's post-norm Transformer with biases. Its sinusoids are ours with all sines first and then all cosines, so the
-width of the stream is reordered, exactly. The published models start decoding with the padding token, whose row is
-therefore the row of our start token.
+MarianMT is the paper's post-norm Transformer with biases. In a position vector of MarianMT, all sines come before all
+cosines. This project alternates sines and cosines. Therefore the d_model elements of the embeddings and of all layers
+are reordered. This changes no value. The published models start decoding with the padding token. Therefore the start
+token of this project has the embedding of Marian's padding token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from interchange.foreign_config import ACTIVATIONS, THEIRS, ForeignConfig, Rate,
 from interchange.layout import TRANSPOSED, Link, Way, chain, halves, reordered, reshaped, rows
 from runtime.schema import Size
 
-EPSILON = 1e-5  # PyTorch's default; no field changes it
+EPSILON = 1e-5  # PyTorch's default for layer normalization; MarianConfig has no field for this value
 
 
 class Config(ForeignConfig, kw_only=True):
@@ -50,12 +51,12 @@ CONFIGS = {'marian': Config}
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Returns the options of our model.
+    """Returns the options of this project that describe the model of `config`.
 
     Raises:
-      UserError: naming a field whose value no option supports.
+      UserError: if this project does not support the value of a field. The message names the field.
     """
-    # Both stacks have the same kind of block here.
+    # In this project, the layers of the encoder and of the decoder have the same sizes.
     require(config, decoder_attention_heads=(config.encoder_attention_heads,),
             decoder_ffn_dim=(config.encoder_ffn_dim,), normalize_before=(None, False),
             normalize_embedding=(None, False), add_final_layer_norm=(None, False), activation_function=[*ACTIVATIONS])
@@ -75,20 +76,23 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns the options of our model that Marian cannot express."""
+    """Returns a message for each option of the model that Marian cannot express."""
     required = {'kind': 'transformer', 'norm': 'post', 'norm_function': 'layer_norm', 'position': 'sinusoidal',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
-    refused = [f'model.{name}={model[name]}: Marian has {value}' for name, value in required.items()
+    refused = [f'model.{name}={model[name]}: Marian supports only {value}' for name, value in required.items()
                if model[name] != value]
     if model.num_key_value_heads not in (0, model.num_heads):
-        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: Marian has num_heads')
+        refused.append(f'model.num_key_value_heads={model.num_key_value_heads}: Marian supports only num_heads')
     if any(width not in (0, model.d_model // model.num_heads) for width in (model.d_k, model.d_v)):
-        refused.append('model.d_k and model.d_v: Marian has d_model / num_heads')
+        refused.append('model.d_k and model.d_v: Marian supports only d_model / num_heads')
     return refused
 
 
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
-    """Returns their config.json for our model; `orders` are the original numbers of its tokens, by side."""
+    """Returns Hugging Face's config.json for a model of this project.
+
+    `orders` contains the token numbers of Hugging Face's tokenizers of 'source' and 'target'.
+    """
     target = orders['target']
     special = {'pad_token_id': int(target[BOS] if target[PAD] < 0 else target[PAD]), 'bos_token_id': None,
                'eos_token_id': int(target[EOS]), 'forced_eos_token_id': int(target[EOS]),
@@ -109,13 +113,13 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, Any]:
-    """Returns the settings of their search: the tokens that no output contains."""
+    """Returns the content of generation_config.json that excludes the special tokens from all outputs."""
     excluded = {int(orders['target'][token]) for token in (PAD, BOS, UNK)} - {-1}
     return {'bad_words_ids': [[token] for token in sorted(excluded)]}
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence of all arrays."""
+    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
     stream = halves(model.d_model)
     table = {side: chain(rows(order), reordered(stream, 1)) for side, order in orders.items()}
     bias = chain(reshaped((1, -1), (-1,)), rows(orders['target']))
@@ -141,7 +145,10 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array follows from the config or from other arrays: sinusoids, copies of the embeddings."""
+    """Returns whether an array can be derived from the config or from other arrays.
+
+    Such arrays are sinusoids and copies of the embeddings.
+    """
     return name.endswith('embed_positions.weight') or name in (
         'lm_head.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
 

@@ -1,7 +1,7 @@
-"""Arrays in files of the safetensors format. What a file contains is checked before it is used.
+"""Reads and writes arrays in safetensors files. The content of a file is checked before it is used.
 
-The format has no checksums. The files of this project have one for each array in their metadata, which is compared
-when an array is read.
+The format has no checksums. Files of this project contain a checksum of each array in their metadata. The checksum is
+verified when the array is read.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from runtime.errors import UserError
 from runtime.schema import Count, decoded
 
 DTYPES = ('F64', 'F32', 'F16', 'BF16')
-CHECKSUMS = 'crc32'  # in the metadata: {name: checksum of the bytes of the array}, as JSON
+CHECKSUMS = 'crc32'  # the entry of the metadata with {array name: checksum of the array's bytes}, as JSON
 ADVICE = 'Copy the file again from its source'
 
 
@@ -28,9 +28,9 @@ class ArrayFile:
     """An open safetensors file.
 
     Attributes:
-      path: the file.
-      metadata: texts by name.
-      shapes: of the arrays, by name.
+      path: the path of the file.
+      metadata: {name: text}.
+      shapes: {array name: shape}.
     """
 
     def __init__(self, path: Path, file: Any):
@@ -44,13 +44,13 @@ class ArrayFile:
         self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         self._checksums = self.entry(CHECKSUMS, dict[str, Count], {})
         if self._checksums and self._checksums.keys() != self.shapes.keys():
-            raise UserError(f'{path}: metadata {CHECKSUMS}: its names are not those of the arrays. {ADVICE}')
+            raise UserError(f'{path}: metadata {CHECKSUMS}: the names differ from the names of the arrays. {ADVICE}')
 
     def entry(self, name: str, schema: Any, default: Any) -> Any:
-        """Returns an entry of the metadata that is JSON, or the default if it is missing.
+        """Returns an entry of the metadata, decoded from JSON. Returns the default if the entry is missing.
 
         Raises:
-          UserError: if it does not match the schema.
+          UserError: if the entry does not match the schema.
         """
         try:
             return decoded(self.metadata[name], schema) if name in self.metadata else default
@@ -58,11 +58,11 @@ class ArrayFile:
             raise UserError(f'{self.path}: metadata {name}: {error}. {ADVICE}') from None
 
     def array(self, name: str, allow_nonfinite: bool = False) -> Float32[np.ndarray, '...']:
-        """Reads an array, in float32.
+        """Reads an array and converts it to float32.
 
         Raises:
-          UserError: if it is damaged, its dtype is not one of DTYPES, or it contains NaN or infinity and
-            `allow_nonfinite` is False.
+          UserError: if the array is damaged, if its dtype is not one of DTYPES, or if the array contains NaN or
+            infinity and `allow_nonfinite` is False.
         """
         if (dtype := self._file.get_slice(name).get_dtype()) not in DTYPES:
             raise UserError(f'{self.path}: the array {name} has dtype {dtype}. Save the weights with one of '
@@ -70,11 +70,12 @@ class ArrayFile:
         array = self._file.get_tensor(name)
         if name in self._checksums and _checksum(array) != self._checksums[name]:
             raise UserError(f'{self.path}: the array {name} is damaged: its checksum differs. {ADVICE}')
-        with np.errstate(over='ignore'):  # float64 may overflow
+        with np.errstate(over='ignore'):  # a float64 value may be too large for float32
             array = array.astype(np.float32, copy=False)
         if not allow_nonfinite and not np.isfinite(array).all():
             raise UserError(f'{self.path}: the array {name} contains NaN or infinity: the training of this model has '
-                            'diverged. Use other weights, or import them with tools.import_weights --allow_nonfinite')
+                            'diverged. Use other weights, or import these weights with tools.import_weights '
+                            '--allow_nonfinite')
         return array
 
 
@@ -83,7 +84,7 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """Opens a safetensors file.
 
     Raises:
-      UserError: naming the file, if it cannot be read.
+      UserError: if the file cannot be read. The message names the file.
     """
     library = _library()
     try:

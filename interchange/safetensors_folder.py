@@ -1,11 +1,12 @@
-"""A folder with the parameters of one checkpoint in a safetensors file, under our own names.
+"""A folder with the parameters of one checkpoint in a safetensors file. The arrays have the names of this project.
 
     config.json         the run's config
-    data/               the run's tokenizers, sizes and fingerprints of the data
-    model.safetensors   the parameters, float32, 'encoder/layers_0/feed_forward/inner/kernel'; its metadata contains the
-                        config and the sizes, too, as JSON, for programs that have only this file
+    data/               the run's tokenizers, vocabulary sizes and fingerprints of the data
+    model.safetensors   the parameters, in float32, such as 'encoder/layers_0/feed_forward/inner/kernel'. The metadata
+                        of this file also contains the config and the vocabulary sizes, as JSON, for programs that read
+                        only this file
 
-The folder opens like a run directory, but its model cannot be trained further.
+The folder can be loaded like a run directory, but its model cannot be trained further.
 """
 
 import json
@@ -26,7 +27,7 @@ from runtime.files import write_text
 from runtime.schema import Count
 
 WEIGHTS = 'model.safetensors'
-STEPS = 'steps'  # in the metadata: the checkpoints that the parameters come from
+STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints that the parameters come from
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
@@ -35,7 +36,7 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     sizes = json.dumps(dict(trained.sizes), indent=2) + '\n'
     save_tokenizers(folder / KEPT, dict(trained.tokenizers))
     write_text(folder / KEPT / SIZES, sizes)
-    fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # a folder of another library has none
+    fingerprints = trained.workdirs[0] / KEPT / FINGERPRINTS  # an imported folder has no fingerprints
     write_text(folder / KEPT / FINGERPRINTS, fingerprints.read_text('utf-8') if fingerprints.is_file() else '{}\n')
     arrays = {name: np.asarray(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
     save_arrays(folder / WEIGHTS, arrays, {'config': config, 'sizes': sizes, STEPS: json.dumps(trained.steps)})
@@ -46,7 +47,7 @@ def read_safetensors(folder: Path, dtype: str | None = None) -> TrainedModel:
     """Reads the model of a folder that `write_safetensors` wrote.
 
     Raises:
-      UserError: if a part of it is missing or damaged.
+      UserError: if a file of the folder is missing or damaged.
     """
     config = read_config(folder)
     with open_arrays(folder / WEIGHTS) as file:

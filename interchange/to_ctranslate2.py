@@ -1,7 +1,8 @@
-"""Exports a trained model for CTranslate2 (Klein et al. 2020; https://opennmt.net/CTranslate2).
+"""Writes a trained model in the format of CTranslate2 (Klein et al. 2020; https://opennmt.net/CTranslate2).
 
-Fills the specifications of its wheel directly: TransformerSpec for an encoder-decoder, TransformerDecoderModelSpec for
-a language model. Its weights are [out, in], and the weights of queries, keys and values are one matrix.
+The code fills the specification classes of the package ctranslate2: TransformerSpec for an encoder-decoder, and
+TransformerDecoderModelSpec for a language model. In CTranslate2, weights are [out, in], and the weights of queries,
+keys and values of a self-attention layer are one array.
 """
 
 import importlib
@@ -25,24 +26,24 @@ from runtime.errors import UserError
 
 QUANTIZATIONS = ('float32', 'int8', 'float16')
 ACTIVATIONS = {'relu': 'RELU', 'gelu': 'GELUTanh', 'gelu_exact': 'GELU', 'silu': 'SWISH'}
-LEAST_POSITIONS = 1024  # rows of a table of sinusoids; CTranslate2 has no positions beyond its table
+LEAST_POSITIONS = 1024  # the smallest number of rows of a table of sinusoids; CTranslate2 needs a row for each position
 
 
 def refusals(config: ConfigDict) -> list[str]:
-    """Returns the options of a config that CTranslate2 cannot express."""
+    """Returns a message for each option that CTranslate2 does not support. The list is empty if all are supported."""
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
-        return [f'model.kind={model.kind}: it has Transformers that write text, transformer and language_model']
+        return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']
     d_k, d_v = _head_widths(model)
     possible = {
         f'model.score={model.score}': model.score != 'additive',
-        f'model.score={model.score} beside model.position=rotary':
+        f'model.score={model.score} together with model.position=rotary':
             model.score != 'general' or model.position != 'rotary',
-        f'model.d_v={d_v} beside model.d_k={d_k}: they must be equal': d_k == d_v,
-        'model.position=alibi: it has this bias in language models only, not in an encoder':
+        f'model.d_v={d_v} and model.d_k={d_k}: the two must be equal': d_k == d_v,
+        'model.position=alibi: CTranslate2 supports this bias only in language models, not in an encoder':
             model.position != 'alibi' or model.kind == 'language_model',
         f'model.rotary_scaling={model.rotary_scaling}': model.rotary_scaling != 'llama3',
-        f'model.window={model.window}: it would forget what is behind the window, and score as if there were none':
+        f'model.window={model.window}: CTranslate2 uses a window for generation but not for scoring':
             not model.window,
     }
     return [option for option, holds in possible.items() if not holds]
@@ -53,14 +54,14 @@ def write_ctranslate2(trained: TrainedModel, folder: Path, quantization: str = '
 
     Args:
       trained: a Transformer or a language model.
-      folder: where the files go.
-      quantization: of the weights, one of QUANTIZATIONS.
+      folder: the folder for the files.
+      quantization: the type of the weights, one of QUANTIZATIONS.
 
     Raises:
-      UserError: if CTranslate2 is not installed, or cannot compute such a model.
+      UserError: if CTranslate2 is not installed, or does not support the model.
     """
     if importlib.util.find_spec('ctranslate2') is None:
-        raise UserError("CTranslate2 is not installed: pip install -e '.[interchange]'")
+        raise UserError("CTranslate2 is not installed. Run pip install -e '.[interchange]'")
     if refused := refusals(trained.config):
         raise UserError(f'CTranslate2 cannot compute this model: {"; ".join(f"config.{option}" for option in refused)}')
     spec = _Writer(trained).specification()
@@ -81,11 +82,11 @@ class _Writer:
         self.specs: Any = importlib.import_module('ctranslate2.specs')
         self.config, self.tokenizers, self.sizes = trained.config, trained.tokenizers, trained.sizes
         self.model = trained.config.model
-        self.arrays: Mapping[str, np.ndarray] = {  # copies: the specifications quantise them in place
+        self.arrays: Mapping[str, np.ndarray] = {  # copies, because CTranslate2 quantises the arrays in place
             name: np.array(leaf, np.float32) for name, leaf in flatten_dict(trained.params, sep='/').items()}
 
     def specification(self) -> Any:
-        """Returns the model: its layers, its vocabularies, and the tokens that begin and end its outputs."""
+        """Returns the specification of the whole model: layers, vocabularies, and start and end tokens."""
         spec = self._translator() if self.model.kind == 'transformer' else self._generator()
         spec.config.layer_norm_epsilon = self.model.norm_epsilon
         spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (SPECIAL[each] for each in
@@ -128,7 +129,7 @@ class _Writer:
         if self.model.num_key_value_heads not in (0, self.model.num_heads):
             options |= {'num_heads_kv': self.model.num_key_value_heads}
         if self.model.position == 'rotary':
-            options |= {'rotary_dim': 0, 'rotary_interleave': True,  # 0: all of d_k
+            options |= {'rotary_dim': 0, 'rotary_interleave': True,  # 0: all d_k elements are rotated
                         'rotary_base': self.model.rotary_base}
         if self.model.rotary_scaling == 'linear':
             options |= {'rotary_scaling_type': self.specs.RotaryScalingType.Linear,
@@ -138,7 +139,10 @@ class _Writer:
         return options
 
     def _positions(self, spec, name):
-        """Writes the table of positions: CTranslate2's own sinusoids begin at position 1 and have other frequencies."""
+        """Sets the table of positions explicitly.
+
+        Without the table, CTranslate2 would compute sinusoids that begin at position 1 and have other frequencies.
+        """
         if not hasattr(spec, 'position_encodings'):
             return
         data = self.config.data
@@ -169,7 +173,7 @@ class _Writer:
             name = f'{stack}/layers_{number}'
             self._attention(layer.self_attention, f'{name}/self_attention', ('query', 'key', 'value'))
             if self.model.position == 'relative':
-                # CTranslate2 has a table in each layer; here the layers of a stack share one.
+                # In CTranslate2, each layer has its own table. In this project, the layers of a stack share one table.
                 layer.self_attention.relative_attention_bias = self.arrays[f'{stack}/relative/table']
                 layer.self_attention.relative_attention_max_distance = np.dtype('int32').type(MAX_DISTANCE)
             if hasattr(layer, 'attention'):
@@ -193,7 +197,7 @@ class _Writer:
 
     def _projection(self, name: str, part: str) -> Float[np.ndarray, 'out d_model']:
         kernel = self.arrays[f'{name}/{part}/kernel']
-        if part == 'query' and self.model.score == 'general':  # q' W k: W goes into the queries
+        if part == 'query' and self.model.score == 'general':  # score = q' W k: W is multiplied into q
             kernel = np.einsum('dhq,hqk->dhk', kernel, self.arrays[f'{name}/score_weight'])
         return _transposed(kernel.reshape(kernel.shape[0], -1))
 

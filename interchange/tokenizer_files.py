@@ -1,4 +1,4 @@
-"""Writes tokenizers as files of other libraries."""
+"""Writes tokenizers as files that other libraries can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from input_pipeline.tokenizer import SubwordTokenizer, Tokenizer
 
 
 def unique_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Returns all tokens in readable form, without duplicates, for vocabularies that name tokens by their text."""
+    """Returns a unique, readable text for each token, for vocabularies that identify tokens by their text."""
     pieces = tokenizer.pieces(range(len(tokenizer)))
     first = {}
     for token, piece in enumerate(pieces):
@@ -18,7 +18,10 @@ def unique_pieces(tokenizer: Tokenizer) -> list[str]:
 
 
 def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
-    """Writes the tokenizers of a run into a folder, in the formats of SentencePiece and of this project."""
+    """Writes the tokenizers of a run into a folder.
+
+    A subword tokenizer is written as a SentencePiece model, SIDE.spm. Other tokenizers are written as SIDE.json.
+    """
     for side, tokenizer in tokenizers.items():
         if isinstance(tokenizer, SubwordTokenizer):
             (folder / f'{side}.spm').write_bytes(with_dummy_prefix(tokenizer.model))
@@ -27,7 +30,10 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
 
 
 def with_dummy_prefix(model: bytes) -> bytes:
-    """Returns a SentencePiece model that adds the space before a text itself. Here, the tokenizer adds it."""
+    """Returns a copy of a SentencePiece model that adds a space before a text.
+
+    In this project, SubwordTokenizer adds this space. Other libraries expect that the model adds the space.
+    """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
     proto.normalizer_spec.add_dummy_prefix = True
     return proto.SerializeToString()

@@ -1,1 +1,1 @@
-"""Functions that XLA computes fastest on one CPU, each with the values of a plain form in model/."""
+"""Functions in the form that XLA computes fastest on one CPU. Their values are the same as in the plain form."""

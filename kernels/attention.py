@@ -1,4 +1,4 @@
-"""Attention in O(n) memory: queries in chunks, and the fused kernels of accelerators."""
+"""Attention in O(n) memory, by chunks of queries or by the fused kernels of accelerators."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,16 +11,16 @@ from jaxtyping import Array, Bool, Float, Shaped
 def in_chunks(function: Callable[[dict[str, Array], Array], Array],
               rows: Mapping[str, Shaped[Array | np.ndarray, '...']], axes: Mapping[str, int],
               chunk: int) -> Shaped[Array, '...']:
-    """Returns `function(rows, 0)`, computed for at most `chunk` rows at a time.
+    """Applies `function` to at most `chunk` rows at a time, and returns the outputs of all rows.
 
-    The backward pass computes each chunk again instead of keeping its intermediate values (Rabe and Staats 2021,
+    The backward pass recomputes each chunk instead of keeping the intermediate values (Rabe and Staats 2021,
     arXiv:2112.05682, section 3).
 
     Args:
-      function: maps some of the rows, and the number of the chunk, to an array [batch, rows, ...].
+      function: maps a chunk of the rows, and the number of the chunk, to an array [batch, rows, ...].
       rows: arrays by name.
-      axes: the axis of each array along which the rows lie.
-      chunk: rows at a time.
+      axes: the number of the axis of rows, for each array.
+      chunk: maximum number of rows in a chunk.
     """
     name = next(iter(rows))
     length = rows[name].shape[axes[name]]
@@ -44,16 +44,17 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
                     mask: Bool[Array, '#batch #heads #target #source'] | None = None,
                     bias: Float[Array, '#batch heads target source'] | None = None,
                     scale: float | None = None) -> Float[Array, 'batch target heads d_v']:
-    """Computes `model.attention.attention` with dot scores times `scale` (default 1 / sqrt(d_k)) by one kernel.
+    """Computes `model.attention.attention` with one kernel, for dot scores times `scale` (default 1 / sqrt(d_k)).
 
-    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Otherwise the kernel is XLA's, which is not O(n).
+    NVIDIA GPUs use cuDNN's flash attention for float16 and bfloat16. Otherwise the kernel
+    is XLA's, whose memory is not O(n).
     """
     on_gpu = jax.default_backend() == 'gpu' and query.dtype in (jnp.float16, jnp.bfloat16)
     sees_any = None
     if bias is not None:
         bias = bias.astype(query.dtype)
     if mask is not None:
-        # A query that sees no key is given all keys, and its output is set to 0 below. cuDNN's kernel may compute NaN
+        # A query that sees no key gets all keys here, and its output is set to 0 below. cuDNN's kernel may compute NaN
         # for a query without keys, and jnp.where would not keep that NaN out of the gradients.
         sees_any = mask.any(axis=-1, keepdims=True)
         mask = mask | ~sees_any

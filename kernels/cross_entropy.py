@@ -1,8 +1,8 @@
-"""Cross-entropy from states and an output matrix, computed in tiles, so that the logits of a batch are never in memory.
+"""Cross-entropy from states and an output matrix, computed in tiles, so that not all logits of a batch are in memory.
 
-The values are those of `model.losses.cross_entropy` of the logits. The gradients are computed together with the values,
-tile by tile, so no tile is computed twice. With p the softmax and q the smoothed target distribution, the gradient of
-the loss with respect to the logits of a position is weight * (p - q).
+The values are equal to `model.losses.cross_entropy` of the logits. The gradients are computed together with the values,
+tile by tile, so no tile is computed twice. Let p be the softmax and q the smoothed target distribution. Then the
+gradient of the loss with respect to the logits of a position is weight * (p - q).
 """
 
 import functools
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from kernels.product import matrix_gradient, narrowed
 
-TILE = 2 ** 24  # logits of a device that are in memory at a time
+TILE = 2 ** 24  # number of logits that a device has in memory at a time
 WHOLE = 'Use cross_entropy(projection.logits(), ...).'
 
 # States [batch, ..., d], the matrix [classes, d], and the bias [classes] or None.
@@ -27,9 +27,10 @@ Scalar = Float[Array, '']
 
 def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
               target_logit: Float[Array, '*batch'], maximum: Float[Array, '*batch']) -> Bool[Array, '*batch']:
-    """Returns logits.argmax(axis=-1) == targets, from the logit of the target and the maximum of the logits.
+    """Returns logits.argmax(axis=-1) == targets, given the logit of the target and the maximum of the logits.
 
-    An argmax takes longer: of 8 million logits and their products 208 ms, this 166 ms (2 cores of a CPU).
+    This is faster than an argmax. For 8 million logits, it takes 166 ms together with the products that compute the
+    logits. With an argmax, the time is 208 ms (2 cores of a CPU).
     """
     classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     earlier = (classes < targets[..., None]) & (logits >= target_logit[..., None])
@@ -46,9 +47,10 @@ def possible_classes(classes: int, absent: tuple[int, ...]) -> Bool[np.ndarray, 
 
 
 def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]:
-    """Returns the number of tiles of a batch, and the number of positions that a tile has of each row.
+    """Returns the number of tiles of a batch, and the number of positions per row in a tile.
 
-    A tile has about TILE logits on each of the `devices`. It is a part of each row, so that rows stay on their devices.
+    A tile has about TILE logits on each of the `devices`. It contains a part of every row, so that each row stays on
+    its device.
     """
     least = min(length, -(-rows * length * classes // (TILE * devices)))
     count = min(range(least, min(length, 2 * least) + 1), key=lambda count: (-length % count, count))
@@ -59,24 +61,24 @@ def tiles(rows: int, length: int, classes: int, devices: int) -> tuple[int, int]
 def tiled_cross_entropy(factors: Factors, targets: Int[Array, '*batch'], weights: Float[Array, '*batch'],
                         label_smoothing: float, absent: tuple[int, ...] = (),
                         devices: int = 1) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns the sums (loss, nll, accuracy) of `model.losses.cross_entropy`, of the logits states . matrix + bias.
+    """Returns the sums (loss, nll, accuracy) of `model.losses.cross_entropy`, for the logits states . matrix + bias.
 
-    `devices` share the batch. The loss has gradients with respect to the factors. Other gradients would cost time in
-    every training, which needs none of them.
+    `devices` is the number of devices that share the batch. Only the gradients of the loss with respect to the factors
+    are supported. Training needs no other gradients, and their computation would take time.
 
     Raises:
-      NotImplementedError: if a gradient of 'nll', or with respect to the weights, is asked for.
+      NotImplementedError: for a gradient of 'nll' or a gradient with respect to the weights.
     """
     return scan_tiles(factors, targets, weights, label_smoothing, absent, devices, gradients=False)[0]
 
 
 def _forward(factors, targets, weights, label_smoothing, absent, devices):
     if weights.perturbed:
-        raise NotImplementedError(f'cross_entropy of a Projection has no gradient with respect to its weights. {WHOLE}')
+        raise NotImplementedError(f'cross_entropy of a Projection has no gradient with respect to `weights`. {WHOLE}')
     arguments = jax.tree.map(lambda argument: argument.value, (factors, targets, weights))
     options = {'label_smoothing': label_smoothing, 'absent': absent, 'devices': devices}
-    # On a CPU, the gradient of the matrix is a sum that stays in the cache from tile to tile. A TPU would read and
-    # write the sum, which is larger than a tile, in its memory for each tile.
+    # The gradient of the matrix is a sum over the tiles. On a CPU, this sum stays in the cache. A TPU would read and
+    # write the sum in memory for each tile, and the sum is larger than a tile.
     return jax.lax.platform_dependent(*arguments, default=functools.partial(one_product, **options),
                                       cpu=functools.partial(scan_tiles, **options))
 
@@ -84,7 +86,7 @@ def _forward(factors, targets, weights, label_smoothing, absent, devices):
 def _backward(label_smoothing, absent, devices, gradients, cotangents):
     scale, grad_nll, _ = cotangents  # the accuracy is piecewise constant, so its gradient is 0
     if not isinstance(grad_nll, SymbolicZero):
-        raise NotImplementedError(f"cross_entropy of a Projection has a gradient of its loss, not of 'nll'. {WHOLE}")
+        raise NotImplementedError(f"cross_entropy of a Projection has a gradient of the loss, not of 'nll'. {WHOLE}")
     if isinstance(scale, SymbolicZero):
         scale = jnp.zeros((), jnp.float32)
     return jax.tree.map(lambda grad: grad * scale.astype(grad.dtype), gradients), None, None
@@ -94,9 +96,10 @@ tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
-    """Returns the sums, and the gradients of the loss with respect to the factors or None. For CPUs.
+    """Returns the sums, and the gradients of the loss with respect to the factors. For CPUs.
 
-    Of p - q, only p is a matrix of a tile. The part of q is a row of the output matrix, and the mean of the rows.
+    Without `gradients`, the gradients are None. In p - q, only p is computed as a matrix for each tile. The part of q
+    in a gradient needs only one row of the output matrix (the row of the target) and the mean of all rows.
     """
     states, table, bias = factors
     dtype, (classes, width) = states.dtype, table.shape
@@ -116,11 +119,12 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
         if not gradients:
             return jax.tree.map(jnp.add, carry, (sums, None, None)), None
         grad_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
-        # The softmax is normalised in the factors of its products, because they are smaller.
+        # Instead of the softmax, the other factors of its products are normalised, because they are smaller.
         scale, unnormalised = (weights / total)[..., None], unnormalised.astype(narrow)
         grad_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         grad_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
-        # As matrices, because XLA for CPUs cannot compute a transposed sum over two axes of one tile in bfloat16.
+        # The arrays become matrices, because XLA for CPUs cannot compute a transposed sum over two axes of one tile in
+        # bfloat16.
         scaled, unnormalised = (array.reshape(-1, array.shape[-1])
                                 for array in ((scale * states).astype(narrow), unnormalised))
         grad_table = matrix_gradient(scaled, unnormalised, jnp.float32)
@@ -144,8 +148,8 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
 def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1):
     """Returns the same as `scan_tiles`, for accelerators.
 
-    Keeps the gradient with respect to the logits of all tiles, in the dtype of the states. Then the gradient of the
-    matrix is one product, which is written once and reduced once over the devices.
+    The gradient with respect to the logits of all tiles is kept, in the dtype of the states. Then the gradient of the
+    matrix is one product. It is written once and reduced once over the devices.
     """
     states, table, bias = factors
     dtype, classes = states.dtype, len(table)
@@ -177,7 +181,7 @@ def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1
 
 
 def _sums(logits, targets, weights, normaliser, maximum, target_logit, mean_logit, label_smoothing):
-    """Returns the sums (loss, nll, accuracy) over positions. `mean_logit` is a list of summands."""
+    """Returns the sums (loss, nll, accuracy) over positions. The mean logit is the sum of the list `mean_logit`."""
     losses = normaliser - (1 - label_smoothing) * target_logit
     if label_smoothing:
         for summand in mean_logit:
@@ -193,7 +197,7 @@ def _uniform(classes, label_smoothing, absent):
 
 
 def _zero_sums():
-    """Returns the sums of no positions. Their dtype is given, because it would be float64 with jax_enable_x64."""
+    """Returns three zeros, the initial sums. Without an explicit dtype, they would be float64 with jax_enable_x64."""
     return (jnp.zeros((), jnp.float32),) * 3
 
 
@@ -217,6 +221,6 @@ def _split(states, targets, weights, classes, devices):
 
 
 def _join(parts, shape):
-    """Returns the states of all tiles in their original shape: the inverse of `_split`."""
+    """Returns the states of all tiles in the original shape. This is the inverse of `_split`."""
     rows = jnp.moveaxis(parts, 0, 1).reshape(shape[0], -1, shape[-1])
     return rows[:, :math.prod(shape[1:-1])].reshape(shape)

@@ -14,8 +14,8 @@ class Dense(nn.Module):
     Attributes:
       features: width of the output.
       axes: names of the axes of W.
-      use_bias: whether there is b.
-      dtype: of the computation; parameters are float32.
+      use_bias: whether the layer has a bias b.
+      dtype: dtype of the computation; parameters are float32.
     """
     features: int
     axes: tuple[str, str]

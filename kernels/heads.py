@@ -8,16 +8,16 @@ from jaxtyping import Array, Shaped
 from kernels.layout import in_rows
 from kernels.product import on_one_cpu
 
-SHORT = 128  # positions up to which a transposed copy of attention's weights is cheaper than a product that transposes
+SHORT = 128  # maximum number of positions for which the functions with transposed copies are used (see below)
 
 
 def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Array, 'batch source groups width'],
                     dtype: DTypeLike) -> Shaped[Array, '...']:
     """Returns jnp.einsum(equation, left, right) in `dtype`, for an equation with the letter h for the heads.
 
-    `right` may have fewer heads than `left`: its head i belongs to as many consecutive heads of `left`. The plain form
-    repeats them, jnp.einsum(equation, left, jnp.repeat(right, heads // groups, axis=2)). Here each head of `right` is
-    read once.
+    `right` may have fewer heads than `left`. Then each head of `right` is used for heads / groups consecutive heads of
+    `left`. The result is jnp.einsum(equation, left, jnp.repeat(right, heads // groups, axis=2)), but each head of
+    `right` is read only once.
     """
     heads, groups = left.shape[equation.index('h')], right.shape[2]
     if heads != groups:
@@ -34,7 +34,7 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
 
 
 def _grouped(equation, left, right, groups, dtype):
-    """Splits the axis h of `left` into groups g and the heads r of a group."""
+    """Splits the axis h of `left` into two axes, the groups g and the heads r of a group."""
     first, second, output = equation.replace('->', ',').split(',')
     axis = first.index('h')
     left = left.reshape(*left.shape[:axis], groups, -1, *left.shape[axis + 1:])
@@ -44,10 +44,10 @@ def _grouped(equation, left, right, groups, dtype):
     return product.reshape(*product.shape[:axis], -1, *product.shape[axis + 2:])
 
 
-# The gradients below have the heads before the positions in memory. For short sequences, XLA for CPUs needs more time
-# for a product that sums over the positions of both factors than for a transposed copy of one factor and a product that
-# sums over a last axis. Attention and its gradients take 0.5 to 0.9 of the time for up to 64 positions, and 1.0 to 1.4
-# of it from 256 positions on.
+# The gradients below have the heads before the positions in memory. XLA for CPUs is slow at products that sum over the
+# positions of both factors. For short sequences, it is faster to copy one factor transposed and to sum over its last
+# axis. Compared with jnp.einsum, attention with its gradients takes 0.5 to 0.9 of the time for up to 64 positions, and
+# 1.0 to 1.4 of the time for 256 positions and more.
 
 
 @jax.custom_vjp

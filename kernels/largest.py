@@ -12,9 +12,10 @@ PARTS = 32  # parts of a row of logits that are read side by side
 
 def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequence[int] = (),
             parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
-    """Returns jax.lax.top_k of the logits, with -inf for `forbidden` tokens: the `count` largest and their tokens.
+    """Returns the `count` largest logits and their tokens, as jax.lax.top_k does.
 
-    Of equal logits, the first is taken. On CPUs, a row is read once.
+    The logits of `forbidden` tokens are replaced by -inf. If logits are equal, the first is taken. On CPUs, each row is
+    read once.
     """
     exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
     if logits.shape[-1] <= 2 * count * parts:
@@ -24,7 +25,7 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
 
 
 def _top_k(logits, count, forbidden=()):
-    """Returns jax.lax.top_k for two axes, because XLA for CPUs sorts arrays with more axes."""
+    """Computes jax.lax.top_k of a matrix, because XLA for CPUs would sort an array with more axes completely."""
     allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
     values, tokens = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)
     return values.reshape(*logits.shape[:-1], count), tokens.reshape(*logits.shape[:-1], count)
@@ -37,7 +38,11 @@ def _allowed(logits, tokens, forbidden):
 
 
 def _largest_of_columns(logits, count, forbidden, parts):
-    """Writes the parts below each other: the largest logits are in the `count` columns with the largest maxima."""
+    """Finds the largest logits by columns.
+
+    The parts of a row form a matrix with one part in each line. The `count` largest logits are in the `count` columns
+    with the largest maxima.
+    """
     rows = _cut(logits, parts)
     width = rows[0].shape[-1]
     allowed = [_allowed(row, jnp.arange(width) + begin, [token for token in forbidden if 0 <= token - begin < width])
@@ -48,14 +53,14 @@ def _largest_of_columns(logits, count, forbidden, parts):
     tokens = tokens.reshape(*logits.shape[:-1], -1)
     candidates = jnp.take_along_axis(logits, tokens, axis=-1, mode='fill', fill_value=-jnp.inf)
     values, index = _top_k(_allowed(candidates, tokens, forbidden), count)
-    # If another column has a logit equal to the last of these, it may be the first of the equal logits.
+    # If another column has a logit equal to the last value, that logit may be the first of the equal logits.
     return jax.lax.cond((maxima[..., count] == values[..., -1]).any(),
                         functools.partial(_top_k, count=count, forbidden=forbidden),
                         lambda _: (values, jnp.take_along_axis(tokens, index, axis=-1)), logits)
 
 
 def _cut(logits, parts=PARTS):
-    """Returns parts of equal length, the last one padded. XLA vectorises elementwise functions of all parts."""
+    """Returns parts of equal length. The last part is padded. XLA vectorises elementwise functions of all parts."""
     width = -(-logits.shape[-1] // parts)
     cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
     padding = [(0, 0)] * (logits.ndim - 1)
@@ -63,7 +68,7 @@ def _cut(logits, parts=PARTS):
 
 
 def log_normaliser(logits: Float[Array, '*batch vocab'], maximum: Float[Array, '*batch 1']) -> Float[Array, '*batch']:
-    """Returns the logsumexp of rows with the given maxima."""
+    """Returns the logsumexp of each row. `maximum` is the maximum of each row."""
     powers = functools.reduce(jnp.add, [jnp.exp(part - maximum) for part in _cut(logits)])
     # Without the barrier, XLA would store all powers for one long sum instead of reading the logits in one pass.
     return jnp.log(jax.lax.optimization_barrier(powers).sum(axis=-1)) + maximum[..., 0]

@@ -1,4 +1,4 @@
-"""Products of inputs and matrices, and sums with biases. Their gradients are computed in the order that suits CPUs."""
+"""Products of inputs and matrices, and sums with biases. The gradients are computed in the order that suits CPUs."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from kernels.layout import in_rows
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
-PRODUCT = 'product'  # the name of these products for rematerialisation, whose policy does not see custom gradients
+PRODUCT = 'product'  # the name by which rematerialisation finds these products, because they have custom gradients
 
 
 # Flax's layers call this function with the arguments of jax.lax.dot_general.
@@ -29,7 +29,7 @@ def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_a
     (gradient^T inputs)^T, which takes XLA for CPUs three times as long.
 
     Within `jax.default_matmul_precision('bfloat16')` values and gradients are products of bfloat16, with sums in
-    float32. Accelerators do that by themselves; XLA for CPUs ignores that setting.
+    float32. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
     """
     (axes, matrix_axes), batch = dimension_numbers
     count = len(axes)
@@ -70,7 +70,7 @@ def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtyp
 
 
 def _row_by_row(inputs, grad, dtype):
-    """Computes inputs^T grad of matrices that are stored row by row; XLA for CPUs is fast only for these."""
+    """Computes inputs^T grad of matrices that are stored row by row. XLA for CPUs is fast only for this layout."""
     return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
 
 
@@ -91,9 +91,9 @@ def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, '
 
 
 def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab d']) -> Float[Array, '*batch vocab']:
-    """Returns states[...] . table[v] in float32, of factors in the dtype of the states.
+    """Returns states[...] . table[v] in float32. Both factors have the dtype of the states.
 
-    Within `jax.default_matmul_precision('bfloat16')` the product and its gradients are those of `dot_general`.
+    Within `jax.default_matmul_precision('bfloat16')` `dot_general` computes the product and its gradients.
     """
     dtype = states.dtype
     if narrowed(dtype) != dtype:
@@ -105,8 +105,8 @@ def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab 
 def add_bias(inputs: Float[Array, '*batch d'], bias: Float[Array, ' d']) -> Float[Array, '*batch d']:
     """Returns inputs + bias. The gradient of the bias is computed as a product with ones.
 
-    Otherwise XLA for CPUs fuses the operations that produce the gradient of `inputs` into the sum over its rows, and
-    computes them again there, column by column.
+    In a sum over the rows, XLA for CPUs would compute the gradient of `inputs` a second time, column by column, because
+    XLA fuses the operations that produce this gradient into the sum.
     """
     return inputs + bias
 
@@ -128,11 +128,11 @@ add_bias.defvjp(_add_forward, _add_backward)
 
 def on_one_cpu(fast: Callable[..., Array], plain: Callable[..., Array], *arrays: Array) -> Array:
     """Returns `fast(*arrays)` if the only device is a CPU, otherwise `plain(*arrays)`, which has the same values."""
-    if jax.device_count() > 1:  # for the constraint of a layout, XLA would gather the rows of all devices
+    if jax.device_count() > 1:  # to constrain a layout, XLA would gather the rows of all devices
         return plain(*arrays)
     return jax.lax.platform_dependent(*arrays, cpu=fast, default=plain)
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:
-    """Returns the dtype of the factors of a product: bfloat16 if jax.default_matmul_precision says so, else `dtype`."""
+    """Returns the dtype of the factors of a product: bfloat16 if that is JAX's default precision, else `dtype`."""
     return jnp.bfloat16 if jax.config.values['jax_default_matmul_precision'] == 'bfloat16' else dtype

@@ -1,4 +1,4 @@
-"""Random masks for dropout. Their bits are drawn once in a step, and not again in the backward pass."""
+"""Random masks for dropout. A mask is drawn once in a step, and not again in the backward pass."""
 
 import math
 
@@ -25,9 +25,9 @@ def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[
         return bits.reshape(rows, 2 * words)[:, :columns].reshape(shape) >= _dropped_levels(rate)
 
     def draw_once(key):
-        # XLA for CPUs fuses the hash into every operation that reads the mask, and so computes it several times, also
-        # for the transposed copies of the backward pass: a tenth of a step. XLA fuses nothing into or out of a
-        # conditional. The condition is always true, but XLA cannot infer that.
+        # Without the conditional, XLA for CPUs fuses the hash into every operation that reads the mask, also into the
+        # transposed copies of the backward pass. Then the hash is computed several times and takes a tenth of a step.
+        # XLA fuses nothing into or out of a conditional. The condition is always true, but XLA cannot infer that.
         always = (jax.random.key_data(key)[0] | 1) != 0
         return jax.lax.cond(always, draw, lambda key: jnp.zeros(shape, bool), key)
 
@@ -36,10 +36,10 @@ def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[
 
 def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
              second: UInt32[Array, '*shape']) -> UInt32[Array, '*shape']:
-    """Returns the first word of Threefry-2x32 with 20 rounds of the counters (first, second).
+    """Returns the first output word of Threefry-2x32, with 20 rounds, for the counters (first, second).
 
     Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. jax.random has the same generator,
-    but runs it as a loop over arrays in memory on CPUs.
+    but on CPUs its rounds are a loop over arrays in memory.
     """
     def rotate(words, bits):
         return words << bits | words >> 32 - bits
@@ -55,7 +55,7 @@ def threefry(key: UInt32[Array, '2'], first: UInt32[Array, '*shape'],
 
 
 def rounded(rate: float) -> float:
-    """Returns the rate of `keep_mask` for `rate`: the nearest multiple of 1 / LEVELS below 1."""
+    """Returns the rate that `keep_mask` uses: the multiple of 1 / LEVELS below 1 that is nearest to `rate`."""
     return _dropped_levels(rate) / LEVELS
 
 

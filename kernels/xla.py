@@ -1,11 +1,11 @@
-"""The XLA flag without which jaxlib 0.10.2 computes some fused sums wrongly on CPUs."""
+"""An XLA flag that jaxlib 0.10.2 needs: without the flag, it computes some fused sums wrongly on CPUs."""
 
 import functools
 import importlib.metadata
 import os
 import sys
 
-WRONG = '0.10.2'  # 0.10.0, 0.10.1, 0.11.0 and 0.11.1 were tested and are right
+WRONG = '0.10.2'  # 0.10.0, 0.10.1, 0.11.0 and 0.11.1 were tested and compute these sums correctly
 WITHOUT_REDUCTIONS = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
 
 
@@ -16,20 +16,21 @@ def lacks_flag() -> bool:
 
 @functools.cache
 def avoid_wrong_sums() -> str:
-    """Sets the flag in XLA_FLAGS where it is needed. Returns a message if that is too late, otherwise ''.
+    """Sets the flag in XLA_FLAGS if it is needed. Returns a message if it is too late for this, otherwise ''.
 
-    The wrong sums are those of YNNPACK's reductions (github.com/jax-ml/jax, issue 39103). Without reductions, its
-    matrix products are as fast. A value that the user gave the flag is kept. XLA reads XLA_FLAGS when JAX starts its
-    backends, which is at the first computation or question about devices; a later change has no effect. This function
-    imports no JAX and starts no backend, because `jax.distributed.initialize` must come before that.
+    Reductions of the library YNNPACK compute the wrong sums (github.com/jax-ml/jax, issue 39103). The flag turns off
+    these reductions. YNNPACK's matrix products are as fast without reductions. If the user has set the flag, its value
+    is kept. XLA reads XLA_FLAGS when JAX starts its backends, at the first computation or the first query of devices. A
+    later change has no effect. This function does not import JAX or start a backend, because
+    `jax.distributed.initialize` must be called before a backend starts.
     """
     if not lacks_flag():
         return ''
-    # In the environment, also for processes that this one starts.
+    # Child processes inherit the environment, so the flag is also set for them.
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {WITHOUT_REDUCTIONS}'.strip()
-    bridge = sys.modules.get('jax._src.xla_bridge')  # the version is known, so its private module is too
+    bridge = sys.modules.get('jax._src.xla_bridge')  # a private module, but the version of jaxlib is fixed
     if bridge is None or not bridge.backends_are_initialized() or bridge.get_backend().platform != 'cpu':
         return ''
-    return (f'jaxlib {WRONG} computes some sums wrongly on CPUs, and JAX was used before this import, so the XLA flag '
-            f'that avoids them has no effect. Import allyouneed before you use JAX, start Python with '
-            f'XLA_FLAGS={WITHOUT_REDUCTIONS}, or install another version of jaxlib.')
+    return (f'jaxlib {WRONG} computes some sums wrongly on CPUs unless an XLA flag is set. Setting the flag has no '
+            f'effect now, because JAX was used before this import. Import allyouneed before you use JAX, start Python '
+            f'with XLA_FLAGS={WITHOUT_REDUCTIONS}, or install another version of jaxlib.')

@@ -1,8 +1,8 @@
-"""The mathematics of attention: functions, blocks and architectures. Imports only kernels.
+"""The mathematics of attention: functions, blocks and architectures. It imports only the package kernels.
 
 Each matrix has names for its axes: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`. The table in
-`training/mesh.py` maps these names to axes of the device mesh. `module.init` returns parameters in boxes with the
-names, `nn.unbox` removes the boxes, and `module.apply` accepts both.
+`training/mesh.py` maps these names to axes of the device mesh. `module.init` returns the parameters in Flax metadata
+boxes, which contain the names. `nn.unbox` removes the boxes. `module.apply` accepts parameters with and without boxes.
 """
 
 import warnings
@@ -18,10 +18,11 @@ from kernels.xla import WITHOUT_REDUCTIONS, WRONG, lacks_flag
 Params = Mapping[str, Any]  # the parameters of a module, nested as in Linen: {submodule: {'kernel': array}}
 
 if lacks_flag():
-    warnings.warn(f'jaxlib {WRONG} computes some sums wrongly on CPUs without an XLA flag. Import allyouneed first, '
-                  f'which sets it, or start Python with XLA_FLAGS={WITHOUT_REDUCTIONS}.', RuntimeWarning, stacklevel=2)
+    warnings.warn(f'jaxlib {WRONG} computes some sums wrongly on CPUs unless an XLA flag is set. Import allyouneed '
+                  f'first, which sets the flag, or start Python with XLA_FLAGS={WITHOUT_REDUCTIONS}.',
+                  RuntimeWarning, stacklevel=2)
 
 
 def parameter_count(params: PyTree) -> int:
-    """Returns the number of parameters; shared parameters count once."""
+    """Returns the number of parameters. Shared parameters are counted once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

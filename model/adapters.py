@@ -1,11 +1,11 @@
 """Low-rank adapters (LoRA): parameters that are added to the matrices of a model.
 
-Hu et al. 2021, arXiv:2106.09685, section 4.1: a matrix W of a trained model is frozen, and training learns
+Hu et al. 2021, arXiv:2106.09685, section 4.1: a matrix W of a trained model is frozen. Training learns A and B in
 
-    W + (alpha / r) A B,    A [in, r] random, B [r, out] zero at the start,
+    W + (alpha / r) A B,    A [in, r], B [r, out].
 
-with a rank r far below the rank of the matrix. The adapters are parameters, not modules, so any matrix of any model can
-have one. training/tuning.py creates them.
+At the start, A is random and B is zero. The rank r is far below the rank of W. Adapters are parameters, not modules, so
+any matrix of any model can have an adapter. training/tuning.py creates the adapters.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from model import Params
 
-ADAPTERS = 'adapters'  # the name of their tree among the parameters
+ADAPTERS = 'adapters'  # the name of the adapters among the parameters
 
 
 def merged(params: Params) -> Params:
-    """Returns the model's parameters; a matrix with an adapter is W + (alpha / r) A B."""
+    """Returns the model's parameters. A matrix W that has an adapter is replaced by W + (alpha / r) A B."""
     if ADAPTERS not in params:
         return params
     adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))

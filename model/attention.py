@@ -1,6 +1,6 @@
 """Attention: scores, softmax, pooling, and multi-head attention.
 
-Axes, in einsums as in the annotations: b batch, h heads, t target (query) position, s source (key) position, k the
+Axes in einsums and annotations: b batch, h heads, t target (query) position, s source (key) position, k the
 width of a query or key in a head, v the width of a value in a head, d the width of the model. With grouped queries,
 keys and values have g groups instead of h heads, and each group serves h / g consecutive heads. Masks are boolean and
 broadcast to [batch, heads, target, source]; True means that the query sees the key.
@@ -27,7 +27,7 @@ from model.relation import UNRESTRICTED, Mask, Relation
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
 BIASES = ('none', 'qkv', 'all')
 CHUNK = 512  # queries that the chunked kernel scores at a time
-LONG = 2048  # number of keys from which 'auto' selects the chunked kernel
+LONG = 2048  # minimum number of keys for which 'auto' selects the chunked kernel
 
 Scores = Float[Array, 'batch heads target source']
 Query = Float[Array, 'batch target heads d_query']
@@ -40,7 +40,7 @@ Place = Callable[[str, Scores], Scores]  # model.places.place, of a module
 
 def for_each_head(keys: Float[Array, 'batch source groups width'],
                   heads: int) -> Float[Array, 'batch source heads width']:
-    """Repeats keys or values for each head of queries: head i has those of group i // (heads / groups)."""
+    """Repeats keys or values for each head of queries. Head i gets group i // (heads / groups)."""
     return keys if keys.shape[2] == heads else jnp.repeat(keys, heads // keys.shape[2], axis=2)
 
 
@@ -54,7 +54,7 @@ def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
                       key: Float[Array, 'batch source groups d_k']) -> Scores:
     """Returns the products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
-    Scales the query and not the scores: the value is the same, and there are fewer numbers to multiply.
+    The query is scaled instead of the scores. The result is the same, and there are fewer numbers to multiply.
     """
     return dot_scores(query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key)
 
@@ -73,7 +73,7 @@ def additive_scores(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
     """Returns v' tanh(W_s s + W_h h), in float32, for projected queries W_s s and projected keys W_h h.
 
     This is the alignment network of Bahdanau et al. 2015 (arXiv:1409.0473, appendix A.1.2); `weight` is v. Each pair of
-    a query and a key has its own hidden layer, so the memory is d_k times the memory of the other scores.
+    a query and a key has its own hidden layer, so this score takes d_k times as much memory as the other scores.
     """
     hidden = jnp.tanh(query[:, :, None] + for_each_head(key, query.shape[2])[:, None])
     return jnp.einsum('btshk,hk->bhts', hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
@@ -84,17 +84,16 @@ SCORES = {'scaled_dot': scaled_dot_scores, 'dot': dot_scores, 'general': general
 
 def masked_softmax(scores: Float[Array, 'batch heads target source'],
                    mask: Mask | None = None) -> Float[Array, 'batch heads target source']:
-    """Returns the softmax over the keys, in float32; zeros, and never NaN, for a query that sees no key.
+    """Returns the softmax over the keys, in float32. The weights of a query that sees no key are 0, not NaN.
 
-    This is equation 1 with the mask as a bias of -inf, which is added after the scaling. Added before it, the mask
-    would have the same effect, because 0 and -inf do not change if they are divided by sqrt(d_k). A finite bias
-    changes.
+    This is equation 1 with the mask as a bias of 0 or -inf. The bias is added after the scaling by 1 / sqrt(d_k). For a
+    mask the order has no effect, because the scaling does not change 0 and -inf. For a finite bias the order matters.
     """
     scores = scores.astype(jnp.float32)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    # The most negative number instead of -inf: with -inf, a row without visible keys would be NaN before the line
-    # below, and jax_debug_nans would report it.
+    # Hidden keys get the most negative number instead of -inf. With -inf, a row without visible keys would be NaN. The
+    # line below would replace the NaN, but jax_debug_nans would report it before.
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.where(mask, weights, 0.0)
 
@@ -112,8 +111,8 @@ def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRES
     """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md, row 1).
 
     A(q, D) = sum_s alpha(q, k_s) v_s over the database D of pairs (key, value), where alpha is the softmax over the
-    keys of score(q, k_s). With one-hot weights it is a look-up; in general it is the expectation of v under alpha. `at`
-    is called with the values at the places 'scores' and 'weights'.
+    keys of score(q, k_s). With one-hot weights, attention is a look-up. In general, A is the expectation of v under
+    alpha. The function `at` may read or replace the values at the places 'scores' and 'weights' (model/places.py).
     """
     scores, bias = score(query, key), relation.whole_bias()
     scores = at('scores', scores if bias is None else scores + bias)
@@ -136,10 +135,10 @@ def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array,
 def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
                       score: Callable[[Array, Array], Scores] = scaled_dot_scores,
                       drop: Callable[[Scores, Array], Scores] | None = None, chunk: int = CHUNK) -> Pooled:
-    """Computes `attention` in O(n) memory, for at most `chunk` queries at a time; their weights are not kept.
+    """Computes `attention` in O(n) memory, for at most `chunk` queries at a time. The weights are not kept.
 
-    All keys of a chunk of queries are scored together, so the softmax is the plain one. The second argument of `drop`
-    is the number of the chunk.
+    A chunk of queries is scored with all keys at once, so the ordinary softmax can be used. The second argument of
+    `drop` is the number of the chunk.
     """
     fields, axes = relation.rows()
 
@@ -152,31 +151,31 @@ def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation
 
 
 def drop_weights(weights: Scores, chunk: Array | int = 0, *, rate: float, key: Key[Array, '']) -> Scores:
-    """Applies dropout to attention weights. Each `chunk` of queries has its own key."""
+    """Applies dropout to attention weights. The random key is derived from `key` and the number `chunk`."""
     return drop(weights, rate, jax.random.fold_in(key, chunk))
 
 
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 ... head_h) W_o with head_i = Attention(Q W_q, K W_k, V W_v) (section 3.2.2).
 
-    d_k and d_v are free and may differ; queries may have another width than the inputs of keys and values. With fewer
-    heads of keys and values than of queries, each of them serves a group of queries (Ainslie et al. 2023,
-    arXiv:2305.13245; a single one: Shazeer 2019, arXiv:1911.02150). The weights [batch, heads, target, source] are sown
-    as 'weights' into the collection 'attention': apply with `mutable=['attention']` to get them. Otherwise they are not
-    kept.
+    d_k and d_v do not depend on d_model and may differ. The inputs of the queries may have another width than the
+    inputs of the keys and values. If there are fewer heads of keys and values than heads of queries, a group of query
+    heads shares each head of keys and values (Ainslie et al. 2023, arXiv:2305.13245). All query heads can share a
+    single head (Shazeer 2019, arXiv:1911.02150). The weights [batch, heads, target, source] are sown as 'weights' into
+    the collection 'attention' if `apply` is called with `mutable=['attention']`. Otherwise the weights are not kept.
 
     Attributes:
       num_heads, d_k, d_v, num_key_value_heads, score: the options of config.model with these names
-        (configs/options.py). Here, d_k and d_v must be given.
+        (configs/options.py). Here, d_k and d_v must not be 0.
       d_model: width of the output.
-      rotary: angles by which queries and keys are rotated (see `rotate`); None: no rotation.
-      kernel: 'plain' keeps the n x n weights for the backward pass; 'chunked' has O(n) memory; 'fused' is the kernel
-        of the accelerator, for dot scores; 'auto' is 'chunked' from LONG keys on. Only the plain kernel returns the
-        weights, so it is used if they are asked for.
-      dropout: rate at which weights are dropped (the paper does not drop them).
-      bias: projections that have a bias: 'none', as in the paper's equations; 'qkv', queries, keys and values; or
-        'all', also the output.
-      dtype: of the computation; parameters and the softmax are float32.
+      rotary: the angles by which queries and keys are rotated (see `rotate`); None for no rotation.
+      kernel: 'plain' keeps the n x n weights for the backward pass. 'chunked' takes O(n) memory. 'fused' is the kernel
+        of the accelerator, for dot scores. 'auto' is 'chunked' for at least LONG keys and more than CHUNK queries,
+        otherwise 'plain'. If the weights are requested, the plain kernel is used, because only it returns the weights.
+      dropout: dropout rate on the attention weights (0 in the paper).
+      bias: the projections that have a bias. 'none': no projection, as in the paper's equations; 'qkv': queries, keys
+        and values; 'all': queries, keys, values and the output.
+      dtype: dtype of the computation; parameters and the softmax are float32.
     """
     num_heads: int
     d_model: int
@@ -225,20 +224,20 @@ class MultiHeadAttention(nn.Module):
 
     def queries(self, inputs: Float[Array, 'batch target d_target'],
                 positions: Int[AnyArray, '#batch target'] | None = None) -> Query:
-        """Returns the queries X W_q of inputs. Only rotary queries need their positions."""
+        """Returns the queries X W_q of inputs X. `positions` is needed only for rotary positions."""
         return place(self, 'queries', self._rotate(self.query(inputs), positions))
 
     def keys_values(self, inputs: Float[Array, 'batch source d_source'],
                     positions: Int[AnyArray, '#batch source'] | None = None) -> tuple[Keys, Values]:
-        """Returns the keys X' W_k and the values X' W_v of inputs. Only rotary keys need their positions.
+        """Returns the keys X W_k and the values X W_v of inputs X. `positions` is needed only for rotary positions.
 
-        Decoding computes them once and keeps them.
+        Decoding computes keys and values once and keeps them in its cache.
         """
         return place(self, 'keys', self._rotate(self.key(inputs), positions)), place(self, 'values', self.value(inputs))
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[AnyArray, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
-        """Returns `queries` and `keys_values` of the same inputs. Computes one product, faster for few inputs."""
+        """Returns `queries` and `keys_values` of the same inputs. One joint product is faster for few inputs."""
         params = [nn.unbox(layer.variables['params']) for layer in (self.query, self.key, self.value)]
         biases = None if self.bias == 'none' else [param['bias'] for param in params]
         query, key, value = products(inputs, [param['kernel'] for param in params], biases, self.dtype)
@@ -253,8 +252,8 @@ class MultiHeadAttention(nn.Module):
 
     def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
              deterministic: bool = True) -> Float[Array, 'batch target d_model']:
-        """Returns the attention of projected queries to projected keys and values, and sows the weights."""
-        # Not in `init`, which would return the weights among the variables.
+        """Returns the attention of projected queries to projected keys and values. Sows the weights if requested."""
+        # `init` must not sow, because it would return the weights among the variables.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
         kernel = 'plain' if keep_weights or wanted(self, 'scores', 'weights') else self.kernel
         if kernel == 'auto':
@@ -290,5 +289,5 @@ class MultiHeadAttention(nn.Module):
 
 
 def _near_scaled_dot(key: Array, shape: tuple[int, int, int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Returns W = I / sqrt(d_k) for every head, so that general scores start as the scaled dot product."""
+    """Returns W = I / sqrt(d_k) for every head, so that general scores are initially the scaled dot product."""
     return jnp.broadcast_to(jnp.eye(shape[1], dtype=dtype) * shape[1] ** -0.5, shape)

@@ -34,8 +34,8 @@ Sequence = Float[Array, 'batch length d_model']
 class BlockConfig(flax.struct.PyTreeNode):
     """The options of a block. Defaults are the paper's base model.
 
-    Each attribute is the option of config.model with the same name, which configs/options.py explains. `dtype` is the
-    dtype of the computation; parameters are float32.
+    configs/options.py explains the attributes, which are options of config.model. `dtype` is the dtype of the
+    computation; parameters are float32.
     """
     d_model: int = 512
     d_ff: int = 2048
@@ -70,11 +70,11 @@ class BlockConfig(flax.struct.PyTreeNode):
         """Returns d_k and d_v.
 
         Raises:
-          ValueError: if one of them is d_model / num_heads and that is not a whole number.
+          ValueError: if d_k or d_v is 0 and num_heads does not divide d_model.
         """
         if self.d_model % self.num_heads and not (self.d_k and self.d_v):
             raise ValueError(f'num_heads={self.num_heads} does not divide d_model={self.d_model}: '
-                             'change one of them, or give d_k and d_v')
+                             'change num_heads or d_model, or set d_k and d_v')
         return self.d_k or self.d_model // self.num_heads, self.d_v or self.d_model // self.num_heads
 
     def rotary(self) -> Rotary | None:
@@ -85,7 +85,7 @@ class BlockConfig(flax.struct.PyTreeNode):
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """Returns a block's self-attention, or its cross-attention, which has no relative positions."""
+    """Returns the self-attention of a block if `to_itself`, otherwise the cross-attention (no relative positions)."""
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
                               dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
@@ -94,10 +94,10 @@ def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAtten
 
 def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_model'], past: Past,
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-    """Computes self-attention of the newest position of every hypothesis to itself and to earlier positions.
+    """Computes self-attention at the newest position of every hypothesis.
 
-    Returns `past` with the new keys, one for each hypothesis, from key number `first` on. `relation` is between the
-    hypotheses and all keys; its mask has the keys that belong to each hypothesis.
+    Returns the outputs, and the past with one new key per hypothesis, from key number `first` on. `relation` relates
+    the hypotheses to all keys. Its mask hides from each hypothesis the keys that other hypotheses wrote.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = write(past, key, value, first)
@@ -105,11 +105,11 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
 
 
 class FeedForward(nn.Module):
-    """max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
+    """The sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
-    With feed_forward='gated': (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation phi; with silu it
-    is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). It has three matrices, so 2/3 of
-    d_ff gives as many parameters as the plain sublayer has.
+    With feed_forward='gated', the sublayer is (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation
+    phi. It is SwiGLU with silu, and GEGLU with gelu (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). A gated
+    sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
     """
     config: BlockConfig
 
@@ -144,21 +144,21 @@ def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | n
 
 
 class Residual(nn.Module):
-    """The residual connection and the layer norm around a sublayer f: post LN(x + f(x)), pre x + f(LN(x)).
+    """The residual connection and the layer norm around a sublayer f.
 
-    The paper's equation is 'post', but many annotated implementations compute 'pre'. The two train at different
-    learning rates: 'post' needs a warm-up.
+    norm='post' is LN(x + f(x)), and norm='pre' is x + f(LN(x)). The paper's equation is 'post', but many annotated
+    implementations compute 'pre'. The two forms train at different learning rates, and 'post' needs a warm-up.
 
-    With layer dropout, training leaves f(...) out for a whole batch with probability `layer_dropout`: post LN(x), pre x
-    (Fan et al. 2020, arXiv:1909.11556, who leave out whole layers; Huang et al. 2016, arXiv:1603.09382). The remaining
-    sublayers are not scaled. Evaluation uses all sublayers.
+    With layer dropout, training skips f for a whole batch with probability `layer_dropout` (Huang et al. 2016,
+    arXiv:1603.09382; Fan et al. 2020, arXiv:1909.11556, skip whole layers). The result is then LN(x) for 'post', and x
+    for 'pre'. The remaining sublayers are not scaled. Evaluation uses all sublayers.
     """
     config: BlockConfig
 
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """Returns the residual connection of the inputs and `sublayer`."""
+        """Applies `sublayer` with the residual connection and the layer norm."""
         norm = layer_norm(self.config, name='norm')
         drop = Dropout(self.config.dropout)
 
@@ -168,7 +168,7 @@ class Residual(nn.Module):
         def branch(x):
             if deterministic or not self.config.layer_dropout:
                 return compute(x)
-            # A conditional, so that a sublayer that is left out takes no time. Nothing inside it may sow.
+            # With a conditional, a skipped sublayer takes no time. Modules inside the conditional must not sow.
             keep = keep_mask(self.make_rng('dropout'), self.config.layer_dropout, ())
             return jax.lax.cond(keep, compute, jnp.zeros_like, x)
 
@@ -192,7 +192,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward_residual = Residual(self.config)
 
     def __call__(self, x: Sequence, relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` is between the sequence and itself."""
+        """Computes all positions. `relation` relates the sequence to itself."""
         return self.prefill(x, relation, deterministic)[0]
 
     def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
@@ -253,7 +253,7 @@ class DecoderBlock(nn.Module):
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
         """Computes the newest target position of every hypothesis; see `attend_to_past`.
 
-        In cross-attention, the hypotheses of a sentence are queries to the same memory, so it is not repeated.
+        In cross-attention, the hypotheses of a sentence are queries to the same memory, so the memory is not repeated.
         """
         def attend(y):
             nonlocal past
@@ -269,11 +269,11 @@ class DecoderBlock(nn.Module):
 
 
 def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
-    """Returns `block`; with `config.remat`, its backward pass computes intermediate values again to save memory.
+    """Returns `block`. With `config.remat`, the backward pass recomputes intermediate values to save memory.
 
-    The block's input is kept, and the products of activations with weights if `config.remat_keep` is 'products' (Chen
-    et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5). `deterministic` is the
-    position of the argument with this name.
+    The input of a block is always kept. With `config.remat_keep` = 'products', the products of activations with weights
+    are kept, too (Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+    `deterministic` is the index of the block's argument `deterministic`.
     """
     if not config.remat or reading():
         return block
@@ -287,8 +287,8 @@ def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: i
 class SelfAttentionStack(nn.Module):
     """N blocks of self-attention over embedded vectors (section 3.1).
 
-    It is the encoder of the Transformer and of patches; with a causal relation, it is a decoder-only language model
-    without its embeddings.
+    The stack is the encoder of the Transformer and of the vision Transformer. With a causal relation, it is a
+    decoder-only language model without the embeddings.
     """
     config: BlockConfig
     num_layers: int
@@ -302,7 +302,7 @@ class SelfAttentionStack(nn.Module):
             self.final_norm = layer_norm(self.config)
 
     def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` is between the sequence and itself; by default, all see all."""
+        """Computes all positions. `relation` relates the sequence to itself. By default, every position sees all."""
         relation = relation or Relation.within(np.arange(x.shape[1])[None])
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)

@@ -1,4 +1,4 @@
-"""The table of architectures: builds a module from `config.model`."""
+"""The table of architectures, and functions that build a module from `config.model`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, and the section of config.model with its own options ('': none).
+    """An architecture: its module, and the section of config.model that has options for this module only ('': none).
 
-    An attribute of the module, or of its `config` (BlockConfig), is the option with the same name in config.model or in
-    that section.
+    `build_model` looks up the attributes of the module, and of its `config` (BlockConfig), by name in config.model and
+    in this section.
     """
     module: Callable[..., nn.Module]
     section: str = ''
@@ -36,10 +36,10 @@ MODELS = {
 
 
 def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Module:
-    """Returns the module that `config.model` describes, for data of these `sizes` (of vocabularies, of the output).
+    """Returns the module that `config.model` describes, for the `sizes` of the vocabularies and the output.
 
     Raises:
-      ValueError: if the sizes do not match.
+      ValueError: if the sizes do not fit the options.
     """
     kind = MODELS[model['kind']]
     attributes = inspect.signature(kind.module).parameters
@@ -51,7 +51,7 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
 
 
 def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    """Raises ValueError, 'OPTION: reason', if an option of `config.model` does not fit data of these `sizes`."""
+    """Raises ValueError, 'OPTION: reason', if an option of `config.model` does not fit the `sizes` of the data."""
     if MODELS[model['kind']].module is not PatchTransformer:
         return
     option = 'model.patches.patch'

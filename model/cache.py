@@ -1,8 +1,9 @@
-"""The encoder's output and the state of a decoder between two steps: explicit values, passed in and returned.
+"""The output of an encoder, and the cache of a decoder, which each step takes as an argument and returns.
 
-The hypotheses of a sentence write into one past, which no search reorders or copies. Each hypothesis has a table of its
-ancestors, a few bytes per step, and a beam reorders these tables. So the hypotheses of a sentence are queries to the
-same keys, with a mask, which is one product of matrices.
+All hypotheses of a sentence write their keys and values into the same arrays, the past. A search never reorders or
+copies the past. Instead, each hypothesis has a table of its ancestors: for each step, the number of the hypothesis that
+wrote the key. Beam search reorders only these tables, which have a few bytes per step. So the scores of all hypotheses
+of a sentence are one matrix product of their queries with the same keys. A mask hides the keys of other hypotheses.
 """
 
 from typing import Any
@@ -14,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from kernels.layout import in_rows
 
-# The 'key' and 'value' of a layer, [batch, groups, width, keys], with the axes that attention's products read. Groups
-# are the heads of keys and values.
+# The 'key' and 'value' of a layer, [batch, groups, width, keys]. The matrix products of attention read this order of
+# axes without a copy. Groups are the heads of keys and values.
 Past = dict[str, Array]
 Ancestors = Int[Array, 'batch beam slots']
 
@@ -32,16 +33,16 @@ class Memory(flax.struct.PyTreeNode):
 
 
 class Cache(flax.struct.PyTreeNode):
-    """The state of decoding: the contract between models that generate and searches. All leaves are arrays.
+    """The state of decoding, as an interface between generative models and searches. All leaves are arrays.
 
     Attributes:
       memory: values that are constant for a sentence (keys and values of cross-attention, the source mask);
-        leaves [batch, ...]. They are never reordered, and not copied for each hypothesis.
+        leaves [batch, ...]. These values are never reordered, and not copied for each hypothesis.
       state: values of one hypothesis (the table of its ancestors, the state of a recurrent network);
-        leaves [batch, beam, ...]. A beam reorders them with one tree.map.
+        leaves [batch, beam, ...]. Beam search reorders these values with one tree.map.
       position: int [], number of tokens decoded so far.
       past: keys and values that the hypotheses of a sentence have written; leaves [batch, ..., keys]. Each step of
-        `beam` hypotheses fills the next `beam` keys; `resized` makes room for more steps. Never reordered.
+        `beam` hypotheses writes the next `beam` keys. `resized` adds room for more steps. The past is never reordered.
     """
     memory: Any
     state: Any
@@ -49,7 +50,7 @@ class Cache(flax.struct.PyTreeNode):
     past: Any = ()
 
     def resized(self, keys: int) -> 'Cache':
-        """Returns the cache with `keys` more keys in its past, or fewer at its end if `keys` is negative."""
+        """Returns the cache with room for `keys` more keys. If `keys` is negative, the last keys are removed."""
         def resize(leaf):
             if keys < 0:
                 return leaf[..., :keys]
@@ -59,15 +60,15 @@ class Cache(flax.struct.PyTreeNode):
 
 
 def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
-    """Returns the table of ancestors before the first of `slots` steps.
+    """Returns the empty table of ancestors for `slots` steps.
 
-    An entry is the number, 0 to beam - 1, of the hypothesis that wrote the key of this step; -1 if there is no key.
+    An entry is the number, 0 to beam - 1, of the hypothesis that wrote the key of this step. It is -1 before the step.
     """
     return jnp.full((batch, beam, slots), -1, jnp.int32)
 
 
 def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
-    """Returns the table after every hypothesis has written its own key at step `position`."""
+    """Returns the table of ancestors after every hypothesis has written its own key at step `position`."""
     batch, beam, _ = ancestors.shape
     own = jnp.broadcast_to(jnp.arange(beam)[:, None], (batch, beam, 1))
     return jax.lax.dynamic_update_slice_in_dim(ancestors, own, position, axis=2)
@@ -82,17 +83,17 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
 
 def write(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
           first: Int[Array, '']) -> Past:
-    """Returns the past with the keys and values of one step of every hypothesis, from key number `first` on."""
+    """Returns the past with the keys and values of one step of all hypotheses, from key number `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
         past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
         for name, new in {'key': key, 'value': value}.items()}
 
 
 def to_past(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
-    """Returns keys or values with the axes of a past, also in memory: otherwise XLA transposes them at every step."""
+    """Returns keys or values with the axes of a past, also in memory, so that no step has to transpose the array."""
     return in_rows(jnp.moveaxis(array, 1, 3))
 
 
 def from_past(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
-    """Returns keys or values of a past with the axes that attention expects; the product needs no copy for it."""
+    """Returns keys or values of a past with the axes that attention expects. The products need no copy."""
     return jnp.moveaxis(array, 3, 1)

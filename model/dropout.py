@@ -9,9 +9,9 @@ from kernels.random_masks import keep_mask, rounded
 
 
 def drop(inputs: Float[Array, '*shape'], rate: float, key: Key[Array, '']) -> Float[Array, '*shape']:
-    """Returns the inputs, each zero with probability `rate` and otherwise divided by 1 - rate.
+    """Sets each input to zero with probability `rate`, and divides the remaining inputs by 1 - rate.
 
-    The rate is a multiple of 2^-16 (`rounded`).
+    The rate is rounded to a multiple of 2^-16 (see `rounded`).
     """
     return jnp.where(keep_mask(key, rate, inputs.shape), inputs / (1 - rounded(rate)), 0)
 
@@ -29,14 +29,14 @@ class Dropout(nn.Module):
     @override
     @nn.compact
     def __call__(self, inputs: Float[Array, '*shape'], deterministic: bool = True) -> Float[Array, '*shape']:
-        """Returns `drop` of the inputs, with a key of the stream 'dropout'; the inputs if `deterministic`."""
+        """Applies dropout with a key of the stream 'dropout'. Returns unchanged inputs if `deterministic`."""
         if deterministic or not self.rate:
             return inputs
         return drop(inputs, self.rate, self.make_rng('dropout'))
 
 
 class WordDropout(nn.Module):
-    """Dropout of the whole embeddings of tokens.
+    """Dropout of whole tokens: the whole embedding of a token is set to zero.
 
     Each token is dropped independently, as in Sennrich et al. 2016, arXiv:1606.02891, even if the same word occurs
     twice (unlike Gal and Ghahramani 2016, arXiv:1512.05287). The remaining embeddings are not divided by 1 - rate, so
@@ -51,7 +51,7 @@ class WordDropout(nn.Module):
     @nn.compact
     def __call__(self, embedded: Float[Array, '*tokens d_model'],
                  deterministic: bool = True) -> Float[Array, '*tokens d_model']:
-        """Returns the embeddings, some of them zero; all of them if `deterministic`."""
+        """Sets the embeddings of some tokens to zero. Returns unchanged embeddings if `deterministic`."""
         if deterministic or not self.rate:
             return embedded
         kept = keep_mask(self.make_rng('dropout'), self.rate, embedded.shape[:-1])

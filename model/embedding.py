@@ -1,4 +1,4 @@
-"""Token embeddings, and the output projection, which may share their table (section 3.4).
+"""Token embeddings and the output projection. Both may share one table (section 3.4).
 
 Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
 """
@@ -21,24 +21,24 @@ SHARING = ('all', 'target', 'none')
 def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
     """Returns an embedding with a table of variance 1/d_model.
 
-    Multiplied by sqrt(d_model), its outputs have variance 1. As the output projection of normalised states, it gives
-    logits of variance 1.
+    So embeddings multiplied by sqrt(d_model) have variance 1. If the table is also the output projection, normalised
+    states give logits of variance 1.
     """
     init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
     return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
 
 
 class Projection(flax.struct.PyTreeNode):
-    """States and the output matrix: logits[..., v] = states . table[v] + bias[v].
+    """The factors of the logits: logits[..., v] = states . table[v] + bias[v].
 
-    A loss can be computed from them without the logits of a whole batch, which are often the largest array of a
-    training (`model.losses.cross_entropy`).
+    A loss can be computed from these factors without the logits of a whole batch in memory
+    (`model.losses.cross_entropy`). These logits are often the largest array in training.
 
     Attributes:
       states: float [..., d_model].
       table: float32 [vocab, d_model].
       bias: float32 [vocab], or None.
-      devices: number of devices that share the batch; tiles of logits are made for each device.
+      devices: number of devices that share the batch. A loss chooses the size of its tiles by it.
     """
     states: Any  # not annotated as an array, because jax.eval_shape replaces it by its shape
     table: Any
@@ -52,7 +52,7 @@ class Projection(flax.struct.PyTreeNode):
 
 
 def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
-    """Returns the bias of the logits of `size` tokens, ABSENT for `absent` tokens; None if no logit has a bias."""
+    """Returns the bias of `size` logits, with ABSENT for the `absent` tokens. Returns None if no logit has a bias."""
     if not absent:
         return bias
     return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
@@ -75,7 +75,7 @@ class OutputProjection(nn.Module):
 
 
 def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
-    """Creates a bias of the logits, initially 0, as a parameter of `module`. To be called in its `setup`."""
+    """Creates a bias of the logits, initially 0, as a parameter of `module`. Call it in `module.setup`."""
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
     return module.param('logits_bias', init, (size,), unbox=True)
 

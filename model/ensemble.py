@@ -1,4 +1,4 @@
-"""An ensemble: models with one vocabulary, whose probabilities are averaged."""
+"""Ensembles: several models with the same vocabulary, whose probabilities are averaged."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +17,13 @@ def log_mean_probability(logits: Sequence[Float[Array, '*batch vocab']]) -> Floa
 
 
 class Ensemble(nn.Module):
-    """p(y) = 1/n sum_i p_i(y), token by token, of models that read the same tokens.
+    """An ensemble of n models that read the same tokens: p(y) = 1/n sum_i p_i(y) for each token y.
 
-    It has the interface of its members. Its logits are the logarithms of the mean probabilities, and its cache contains
-    the caches of the members. It has no attention weights of its own.
+    The ensemble has the interface of its members. Its logits are the logarithms of the mean probabilities. Its cache
+    contains the caches of the members. Only the members have attention weights.
 
     Attributes:
-      members: models that generate, of any kinds. Their parameters are 'members_0', 'members_1', ...
+      members: generative models, possibly of different kinds. Their parameters are named 'members_0', 'members_1', ...
     """
     members: Sequence[Any]  # modules
 
@@ -34,7 +34,7 @@ class Ensemble(nn.Module):
 
     def __call__(self, deterministic: bool = True,
                  **inputs: Int[Array, 'batch _'] | None) -> Float[Array, 'batch length vocab']:
-        """Computes teacher forcing: the log-probabilities of the token after each position, in float32."""
+        """Returns the log-probabilities of the token after each position (teacher forcing), in float32."""
         return log_mean_probability([member(**inputs, deterministic=deterministic) for member in self.members])
 
     def encode(self, tokens: Int[Array, 'batch length']) -> tuple[Any, ...]:
@@ -56,6 +56,6 @@ class Ensemble(nn.Module):
 
 
 def _joined(caches: Sequence[Cache]) -> Cache:
-    """Returns the caches of members at the same position as one cache."""
+    """Joins the caches of the members into one cache. All members are at the same position."""
     return Cache(memory=tuple(cache.memory for cache in caches), state=tuple(cache.state for cache in caches),
                  position=caches[0].position, past=tuple(cache.past for cache in caches))

@@ -1,8 +1,8 @@
 """Forward passes of a module, and the sums of a loss over batches.
 
 `forward(module)` returns `apply(params, inputs, key) -> (outputs, sown)`, one forward pass. An objective is a function
-`objective(apply, params, batch, key) -> Sums`. The objectives of training are in training/objective.py; evaluations use
-`supervised`.
+`objective(apply, params, batch, key) -> Sums`. The objectives of training are in training/objective.py. Evaluation uses
+the objective `supervised`.
 """
 
 import functools
@@ -24,13 +24,13 @@ Measure = Callable[[Any, Array, Array], Sums]  # outputs, targets, weights -> su
 Apply = Callable[..., tuple[Outputs, Any]]  # params, inputs, key or None, attributes of the module for this pass
 Objective = Callable[[Apply, Params, Batch, Key[Array, ''] | None], Sums]
 
-SOWN = 'losses'  # the collection into which modules sow their own losses, such as the load balance of experts
+SOWN = 'losses'  # the Flax collection of additional losses that modules sow, such as the load balance of experts
 
 
 def forward(module: nn.Module, devices: int = 1) -> Apply:
-    """Returns the forward pass of a module, a function that returns its outputs and the losses that it sows.
+    """Returns a function that computes the outputs of a module and the losses that the module sows.
 
-    `devices` is the number of devices that share a batch; a loss that computes logits in tiles needs it.
+    `devices` is the number of devices that share a batch. A loss that computes logits in tiles uses this number.
     """
     method = 'projection' if hasattr(module, 'projection') else None
 
@@ -45,7 +45,7 @@ def forward(module: nn.Module, devices: int = 1) -> Apply:
 
 
 def whole(outputs: Outputs) -> Array:
-    """Returns the logits if the outputs are a Projection, otherwise the outputs."""
+    """Returns the logits if the outputs are a Projection, otherwise the unchanged outputs."""
     return outputs.logits() if isinstance(outputs, Projection) else outputs
 
 
@@ -58,7 +58,7 @@ def supervised(measure: Measure) -> Objective:
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Adds the losses that modules have sown. Each is a mean over targets, so it is multiplied by their number."""
+    """Adds the losses that modules have sown. A sown loss is a mean, so it is multiplied by the number of targets."""
     losses = jax.tree.leaves(sown)
     return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums
 
@@ -71,6 +71,6 @@ def eval_step(params: Params, batch: Batch, *, objective: Objective, apply: Appl
 
 
 def evaluate(step: Callable[[Params, Batch], Sums], params: Params, batches: Iterable[Batch]) -> Sums:
-    """Adds the sums of a compiled eval_step over all `batches`."""
+    """Returns the sums over all `batches`. `step` is a compiled eval_step."""
     return functools.reduce(lambda total, new: jax.tree.map(jnp.add, total, new),
                             (step(params, batch) for batch in batches))

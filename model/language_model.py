@@ -33,9 +33,9 @@ class Prompt(flax.struct.PyTreeNode):
 
 
 class LanguageModel(nn.Module):
-    """p(x_1 ... x_n) = prod_i p(x_i | x_<i): maps previous tokens to logits of the next tokens.
+    """The model p(x_1 ... x_n) = prod_i p(x_i | x_<i). Maps previous tokens to logits of the next tokens.
 
-    Attributes are options of config.model with the same names (configs/options.py), and:
+    configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
       vocab_size: number of pieces of the vocabulary.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
@@ -65,31 +65,31 @@ class LanguageModel(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """The longest prompt and continuation that the positions support; None if there is no limit."""
+        """The maximum length of a prompt with its continuation; None if there is no limit."""
         return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
                  positions: Int[Array, 'batch length'] | None = None,
                  deterministic: bool = True) -> Float[Array, 'batch length vocab']:
-        """Computes teacher forcing: row t of the float32 logits is for the token after tokens[:, t].
+        """Returns the float32 logits (teacher forcing). Position t has the logits of the token after tokens[:, t].
 
-        `segments` are the numbers of the documents in a packed row, which do not see each other. `positions` are the
-        positions in each document.
+        `segments` has the number of each token's document in a packed row. Documents do not see each other. `positions`
+        has the position of each token in its document.
         """
         return self.projection(tokens, segments, positions, deterministic).logits()
 
     def projection(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
                    positions: Int[Array, 'batch length'] | None = None, deterministic: bool = True) -> Projection:
-        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
+        """Returns the logits as a Projection, so that a loss does not need all logits in memory."""
         length = tokens.shape[1]
         columns = np.arange(length)[None]
-        # The look-ahead mask depends on the columns, because positions begin again with each document.
+        # The look-ahead mask depends on the columns, because `positions` starts at 0 again in each document.
         relation = Relation.within(columns, visible=tokens != self.pad, segments=segments, causal=True)
         x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
         return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
-        """Reads a prompt in one pass. Padding is at the end."""
+        """Computes the keys and values of a prompt in one pass. Padding must be at the end."""
         length, visible = prompt.shape[1], prompt != self.pad
         relation = Relation.within(np.arange(length)[None], visible=visible, causal=True)
         x = self._embed(prompt, np.arange(length)[None], length, deterministic=True)
@@ -108,8 +108,8 @@ class LanguageModel(nn.Module):
         (batch, prompt), beam = visible.shape, token.shape[1]
         keys = cache.past[0]['key'].shape[3] - prompt
         ancestors = with_own(cache.state['ancestors'], cache.position)
-        # The past contains the padded prompt, then the continuation, whose positions follow the last token of the
-        # prompt.
+        # The past contains the padded prompt, then the continuation. The positions of the continuation follow the last
+        # token of the prompt, without the padding.
         begin = visible.sum(axis=1, keepdims=True)
         source = jnp.concatenate([jnp.broadcast_to(jnp.arange(prompt), (batch, prompt)),
                                   begin + jnp.arange(keys) // beam], axis=1)

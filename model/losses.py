@@ -1,4 +1,4 @@
-"""Losses as sums over targets. The sums over the parts of a batch are added, and divided once at the end."""
+"""Losses as sums over targets. The sums of all parts of a batch are added, and divided once at the end."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from model.embedding import Projection
 
 
 class Sums(flax.struct.PyTreeNode):
-    """Sums over targets, each times its weight. Add them over batches, then take the means.
+    """Weighted sums over targets. Add the sums of all batches, then call `means`.
 
-    A pytree of scalars; under vmap or pmap, of vectors.
+    The leaves are scalars. Under vmap or pmap, the leaves are vectors.
     """
     loss: Any     # the loss that training minimises
-    tokens: Any   # targets: tokens of a text, or examples
+    tokens: Any   # number of targets (tokens of a text, or examples)
     others: Any   # {name: sum} of further metrics; 'nll' is cross-entropy without smoothing, nats
-    skipped: Any = None  # by train_step: updates skipped because loss or gradient was not finite; all else is 0 then
+    skipped: Any = None  # updates that train_step skipped (loss or gradient not finite; other sums are 0)
 
     def means(self, prefix: str = '') -> dict[str, float]:
-        """Returns the mean of each sum per target; 'nll' is replaced by the perplexity, its exp."""
+        """Returns the mean per target of each sum. The perplexity, exp(nll), replaces 'nll'."""
         tokens = float(self.tokens)
         totals = {'loss': self.loss, **self.others}
         means = {name: float(total) / tokens for name, total in totals.items()}
@@ -40,13 +40,13 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
         -sum_c q_c log p_c = logsumexp(logits) - (1 - eps) * logit[target] - eps * mean(logits)
 
-    'accuracy' counts the positions whose target is the argmax; of equal logits, the first one is the argmax.
+    'accuracy' counts the positions whose target is the argmax. If several logits are equal, the first is the argmax.
 
-    `outputs` are logits, or a Projection, whose logits are computed in tiles (kernels/cross_entropy.py). On CPUs, the
-    logits of a Projection and their gradient are never in memory as a whole.
+    `outputs` are logits or a Projection. The logits of a Projection are computed in tiles (kernels/cross_entropy.py).
+    On CPUs, these logits and their gradient are never in memory as a whole.
 
     Raises:
-      NotImplementedError: if a gradient of 'nll', or with respect to the weights, is asked for with a Projection.
+      NotImplementedError: with a Projection, for a gradient of 'nll' or a gradient with respect to the weights.
     """
     if isinstance(outputs, Projection):
         factors = outputs.states, outputs.table, outputs.bias
@@ -65,7 +65,10 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
 def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],
                   weights: Float[Array, ' batch']) -> Sums:
-    """Returns the mean of (output - target)^2 over the values of each example, and the mean of |output - target|."""
+    """Returns sums over the examples. The loss of an example is the mean of (output - target)^2 over its values.
+
+    'absolute_error' is the mean of |output - target|.
+    """
     error = outputs - targets
     return Sums(loss=jnp.sum(jnp.mean(error ** 2, axis=-1) * weights), tokens=jnp.sum(weights),
                 others={'absolute_error': jnp.sum(jnp.mean(jnp.abs(error), axis=-1) * weights)})
@@ -82,7 +85,7 @@ def symmetric_divergence(logits: Float[Array, '*batch classes'],
                          others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
     """Returns (KL(p || q) + KL(q || p)) / 2 of the softmaxes p of `logits` and q of `others`, in nats.
 
-    It is sum_c (p_c - q_c) (log p_c - log q_c) / 2.
+    This equals sum_c (p_c - q_c) (log p_c - log q_c) / 2.
     """
     one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
     return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2

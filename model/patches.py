@@ -1,14 +1,14 @@
 """Images and time series as sequences of patches: the vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929).
 
-An image is cut into squares and a series into windows. Each patch is flattened and embedded linearly, the encoder reads
-the patches like words, and its outputs are pooled into classes or values:
+An image is cut into squares and a series into windows. Each patch is flattened and embedded linearly. The encoder reads
+the patches like words. The outputs of the encoder are pooled and mapped to classes or values:
 
     z_0  = [x_class; x_1 E; ...; x_n E] + E_pos     (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}               (2)
     z_l  = MLP(LN(z'_l)) + z'_l                     (3)
     y    = LN(z_L)[0]                               (4)
 
-(2) to (4) are the encoder with norm='pre' and activation='gelu'.
+Equations (2) to (4) are the encoder with norm='pre' and activation='gelu'.
 """
 
 import math
@@ -40,18 +40,18 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
                          f'batch and the channels: {space}')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
         raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
-                         'choose sizes that divide them, or pad or crop the inputs')
+                         'choose sizes that divide the inputs, or pad or crop the inputs')
     return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
 
 
 def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[int, ...]) -> Patches:
     """Returns flattened, non-overlapping patches in reading order: [batch, n, prod(patch) * channels].
 
-    For an image of H x W pixels of C channels and patches of P x P, n = HW / P^2 and
+    For an image of H x W pixels with C channels, and patches of P x P pixels, n = HW / P^2 and
 
         x_{i W/P + j} [(u P + v) C + c] = image[i P + u, j P + v, c]
 
-    and for a series of T steps and windows of P, n = T / P and x_i [u C + c] = series[i P + u, c].
+    For a series of T steps with C channels, and windows of P steps, n = T / P and x_i [u C + c] = series[i P + u, c].
 
     Raises:
       ValueError: if the patches do not cover the inputs exactly.
@@ -66,7 +66,9 @@ def patches(inputs: Float[Array, 'batch *space channels'], patch: int | tuple[in
 
 
 def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patches d_model']:
-    """Returns sinusoids of the index of each patch. For an image, half of the channels are for the row of the patch.
+    """Returns the sinusoidal encodings of a grid of patches. All axes of the grid have the same number of channels.
+
+    For an image, the first half of the channels encodes the row of a patch, and the second half encodes the column.
 
     Raises:
       ValueError: if d_model cannot be divided into sines and cosines for each axis.
@@ -79,16 +81,17 @@ def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patch
 
 
 class PatchTransformer(nn.Module):
-    """Patches -> linear embedding (and a class token) -> + positions -> encoder -> pooling -> classes or values.
+    """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and classes or values.
 
-    The position 'learned' is one table for the patches and the class token, so it fixes the size of the inputs.
-    'sinusoidal' adds nothing to the class token. With 'none' and mean pooling, the order of the patches has no effect.
-    The relative schemes use the reading order of the patches, also in images.
+    With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
+    the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
+    pooling, the order of the patches has no effect. The relative schemes use the reading order of the patches, also for
+    images.
 
     Attributes:
       config, num_layers, pooling: options of config.model and config.model.patches (configs/options.py).
-      patch: the size of a patch along each axis of the inputs; an int is for all axes.
-      outputs: number of classes, or of values to predict.
+      patch: the size of a patch along each axis of the inputs; an int applies to all axes.
+      outputs: number of classes, or number of predicted values.
     """
     config: BlockConfig
     num_layers: int
@@ -121,13 +124,13 @@ class PatchTransformer(nn.Module):
         pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1))
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-        # In float32, because logits of bfloat16 are often equal, and then the argmax is arbitrary.
+        # The logits are float32, because bfloat16 logits are often equal, and then the argmax is arbitrary.
         head = nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
                         dot_general=dot_general, name='head')
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the encodings of the class token, if there is one, and of a grid of `counts` patches."""
+        """Returns the encodings of the class token (if the model has one) and of a grid of `counts` patches."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

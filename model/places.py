@@ -1,14 +1,14 @@
-"""Places: names for the values inside a model, by which they are read and replaced.
+"""Places: names of values inside a model. A value can be read or replaced by the name of its place.
 
 The code of a model names a value in one line:
 
     heads = place(self, 'heads', heads)
 
-The name of the place is the path of the module and this word, `decoder/layers_1/cross_attention/heads`; without a word
-it is the path alone, the output of the module. `place` returns the value unchanged unless a `Lens` is active, so that a
-program without one is compiled as if there were no places. A lens is active while `observing` runs a forward pass.
+The name of the place is the path of the module and this word, `decoder/layers_1/cross_attention/heads`. The place of a
+module's output has only the path as its name. `place` returns the value unchanged unless a `Lens` is active. So a
+program without a lens is compiled as if there were no places. A lens is active while `observing` runs a forward pass.
 
-The only thing that this module needs of Flax is the path of a module.
+This file uses only one feature of Flax: the path of a module.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ PAIRS = 'batch', 'head', 'query', 'key'
 AXES = {'queries': PER_HEAD, 'keys': PER_HEAD, 'values': PER_HEAD, 'heads': PER_HEAD, 'scores': PAIRS, 'weights': PAIRS,
         'pooled': ('batch', 'width'), 'initial': ('batch', 'width'), 'head': ('batch', 'output')}
 SEQUENCE = 'batch', 'position', 'width'  # the axes of all other places
-EDITS = 'edits'  # the numbers of edits among the parameters
+EDITS = 'edits'  # the name of the edits' numbers among the parameters
 
 
 class At(NamedTuple):
-    """What an edit may need besides the value.
+    """The place of a value, as an argument of an edit.
 
     Attributes:
-      name: of the place.
+      name: name of the place.
       axes: names of the axes of the value.
-      positions: of the tokens along the axis 'position' or 'query'. A search computes one position at a time, and this
-        axis has its hypotheses.
-      keys: of 'scores' and 'weights', the positions of the keys.
-      mask: of 'scores' and 'weights', the keys that a query may look at; None: all.
+      positions: positions of the tokens along the axis 'position' or 'query'. In a search, all hypotheses are at one
+        position, and this axis is the axis of the hypotheses.
+      keys: for 'scores' and 'weights', the positions of the keys.
+      mask: for 'scores' and 'weights', True where a query sees a key; None if every query sees every key.
     """
     name: str
     axes: tuple[str, ...]
@@ -54,13 +54,13 @@ Editor = Callable[[str], Edit | None]
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
-    """What a forward pass does at places.
+    """The edits and the captured values of a forward pass.
 
     Attributes:
-      edit: the name of a place -> the function that replaces its value, or None.
-      read: the name of a place -> whether its value is captured, after its edit; None: nothing is read.
-      captured: the values by name.
-      positions: of the tokens of this step, int [#batch, 1]; None: the pass computes all positions.
+      edit: maps the name of a place to the function that replaces the value, or to None.
+      read: maps the name of a place to whether the value is captured, after an edit; None if no value is captured.
+      captured: the captured values by the name of the place.
+      positions: positions of the tokens of this step, int [#batch, 1]; None if the pass computes all positions.
     """
     edit: Editor = lambda name: None
     read: Callable[[str], bool] | None = None
@@ -85,13 +85,13 @@ def _active(lens: Lens) -> Iterator[Lens]:
 
 
 def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTED) -> Array:
-    """Returns the value at a place of `module`: unchanged, unless a lens edits it.
+    """Returns `value`, unchanged unless a lens edits this place of `module`.
 
     Args:
       module: the module that computes the value; it has a `path`.
       name: one of AXES, or another word for a value with the axes SEQUENCE; '' for the output of the module.
       value: the value.
-      relation: of 'scores' and 'weights', the relation of their queries and keys.
+      relation: for 'scores' and 'weights', the relation of the queries and keys.
 
     Raises:
       ValueError: if an edit returns another shape.
@@ -103,7 +103,7 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
     edit, axes = lens.edit(name), axes_of(name)
     if edit is None and not lens.reads(name):
         return value
-    # A loop over positions may compute a vector for each sentence: the axis of positions is missing.
+    # In a loop over positions, the value may be a vector for each sentence, without the axis of positions.
     whole = jnp.expand_dims(value, 1) if value.ndim < len(axes) else value
     if edit is not None:
         pairs, length = axes == PAIRS, whole.shape[2 if axes == PAIRS else 1]
@@ -132,21 +132,21 @@ def axes_of(name: str) -> tuple[str, ...]:
 
 
 def wanted(module: Any, *names: str) -> bool:
-    """Returns whether a lens reads or edits one of these places, which not every kernel computes."""
+    """Returns whether a lens reads or edits at least one of these places."""
     lens = _lens.get()
     paths = [place_name(module, name) for name in names] if lens else []
     return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
 def reading() -> bool:
-    """Returns whether a lens captures values. Then blocks are not rematerialised: captured values leave them."""
+    """Returns whether a lens captures values. Then blocks are not rematerialised, because values leave the blocks."""
     lens = _lens.get()
     return lens is not None and lens.read is not None
 
 
 @contextlib.contextmanager
 def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
-    """Within this, values belong to one step of a search, at these positions: of all sentences, or of each one."""
+    """Sets the positions of a step of a search: one position for all sentences, or one for each sentence."""
     lens = _lens.get()
     if lens is None:
         yield
@@ -155,15 +155,15 @@ def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
             yield
 
 
-# Loops over positions (lax.scan): values in the body of a loop leave it as outputs of the loop.
+# For loops over positions (lax.scan): a value that is captured in the body of a loop must be an output of the loop.
 
 def loop_positions(length: int) -> Int[Array, '1 length'] | None:
-    """Returns the positions of a loop's steps, an input of the body that `looped` makes; None without a lens."""
+    """Returns the position of each step of a loop, for the body that `looped` returns; None without a lens."""
     return jnp.arange(length)[None] if _lens.get() else None
 
 
 def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tuple[Any, dict[str, Array]]]]:
-    """Returns the body of a loop over positions with places in it.
+    """Returns the body of a loop over positions. The step of the loop may contain places.
 
     `step(module, carry, *args) -> carry, outputs` becomes
     `body(module, carry, position, *args) -> carry, (outputs, captured)`. Stack `captured` along axis 1, and pass it to
@@ -181,7 +181,7 @@ def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tup
 
 
 def leave_loop(captured: dict[str, Array]) -> None:
-    """Captures what the steps of a loop have captured: [batch, step, ...] becomes the axis of positions."""
+    """Captures the values that the steps of a loop captured. The axis of steps becomes the axis of positions."""
     lens = _lens.get()
     if lens is None:
         return
@@ -196,8 +196,8 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
-    It is a pure function of its arguments, as `apply` is, so it can be compiled and differentiated. Within another lens
-    it adds to it: an `Observed` module can be read, too.
+    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active,
+    its `edit` or `read` is kept where the argument is None. So the places of an `Observed` module can be read, too.
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()
@@ -210,13 +210,13 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
 
 
 class Observed:
-    """A module whose forward passes are edited at places. It has the attributes of the module.
+    """A module with edits at places. It has all attributes of the original module.
 
     Attributes:
-      module: the module.
-      editor: the numbers that the edits use -> (the name of a place -> the function that replaces its value, or None).
-        The numbers are `params[EDITS]`, arguments of a compiled program: other numbers compile nothing. Parameters
-        without them, as in a training, give None.
+      module: the original module.
+      editor: maps the numbers that the edits use to an `edit` of a Lens. The numbers are `params[EDITS]`. They are
+        arguments of the compiled program, so other numbers need no compilation. In training the parameters have no
+        such numbers, and the argument of `editor` is None.
     """
 
     def __init__(self, module: Any, editor: Callable[[Any], Editor]):
@@ -226,11 +226,11 @@ class Observed:
         return getattr(self.module, name)
 
     @property
-    def __class__(self) -> type:  # it stands where a module is expected
+    def __class__(self) -> type:  # so that isinstance() accepts it as a module
         return type(self.module)
 
     def clone(self, **attributes: Any) -> 'Observed':
-        """Returns a copy with other attributes."""
+        """Returns a copy with other values of the module's attributes."""
         return Observed(self.module.clone(**attributes), self.editor)
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:

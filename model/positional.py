@@ -16,18 +16,18 @@ ADDED = ('sinusoidal', 'learned')
 RELATIVE = ('rotary', 'relative', 'alibi')
 SCHEMES = (*ADDED, *RELATIVE, 'none')
 SCALINGS = ('none', 'linear', 'llama3')
-BUCKETS, MAX_DISTANCE = 32, 128  # T5's
+BUCKETS, MAX_DISTANCE = 32, 128  # the values of T5
 
 # Positions that are known when a program is compiled, as in training, are NumPy arrays: see `sines_cosines`.
 AnyArray = Array | np.ndarray
 
 
 def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'], Float[AnyArray, '*n']]:
-    """Returns the sines and cosines of angles in radians. For NumPy angles they are constants of the compiled program.
+    """Returns the sines and cosines of angles in radians. If the angles are a NumPy array, the results are constants.
 
-    XLA for CPUs moves other sines into the loop that uses them, and computes them again for every head of every
-    example. That takes 1.3 of the 1.6 ms for a rotation of 2,000 vectors of width 256. Angles are rounded to float32 in
-    both cases.
+    Constants are faster. XLA for CPUs computes the sines of a JAX array inside the loop that uses the sines, again for
+    every head of every example. For 2,000 vectors of width 256, this takes 1.3 ms of the 1.6 ms of a rotation. Angles
+    are rounded to float32 in both cases.
     """
     if isinstance(angles, np.ndarray):
         angles = angles.astype(np.float32)
@@ -36,10 +36,10 @@ def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'],
 
 
 def sinusoids(positions: Int[AnyArray, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
-    """Returns PE[i, 2j] = sin(i / 10000^(2j/d)) and PE[i, 2j+1] = cos(i / 10000^(2j/d)), in radians, i from 0.
+    """Returns PE[i, 2j] = sin(i / 10000^(2j/d)) and PE[i, 2j+1] = cos(i / 10000^(2j/d)) of positions i = 0, 1, ...
 
-    The numerator is the position (a widespread slide has 1 instead). Tables that show sin 1 = 0.02 are in degrees. For
-    a fixed offset k, PE[i+k] is a linear map of PE[i] that does not depend on i.
+    The numerator is the position i (a widespread slide has 1 instead). Angles are in radians; published tables with
+    sin 1 = 0.02 are in degrees. For a fixed offset k, the same linear map takes PE[i] to PE[i+k] for every i.
 
     Raises:
       ValueError: if d_model is odd, because sines and cosines form pairs.
@@ -55,8 +55,8 @@ class PositionalEncoding(nn.Module):
 
     Attributes:
       scheme: one of SCHEMES; 'learned' is a table [max_length, d_model].
-      d_model: width.
-      max_length: rows of the learned table; the other schemes have no limit.
+      d_model: width of the encodings.
+      max_length: number of rows of the learned table; the other schemes have no limit.
     """
     scheme: str
     d_model: int
@@ -64,7 +64,7 @@ class PositionalEncoding(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[AnyArray, '*positions'], length: int) -> Float[Array, '*positions d_model']:
-        """Returns the encodings of `positions`, all of which are below `length`.
+        """Returns the encodings of `positions`. All positions must be below `length`.
 
         Raises:
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.
@@ -85,11 +85,11 @@ class PositionalEncoding(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """The angles of rotary positions: the options rotary_* of config.model (configs/options.py).
+    """The angles of rotary positions. configs/options.py explains the attributes as options model.rotary_*.
 
-    The scaling is for longer texts than a model was trained on. 'linear' divides all positions by `factor` (Chen et al.
-    2023, arXiv:2306.15595). 'llama3' slows down only the pairs that make few turns in `original_length` positions
-    (Llama 3.1; see `wavelengths`).
+    The scaling adapts a model to texts that are longer than its training texts. 'linear' divides all positions by
+    `factor` (Chen et al. 2023, arXiv:2306.15595). 'llama3' slows down only the pairs of channels that make few turns in
+    `original_length` positions (Llama 3.1; see `wavelengths`).
     """
     base: float = 10000.0
     scaling: str = 'none'
@@ -97,11 +97,12 @@ class Rotary:
     original_length: int = 8192
 
     def wavelengths(self, width: int) -> Float[np.ndarray, ' pairs']:
-        """Returns the number of positions in which each pair turns by one radian: base^(2j/width), or more if scaled.
+        """Returns the number of positions in which each pair of channels turns by one radian.
 
-        'llama3' multiplies the speed of a pair that makes n turns in `original_length` positions by
-        s + (1 - s) / factor, where s = (n - 1) / (4 - 1), clipped to [0, 1]. So pairs with 4 turns or more keep their
-        speed, and pairs with less than one turn are slower by the whole factor. All published models use 1 and 4.
+        Without scaling, the number is base^(2j/width) for pair j. With 'llama3', let n be the number of turns of a pair
+        in `original_length` positions, and s = (n - 1) / (4 - 1), clipped to [0, 1]. The speed of the pair is
+        multiplied by s + (1 - s) / factor. So pairs with at least 4 turns keep their speed, and pairs with at most one
+        turn become slower by `factor`. All published models use the limits 1 and 4.
         """
         wavelengths = self.base ** (np.arange(0, width, 2) / width)
         if self.scaling == 'linear':
@@ -115,10 +116,10 @@ class Rotary:
 
 def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray, '#batch length'],
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
-    """Rotates the pair (x_2j, x_2j+1) by the angle i / 10000^(2j/width), or by an angle of `rotary`, at position i.
+    """Rotates the pair (x_2j, x_2j+1) at position i by i / w_j radians, where w is `rotary.wavelengths(width)`.
 
-    The scores of rotated queries and keys depend only on the offset of their positions (Su et al. 2021,
-    arXiv:2104.09864, equation 15).
+    By default, w_j is 10000^(2j/width). The scores of rotated queries and keys depend only on the difference of their
+    positions (Su et al. 2021, arXiv:2104.09864, equation 15).
 
     Raises:
       ValueError: if the width is odd, because numbers are rotated in pairs.
@@ -135,7 +136,8 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, ' heads']:
     """Returns 2^(-8 i / h) for head i = 1 ... h (Press et al. 2022, arXiv:2108.12409, section 3).
 
-    If h is not a power of two: the slopes of the next smaller power, then every second slope of twice that power.
+    If h is not a power of two, let p be the next smaller power of two. The first p heads have the slopes for p heads.
+    The remaining heads have every second slope for 2p heads.
     """
     power = 2 ** int(np.log2(num_heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -146,10 +148,10 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, ' heads']:
 def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array, '*n']:
     """Returns T5's bucket of each offset (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
 
-    An offset is the position of the key minus the position of the query. Each small distance has its own bucket. Then
-    buckets widen logarithmically up to MAX_DISTANCE, and all larger distances share the last bucket. With
-    `bidirectional`, half of the buckets are for keys after the query; otherwise all keys after the query share bucket
-    0.
+    An offset is the position of the key minus the position of the query. Each small distance has its own bucket. The
+    buckets of larger distances widen logarithmically up to MAX_DISTANCE. All distances beyond MAX_DISTANCE share the
+    last bucket. If `bidirectional`, half of the buckets are for keys after the query. Otherwise all keys after the
+    query share bucket 0.
     """
     buckets = BUCKETS // 2 if bidirectional else BUCKETS
     after = jnp.where(offset > 0, buckets, 0) if bidirectional else 0
@@ -161,23 +163,23 @@ def relative_buckets(offset: Int[Array, '*n'], bidirectional: bool) -> Int[Array
 
 
 class AlibiBias(flax.struct.PyTreeNode):
-    """ALiBi's bias on the scores, -slope * |i - j|: the farther the key, the smaller its weight."""
+    """ALiBi's bias on the scores, -slope * |i - j|, which makes the weights of distant keys smaller."""
     slopes: Float[Array, ' heads']
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
                  bidirectional: bool) -> Float[Array, '#batch heads target source']:
-        """Returns the bias for queries at positions `target` and keys at `source`, equal in both directions."""
+        """Returns the bias for queries at positions `target` and keys at positions `source`."""
         distance = jnp.abs(target[:, None, :, None] - source[:, None, None, :])
         return -self.slopes[:, None, None] * distance
 
 
 class BucketedBias(flax.struct.PyTreeNode):
-    """T5's learned bias on the scores: an entry of the table for the bucket of each offset."""
+    """T5's learned bias on the scores. The table has one number for each bucket of offsets and each head."""
     table: Float[Array, 'buckets heads']
 
     def __call__(self, target: Int[Array, '#batch target'], source: Int[Array, '#batch source'],
                  bidirectional: bool) -> Float[Array, '#batch heads target source']:
-        """Returns the bias for queries at positions `target` and keys at `source`; see `relative_buckets`."""
+        """Returns the bias for queries at positions `target` and keys at positions `source`. See `relative_buckets`."""
         buckets = relative_buckets(source[:, None, :] - target[:, :, None], bidirectional)
         return jnp.moveaxis(self.table[buckets], -1, 1)
 
@@ -186,13 +188,13 @@ Bias = AlibiBias | BucketedBias
 
 
 class RelativeBias(nn.Module):
-    """The bias on the scores that the layers of a stack share; None if the scheme has no bias."""
+    """The bias on the scores. All layers of a stack share it."""
     scheme: str
     num_heads: int
 
     @nn.compact
     def __call__(self) -> Bias | None:
-        """Returns the bias, for `Relation.bias`."""
+        """Returns the bias for `Relation.bias`, or None if the scheme has no bias."""
         if self.scheme == 'alibi':
             return AlibiBias(jnp.asarray(alibi_slopes(self.num_heads)))
         if self.scheme == 'relative':

@@ -1,7 +1,7 @@
 """RNNsearch: the recurrent encoder-decoder that learns to align (Bahdanau, Cho and Bengio 2015, arXiv:1409.0473).
 
-Sections, appendices and indices are from that paper: j is a source position, and i is a target position. Matrices that
-multiply inputs have biases, which the equations of the paper omit.
+Sections, appendices and indices are from that paper: j is a source position, and i is a target position. Layers that
+multiply inputs by a matrix also add a bias, which the equations of the paper omit.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Weights = Float[Array, 'batch 1 target source']
 
 
 def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Returns square orthogonal matrices side by side. Initially, they keep the length of the state (B.1)."""
+    """Returns square orthogonal matrices side by side. Such matrices keep the norm of the state (appendix B.1)."""
     keys = jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([nn.initializers.orthogonal()(key, (shape[0],) * 2, dtype) for key in keys], axis=1)
 
@@ -47,15 +47,15 @@ class GRUCell(nn.Module):
         s'   = (1 - z) * s + z * tanh(W x + U (r * s))
 
     `input` projects the inputs of all steps to [W_z x; W_r x; W x] before the loop over the steps. Flax's cell projects
-    inside the loop, and applies r after U.
+    the inputs inside the loop, and computes r * (U s) instead of U (r * s).
     """
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
-        # The default initial values of Dense have variance 1 / (width of x), so joined gates have the same values as
-        # separate gates. The paper's standard deviation of 0.01 was for widths of 620 and 1000.
+        # The default initial values of Dense have variance 1 / (width of x), so the joint matrix of the gates has the
+        # same distribution as separate matrices. The paper's standard deviation of 0.01 was for widths of 620 and 1000.
         self.input = dense(3 * self.d_hidden, 'embed', 'gates', self.dtype)
         self.gates = dense(2 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
         self.candidate = dense(self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
@@ -70,7 +70,7 @@ class GRUCell(nn.Module):
 
 
 class RecurrentEncoder(nn.Module):
-    """Maps word j to h_j = [forward state; backward state], a summary of the sentence around it (section 3.2)."""
+    """The encoder. Maps word j to h_j = [forward state; backward state], a summary of its context (section 3.2)."""
     d_hidden: int
     dtype: DTypeLike = jnp.float32
 
@@ -81,7 +81,7 @@ class RecurrentEncoder(nn.Module):
 
     def __call__(self, x: Float[Array, 'batch source d_model'],
                  visible: Bool[Array, 'batch source']) -> Float[Array, 'batch source d_states']:
-        """Returns the states. Padding keeps the state, so both directions end with the state after all words."""
+        """Returns the states. Padding changes no state, so both directions end with the state after all words."""
         def step(cell, state, inputs, visible):
             state = jnp.where(visible[:, None], cell(state, inputs), state)
             return state, state
@@ -102,16 +102,17 @@ class AdditiveAttention(nn.Module):
 
         c_i = sum_j alpha_ij h_j,  alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j)
 
-    `key` is W_h. Its output does not depend on i, so it is computed once for a sentence. alpha has an axis for its one
-    head and is sown as in `model.attention.MultiHeadAttention`.
+    The layer `key` is W_h. W_h h_j does not depend on i, so it is computed once for a sentence. alpha has an axis for
+    its single head, and is sown as in `model.attention.MultiHeadAttention`.
     """
     d_align: int
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
-        # v = 0 as in the paper (B.1): initially all words have the same weight. With the paper's W, of standard
-        # deviation 0.001, the gradient of v would be almost 0; with these values the tanh differs from word to word.
+        # v is 0 as in the paper (appendix B.1), so initially all words have the same weight. With the paper's W, of
+        # standard deviation 0.001, the gradient of v would be almost 0. This W is larger, so that the tanh differs from
+        # word to word.
         init = nn.initializers.xavier_uniform()
         self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
         self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
@@ -121,7 +122,7 @@ class AdditiveAttention(nn.Module):
     def __call__(self, state: State, keys: Float[Array, 'batch source d_align'],
                  values: Float[Array, 'batch source d_states'],
                  mask: Mask) -> tuple[Float[Array, 'batch beam d_states'], Float[Array, 'batch 1 beam source']]:
-        """Returns the contexts c_i and the alignments. The hypotheses of a sentence are its queries."""
+        """Returns the contexts c_i and the alignments. Each hypothesis of a sentence is a query."""
         relation = Relation(mask=mask)
         query = place(self, 'queries', self.query(state)[:, :, None])
         scores = place(self, 'scores', additive_scores(query, keys[:, :, None], self.weight), relation)
@@ -131,12 +132,12 @@ class AdditiveAttention(nn.Module):
 
     def record(self, weights: Weights) -> None:
         """Sows the alignments of all steps, after the loop over the steps."""
-        if not self.is_initializing():  # otherwise `init` would return them among the variables
+        if not self.is_initializing():  # otherwise `init` would return the alignments among the variables
             self.sow('attention', 'weights', weights)
 
 
 class DecoderLayer(nn.Module):
-    """One step: c_i from s_{i-1}, then s_i = GRU(s_{i-1}, [y_{i-1}; c_i]) (appendix A.2.2)."""
+    """One step of the decoder: computes c_i from s_{i-1}, then s_i = GRU(s_{i-1}, [y_{i-1}; c_i]) (appendix A.2.2)."""
     d_hidden: int
     d_align: int
     attention: bool
@@ -145,13 +146,13 @@ class DecoderLayer(nn.Module):
     @override
     def setup(self):
         self.cell = GRUCell(self.d_hidden, self.dtype)
-        # The part of the cell's input that belongs to c.
+        # The projection of c, which is a part of the cell's input.
         self.context = dense(3 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False)
         if self.attention:
             self.cross_attention = AdditiveAttention(self.d_align, self.dtype)
 
     def prepare(self, memory: Memory) -> dict[str, Any]:
-        """Returns the values that are the same for all steps and hypotheses of a sentence; leaves [batch, ...]."""
+        """Returns the values that all steps and hypotheses of a sentence share. Leaves are [batch, ...]."""
         if self.attention:
             return {'keys': self.cross_attention.key(memory.states), 'values': memory.states,
                     'mask': padding_mask(memory.visible)}
@@ -172,7 +173,7 @@ class DecoderLayer(nn.Module):
 
 
 class RecurrentDecoder(nn.Module):
-    """Maps embedded target tokens to the s_i and c_i of every step."""
+    """The decoder. Maps embedded target tokens to s_i and c_i for every step i."""
     d_hidden: int
     d_align: int
     attention: bool
@@ -186,11 +187,11 @@ class RecurrentDecoder(nn.Module):
 
     def __call__(self, x: Float[Array, 'batch target d_model'], memory: Memory) -> tuple[
             Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
-        """Computes teacher forcing. Only what depends on s is in the loop; y and h_j are projected before it."""
+        """Computes all steps (teacher forcing). The inputs y and h_j are projected before the loop over the steps."""
         layer, = self.layers
         scan = nn.scan(looped(lambda layer, *args: layer(*args)), variable_broadcast='params',
                        split_rngs={'params': False},
-                       # Pyright infers from the defaults that the axes are numbers.
+                       # Pyright infers from the default values that the axes must be integers.
                        in_axes=(1, 1, nn.broadcast), out_axes=((1, 1, 2), 1))  # pyright: ignore[reportArgumentType]
         inputs = layer.cell.input(x)[:, :, None]  # one hypothesis per sentence
         _, ((states, contexts, weights), captured) = scan(
@@ -225,15 +226,16 @@ class RNNSearch(nn.Module):
 
     The equation has s_i, as in section 3.1; appendix A.2.2 has s_{i-1}. Embeddings are multiplied by sqrt(d_model), so
     that a table of variance 1/d_model can also be the output projection, as in `model.transformer`. Without attention,
-    c is [the last forward state; the first backward state] at every step. The paper shows what such a vector of one
-    size costs for long sentences.
+    c is [the last forward state; the first backward state] at every step. The paper shows that such a vector of fixed
+    size is worse for long sentences.
 
-    Attributes are options of config.model and config.model.recurrent with the same names (configs/options.py), and:
+    configs/options.py explains the attributes that are options of config.model or config.model.recurrent. The remaining
+    attributes are:
       source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
       d_model: width of the embeddings and of t.
-      dropout: rate on the embeddings and on t.
-      dtype: of the computation; parameters, alignments and logits are float32.
-      pad: the padding token, which the encoder skips, and which has an alignment of 0.
+      dropout: dropout rate on the embeddings and on t.
+      dtype: dtype of the computation; parameters, alignments and logits are float32.
+      pad: the padding token. The encoder skips padding, and the alignment weight of padding is 0.
     """
     source_vocab_size: int
     target_vocab_size: int
@@ -265,30 +267,30 @@ class RNNSearch(nn.Module):
 
     @property
     def length_limit(self) -> None:
-        """A recurrent network reads sequences of any length."""
+        """None, because a recurrent network reads sequences of any length."""
         return None
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
-        """Computes teacher forcing, in float32. `target` is shifted right: it begins with the start token."""
+        """Returns the float32 logits (teacher forcing). `target` is shifted right: it begins with the start token."""
         return self.projection(source, target, deterministic).logits()
 
     def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                    deterministic: bool = True) -> Projection:
-        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
+        """Returns the logits as a Projection, so that a loss does not need all logits in memory."""
         memory = self.encode(source, deterministic)
         x = self._embed(self.target_embedding, 'target_embedding', target, deterministic)
         return self._project(x, *self.decoder(x, memory), deterministic)
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
-        """Encodes source tokens: h_j, float [batch, source, 2 d_hidden]."""
+        """Returns the states h_j of source tokens, float [batch, source, 2 d_hidden], and the mask of the tokens."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         visible = source != self.pad
         x = self._embed(embedding, 'source_embedding', source, deterministic)
         return Memory(self.encoder(x, visible), visible)
 
     def init_cache(self, memory: Memory, beam: int, max_length: int) -> Cache:
-        """Returns a cache for `beam` hypotheses. The size of a state does not depend on `max_length`."""
+        """Returns a cache for `beam` hypotheses. `max_length` has no effect, because the state has a fixed size."""
         return self.decoder.init_cache(memory, beam)
 
     def decode_step(self, token: Int[Array, 'batch beam'],
@@ -304,7 +306,7 @@ class RNNSearch(nn.Module):
         return self.drop(embedded * self.d_model ** 0.5, deterministic)
 
     def _project(self, x, states, contexts, deterministic):
-        """Returns the factors of the logits g(y_{i-1}, s_i, c_i) of all steps (appendix A.2.2)."""
+        """Returns the logits g(y_{i-1}, s_i, c_i) of all steps as a Projection (appendix A.2.2)."""
         t = self.hidden(jnp.concatenate([states, x, contexts], axis=-1))
         if self.readout == 'maxout':  # unit j and unit j + d_model form a pair
             t = jnp.maximum(*jnp.split(t, 2, axis=-1))

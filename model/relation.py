@@ -1,7 +1,7 @@
 """The relation of queries and keys: masks, and biases that depend on their positions.
 
-Axes as in model/attention.py. Masks are boolean and broadcast to [batch, heads, target, source]; True means that the
-query sees the key.
+model/attention.py explains the axes. Masks are boolean and broadcast to [batch, heads, target, source]. True means that
+the query sees the key.
 """
 
 import functools
@@ -18,8 +18,8 @@ Mask = Bool[Array, '#batch #heads #target #source']
 def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
     """Returns the mask with which position i sees positions j <= i (section 3.2.3).
 
-    The diagonal is visible: targets are shifted right by one, so position i has the token before the predicted token.
-    Some texts mask the diagonal, which hides the own input of each position.
+    The diagonal is visible, because the targets are shifted right by one: the input of position i is the token before
+    the predicted token. Some texts mask the diagonal, which hides the input of each position from the position itself.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), dtype=bool))
 
@@ -46,7 +46,7 @@ def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch 
 
 
 def combine_masks(*masks: Mask | None) -> Mask | None:
-    """Returns the conjunction of the masks that are not None; None (every key is visible) if all are None."""
+    """Returns the logical AND of the masks that are not None, or None (every key is visible) without such a mask."""
     present = [mask for mask in masks if mask is not None]
     return functools.reduce(jnp.logical_and, present) if present else None
 
@@ -54,21 +54,21 @@ def combine_masks(*masks: Mask | None) -> Mask | None:
 class Relation(flax.struct.PyTreeNode):
     """Positions, visibility and segments of queries and keys, as vectors of length n.
 
-    The n x n mask and bias are made from them when they are needed, for all queries or for a few at a time (`rows`), so
-    they are not kept in memory for long inputs. Every field may be None; with `Relation()`, every query sees every key.
-    A leading axis of 1 stands for the whole batch.
+    The n x n mask and bias are computed from these vectors when needed. For long inputs they are computed for a few
+    queries at a time (`rows`), and are never in memory as a whole. Every field may be None. With `Relation()`, every
+    query sees every key. A leading axis of 1 stands for the whole batch.
 
     Attributes:
       target: positions of the queries.
       source: positions of the keys.
       visible: False where a key is padding.
-      target_segments: the packed example of each query; examples do not see each other.
-      source_segments: the packed example of each key.
-      mask: a further mask.
-      bias: computes the bias of relative positions on the scores.
-      causal: a query does not see keys with a greater position.
-      bidirectional: T5's buckets distinguish keys after the query from keys before it.
-      window: a query sees only keys at a smaller distance than this; 0: any distance.
+      target_segments: the number of the packed example of each query. Packed examples do not see each other.
+      source_segments: the number of the packed example of each key.
+      mask: an additional mask.
+      bias: the function that computes the bias of relative positions on the scores.
+      causal: whether keys at later positions than the query are hidden.
+      bidirectional: whether T5's buckets distinguish keys after the query from keys before the query.
+      window: a query sees only keys at a distance below this number; 0: any distance.
     """
     target: Int[AnyArray, '#batch target'] | None = None
     source: Int[AnyArray, '#batch source'] | None = None
@@ -89,7 +89,7 @@ class Relation(flax.struct.PyTreeNode):
                    source_segments=segments, causal=causal, bidirectional=not causal)
 
     def whole_mask(self) -> Mask | None:
-        """Returns the conjunction of all masks, or None."""
+        """Returns the logical AND of all masks, or None if no key is hidden."""
         masks = [self.mask]
         if self.visible is not None:
             masks.append(padding_mask(self.visible))
@@ -109,12 +109,12 @@ class Relation(flax.struct.PyTreeNode):
         return self.bias(*self.positions(), self.bidirectional)
 
     def positions(self) -> tuple[Int[Array, '#batch target'], Int[Array, '#batch source']]:
-        """Returns the positions of the queries and of the keys. Relative masks and biases need both."""
+        """Returns the positions of the queries and of the keys. Relative masks and biases need both vectors."""
         assert self.target is not None and self.source is not None
         return jnp.asarray(self.target), jnp.asarray(self.source)
 
     def rows(self) -> tuple[dict[str, AnyArray], dict[str, int]]:
-        """Returns the fields that belong to queries, and the axis of each field along which the queries lie."""
+        """Returns the fields that have an axis of queries, and the number of this axis in each field."""
         axes = {'target': 1, 'target_segments': 1, 'mask': 2}
         fields = {name: getattr(self, name) for name in axes}
         present = {name: field for name, field in fields.items() if field is not None and field.shape[axes[name]] > 1}

@@ -30,7 +30,7 @@ class Decoder(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` is between targets, `memory_relation` between targets and memory."""
+        """Computes all positions. `relation` relates targets to targets, `memory_relation` targets to memory."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
         for layer in self.layers:
@@ -75,10 +75,10 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """The encoder-decoder: maps source tokens and previous target tokens to logits of the next target tokens.
 
-    Embeddings are multiplied by sqrt(d_model) and, transposed, are the output projection (section 3.4). A decoder may
-    have fewer layers than the encoder (Kasai et al. 2021, arXiv:2006.10369).
+    Embeddings are multiplied by sqrt(d_model). The transposed table of the embeddings is also the output projection
+    (section 3.4). A decoder may have fewer layers than the encoder (Kasai et al. 2021, arXiv:2006.10369).
 
-    Attributes are options of config.model with the same names (configs/options.py), and:
+    configs/options.py explains the attributes that are options of config.model. The remaining attributes are:
       config: the options of the blocks.
       source_vocab_size, target_vocab_size: numbers of pieces of the vocabularies.
       absent: tokens that an imported vocabulary lacks; their probability is 0.
@@ -120,12 +120,12 @@ class Transformer(nn.Module):
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                  deterministic: bool = True) -> Float[Array, 'batch target vocab']:
-        """Computes teacher forcing, in float32. `target` is shifted right: it begins with the start token."""
+        """Returns the float32 logits (teacher forcing). `target` is shifted right: it begins with the start token."""
         return self.projection(source, target, deterministic).logits()
 
     def projection(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
                    deterministic: bool = True) -> Projection:
-        """Returns the factors of the logits, for a loss that does not need all logits in memory."""
+        """Returns the logits as a Projection, so that a loss does not need all logits in memory."""
         memory = self.encode(source, deterministic)
         length = target.shape[1]
         relation = Relation.within(np.arange(length)[None], visible=target != self.pad, causal=True)

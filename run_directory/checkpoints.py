@@ -1,10 +1,11 @@
-"""Checkpoints, written by Orbax: the last ones, the best ones, and averages of them.
+"""Writes checkpoints with Orbax, and reads the newest checkpoint, the best one, or an average of several checkpoints.
 
 Layout: RUN/checkpoints/STEP/{state,progress}. A checkpoint has a temporary name until it is complete, so a killed run
-leaves only complete checkpoints under the names of their steps. Orbax restores changed bits without an error.
-Therefore `progress` has a checksum of every array, which is compared when the checkpoint is read. A checkpoint that
-fails the comparison is damaged and is not used. A checkpoint whose arrays differ in name, shape or dtype from the
-requested arrays is not damaged, but refused, because Orbax would silently cast and pad its arrays.
+leaves only complete checkpoints under the names of their steps. Orbax does not detect changed bits. Therefore
+`progress` contains a checksum of every array, and the checksums are compared when the checkpoint is read. If a checksum
+differs, the checkpoint is damaged and is not used. If the arrays of a checkpoint differ from the requested arrays in
+name, shape or dtype, the checkpoint is not damaged, but reading it is an error: Orbax would silently cast and pad the
+arrays.
 """
 
 import contextlib
@@ -34,35 +35,36 @@ from runtime.rendezvous import listed
 if TYPE_CHECKING:  # slow to import, and not needed to read parameters
     import orbax.checkpoint as ocp
 
-RAW = 'raw:'  # prefix of a choice of checkpoints: use their parameters, not the moving average of the parameters
+RAW = 'raw:'  # prefix of a checkpoint choice, as in 'raw:best': use the parameters, not their moving average
 
 log = logging.getLogger('allyouneed.checkpoints')
 
 
 class Damaged(Exception):
-    """Raised for a checkpoint that cannot be read, or whose values differ from those written."""
+    """Raised if a checkpoint cannot be read, or if its values differ from the values that were written."""
 
 
 def refuse_pipes(folder: Path) -> None:
-    """Raises Damaged if `folder` contains a pipe or a device, because reading it might never end."""
+    """Raises Damaged if `folder` contains a pipe or a device, because reading a pipe might never end."""
     for path in [folder, *sorted(folder.rglob('*'))]:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, not a file')
 
 
 def described(folder: Path) -> Any:
-    """Returns the tree in a checkpoint's folder `state`, with shapes and dtypes in place of arrays."""
+    """Returns the state in a checkpoint's folder `state` as a tree. The leaves are shapes and dtypes, not arrays."""
     import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
-    # A Checkpointer would look for the metadata of the whole step, which is one folder above, and warn.
+    # Orbax's Checkpointer is not used: it would look for the metadata of the step in the parent folder, and warn.
     with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
-        return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (any path will do)
+        return reader.metadata(folder.absolute()).tree  # pyright: ignore[reportArgumentType] (it accepts any path)
 
 
 def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
-    """Returns the parameters for evaluation and decoding: the average in the optimizer's state, or else `params`.
+    """Returns the parameters for evaluation and decoding: their moving average if `opt_state` has one, else `params`.
 
-    `opt_state` is the state of `training.optimizer.make_optimizer`, or its form in a checkpoint (lists, dictionaries).
+    `opt_state` is the state of an optimizer from `training.optimizer.make_optimizer`. It may also be a state read from
+    a checkpoint, where the tuples are lists or dictionaries.
     """
     last = opt_state[-1] if isinstance(opt_state, tuple | list) and opt_state else None
     if isinstance(last, Mapping):
@@ -71,22 +73,22 @@ def parameters_to_use(params: PyTree, opt_state: Any) -> PyTree:
 
 
 class Checkpoints:
-    """The checkpoints of a run directory. The values of `metric` decide which one is best.
+    """The checkpoints of a run directory. The values of `metric` decide which checkpoint is the best.
 
     Attributes:
-      values: {step: value of `metric`} of all evaluations, from metrics.jsonl. The training loop adds new ones.
+      values: {step: value of `metric`} of all evaluations, from metrics.jsonl. The training loop adds new evaluations.
     """
 
     def __init__(self, workdir: Path, *, metric: str = 'loss', keep_last: int = 1, keep_best: int = 1):
         self._folder = Path(workdir).absolute() / 'checkpoints'
         check_name(self._folder)
         if self._folder.exists() and not self._folder.is_dir():
-            raise UserError(f'{self._folder} must be a folder, but is a file. Move it to another place')
+            raise UserError(f'{self._folder} must be a folder, but is a file. Move the file to another place')
         self._metric, self._keep_last, self._keep_best = metric, keep_last, keep_best
         self.values = dict(from_leader('the evaluations', lambda: list(evaluations(workdir, metric).items())))
         self._manager = None  # writes and deletes checkpoints; created by the first save
-        self._saving = 0      # the last step that the manager was asked to save
-        self._restored: int | None = None  # the step that `restore` returned; -1 if the leader saw no checkpoint
+        self._saving = 0      # the last step for which a save was started
+        self._restored: int | None = None  # the step of the restored checkpoint, or -1 if the leader found none
 
     def steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, oldest first."""
@@ -96,7 +98,8 @@ class Checkpoints:
         """Writes `state` and `progress` in the background. `progress` must be valid JSON.
 
         Raises:
-          UserError: if the disk is full, now or since the last save.
+          UserError: if the disk is full, or was full during the previous save; if the processes have different copies
+            of the state; or if another program has written checkpoints.
         """
         self.wait()
         if self._manager is None:
@@ -112,7 +115,7 @@ class Checkpoints:
                 progress=ocp.args.JsonSave(content | {'sha256': _digest(content)})))
         if not saved:
             raise UserError(f'step {step} was not saved: another program has written the checkpoint of step '
-                            f'{self.steps()[-1]} in {self._folder}. Stop it, then run the same command again')
+                            f'{self.steps()[-1]} in {self._folder}. Stop that program, then run the same command again')
 
     def compare(self, state: Any) -> None:
         """Raises UserError if the processes have different copies of the state."""
@@ -120,25 +123,25 @@ class Checkpoints:
             self._compare(int(state.step), checksums(state))
 
     def _compare(self, step: int, leaves: Mapping[str, list[int]]) -> None:
-        # If every process has the whole array, a process computes the checksum of its own copy.
+        # Each process computes the checksum of a replicated array from its own copy, so different copies are detected.
         if processes := different(f'the checksums of step {step}', _digest(leaves)):
-            raise UserError(f'the parameters or the optimizer state of {listed(processes)} differ from those of '
-                            f'process 0 at step {step}, which is not saved. {_still_valid(self.steps())}. Run the same '
-                            'command again; if they differ again, compare the library versions and the machines')
+            raise UserError(f'{listed(processes)} and process 0 have different parameters or optimizer states at step '
+                            f'{step}. This step is not saved. {_still_valid(self.steps())}. Run the same command '
+                            'again. If the states differ again, compare the library versions and the machines')
 
     def check(self) -> None:
-        """Raises the error of the background save if it has failed. Does not wait."""
+        """Raises the error of the background save if the save has failed. Does not wait for a running save."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until all saves are on disk. Raises the same errors as `save`."""
+        """Waits until all saves are on disk. Raises UserError if the disk is full."""
         if self._manager is not None:
             with full_disk_explained(self._no_room):
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for all saves, and ends Orbax's threads."""
+        """Waits for all saves, and ends Orbax's threads. Raises UserError if the disk is full."""
         if self._manager is not None:
             with full_disk_explained(self._no_room):
                 self._manager.close()
@@ -146,8 +149,9 @@ class Checkpoints:
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """Returns (state, progress) of the newest readable checkpoint, or None if the run has no checkpoint.
 
-        The state has the structure and the shardings of `like`, whose leaves are arrays or jax.ShapeDtypeStructs with
-        shardings. Damaged checkpoints are logged and left in place. The next `save` renames them to STEP.damaged.
+        The state has the structure and the shardings of `like`. The leaves of `like` are arrays, or
+        jax.ShapeDtypeStructs with shardings. Damaged checkpoints are logged and left in place. The next `save` renames
+        the damaged checkpoints to STEP.damaged.
 
         Raises:
           UserError: if all checkpoints are damaged; if there is no checkpoint, but the run has evaluated steps; or if
@@ -160,11 +164,12 @@ class Checkpoints:
                 self._restored = step
                 return restored
             except Damaged as damage:
-                # As text, because the traceback refers to the arrays, and log records may be kept.
-                _warn(f'{damage}. It is left unchanged, and an older checkpoint is used')
+                # Logs the text, not the exception. Its traceback refers to the arrays, and a log record that is kept
+                # would keep the arrays in memory.
+                _warn(f'{damage}. The damaged checkpoint is left unchanged, and an older checkpoint is used')
         if steps:
-            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore one from '
-                            'a copy, or start again in another --workdir')
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore a '
+                            'checkpoint from a copy, or start again in another --workdir')
         if self.values:
             raise UserError(f'{self._folder} has no checkpoint, but {METRICS_FILE} has evaluations of saved steps, up '
                             f'to step {max(self.values)}. Restore the checkpoints from a copy, or start again in '
@@ -173,10 +178,12 @@ class Checkpoints:
         return None
 
     def resolve(self, choice: str) -> list[int]:
-        """Returns the steps of a choice: 'latest', 'best', a step, 'average:K' (the last K) or 'best:K'.
+        """Returns the steps that a checkpoint choice refers to, in ascending order.
+
+        `choice` is 'latest', 'best', a step, 'average:K' (the last K checkpoints) or 'best:K' (the best K checkpoints).
 
         Raises:
-          UserError: if there is no such checkpoint.
+          UserError: if the checkpoint does not exist.
         """
         steps, choice = from_leader('the checkpoints', self.steps), choice.removeprefix(RAW)
         if not steps:
@@ -191,8 +198,8 @@ class Checkpoints:
             if int(count) > len(candidates):
                 evaluated, option = ('', 'keep_last') if kind == 'average' else (' and evaluated', 'keep_best')
                 raise UserError(f'checkpoint={choice}: only {len(candidates)} checkpoints are kept{evaluated}, at '
-                                f'steps {_listed(sorted(candidates)) or "none"}. Use a smaller number; '
-                                f'config.checkpoint.{option} sets how many a training keeps')
+                                f'steps {_listed(sorted(candidates)) or "none"}. Use a smaller number. '
+                                f'config.checkpoint.{option} sets the number of checkpoints that training keeps')
             return sorted(candidates[:int(count)])
         if STEP.fullmatch(choice) and int(choice) in steps:
             return [int(choice)]
@@ -200,11 +207,11 @@ class Checkpoints:
                         f'steps {_listed(steps)}')
 
     def parameters(self, choice: str) -> tuple[Params, list[int]]:
-        """Returns the parameters of a checkpoint, or the mean of several, on the default device, and their steps.
+        """Returns the parameters of a checkpoint, or the mean over several checkpoints, and a list of the steps used.
 
-        If the optimizer kept a moving average of the parameters (config.optimizer.ema), the average is used instead of
-        the parameters, unless `choice` begins with RAW, as in 'raw:average:5'. 'latest' is the newest readable
-        checkpoint; newer damaged checkpoints are logged.
+        The parameters are on the first local device. If the optimizer kept a moving average of the parameters
+        (config.optimizer.ema), the average is used instead of the parameters, unless `choice` begins with RAW, as in
+        'raw:average:5'. 'latest' is the newest readable checkpoint. Newer checkpoints that are damaged are logged.
 
         Raises:
           UserError: if the checkpoint does not exist (see `resolve`) or is damaged, or if `choice` begins with RAW and
@@ -218,8 +225,8 @@ class Checkpoints:
                     return _on_device(self._read_parameters(step, raw)), [step]
                 except Damaged as damage:
                     _warn(f'{damage}. An older checkpoint is used')
-            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore one from '
-                            'a copy')
+            raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore a '
+                            'checkpoint from a copy of the run')
         total = None
         for step in chosen:
             try:
@@ -233,13 +240,11 @@ class Checkpoints:
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
     def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the state and the progress of a checkpoint exactly as they were written.
-
-        The state has the structure of `like`.
+        """Returns the state and the progress in a checkpoint. The state has the structure of `like`.
 
         Raises:
-          Damaged: if the checkpoint cannot be read, or values differ from the written ones.
-          UserError: if its arrays differ from those of `like`.
+          Damaged: if the checkpoint cannot be read, or if its values differ from the values that were written.
+          UserError: if the arrays in the checkpoint differ from the arrays of `like` in name, shape or dtype.
         """
         import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
@@ -247,17 +252,18 @@ class Checkpoints:
         with damage_agreed(folder):
             content, stored = _progress(folder), described(folder / 'state')
             expected, unchecked = content['leaves'], shapes(stored)
-            # Earlier versions wrote no shapes under a checksum.
+            # Earlier versions did not write the shapes to `progress`, where a checksum protects them.
             saved = content.get('shapes') or {path: unchecked[path] for path in expected}
             refuse_other_arrays(folder, saved, shapes(like))
             places = by_path(like)
-            # By path, because parts of an optimizer state without arrays are not on disk.
+            # Matches the arrays by path, because parts of an optimizer state that have no arrays are not on disk.
             asked = jax.tree.map(lambda path: places.get(path, ocp.PLACEHOLDER), path_tree(stored))
         with damage_agreed(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            # Without a Checkpointer, which would wait for all processes: the arrays may be damaged in one of them.
+            # Orbax's Checkpointer is not used. It would wait for all processes, but a process that finds damaged arrays
+            # does not arrive.
             read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(  # pyright: ignore[reportArgumentType]
                 asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
-        with damage_agreed(folder):  # all processes have their shards now, and compute the checksums together
+        with damage_agreed(folder):  # now all processes have their shards, and compute the checksums together
             _compare_checksums({path: read[path] for path in places}, expected)
         return jax.tree.map(read.__getitem__, path_tree(like)), content['progress']
 
@@ -265,13 +271,13 @@ class Checkpoints:
         """Returns the parameters of a checkpoint as NumPy arrays, with merged adapters. Reads no other arrays.
 
         Raises:
-          Damaged: if the checkpoint cannot be read, or values differ from the written ones.
-          UserError: with `raw`, if the checkpoint has no moving average.
+          Damaged: if the checkpoint cannot be read, or if its values differ from the values that were written.
+          UserError: if `raw` is True and the checkpoint has no moving average.
         """
         def without_average(params, opt_state):
             if parameters_to_use(params, opt_state) is params:
-                raise UserError(f'{RAW} does not apply to the checkpoint of step {step} in {self._folder}, because it '
-                                f'has no moving average (config.optimizer.ema). Remove {RAW}')
+                raise UserError(f'{RAW} does not apply to the checkpoint of step {step} in {self._folder}, because '
+                                f'this checkpoint has no moving average (config.optimizer.ema). Remove {RAW}')
             return params
 
         use, folder = without_average if raw else parameters_to_use, self._folder / str(step)
@@ -283,10 +289,11 @@ class Checkpoints:
         return merged(jax.tree.map(read.__getitem__, wanted))
 
     def _open_manager(self) -> 'ocp.CheckpointManager':
-        """Opens Orbax's manager, which does not replace a step, and saves no step below the newest one.
+        """Renames checkpoints that are newer than the restored checkpoint, and opens Orbax's checkpoint manager.
 
-        So checkpoints that are newer than the restored one are renamed first. They are damaged, or the leader did not
-        see them at the start, because its view of the file system lagged.
+        Such checkpoints are damaged, or the leader did not see them at the start because its view of a shared file
+        system was out of date. They are renamed because the manager does not replace a step, and does not save a step
+        below the newest step.
         """
         import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
@@ -302,14 +309,14 @@ class Checkpoints:
         from_leader('damaged checkpoints', rename)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         return ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(
-            preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # of a run that was killed
+            preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns the steps to keep, the last and the best, of the ascending `steps`."""
+        """Returns the steps whose checkpoints are kept: the last and the best. `steps` are in ascending order."""
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Returns the evaluated steps, best first. Of equally good steps, the earlier one comes first."""
+        """Returns the evaluated steps, best first. If two steps are equally good, the earlier step comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
@@ -320,7 +327,7 @@ class Checkpoints:
 
 
 class _Kept:
-    """An Orbax preservation policy that asks `Checkpoints.kept`."""
+    """A preservation policy for Orbax that keeps the steps in the result of `Checkpoints.kept`."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
@@ -333,11 +340,13 @@ class _Kept:
 
 @contextlib.contextmanager
 def damage_agreed(folder: Path) -> Iterator[None]:
-    """Raises the errors of the body, which reads files of the checkpoint `folder`, in all processes.
+    """Raises an error of the body in all processes, even if the error occurs in only one process.
+
+    The body reads files of the checkpoint in `folder`.
 
     Raises:
-      Damaged: if a process cannot read the files, or their values differ from the written ones.
-      UserError: if the body raises one in a process.
+      Damaged: if a process cannot read the files, or if their values differ from the values that were written.
+      UserError: if the body raises a UserError in a process.
     """
     refused = damaged = cause = None
     try:
@@ -346,7 +355,7 @@ def damage_agreed(folder: Path) -> Iterator[None]:
         refused, cause = str(error), error
     except (jax.errors.JaxRuntimeError, MemoryError):  # not caused by the files
         raise
-    except Exception as error:  # Orbax and TensorStore raise many types
+    except Exception as error:  # Orbax and TensorStore raise many types of exceptions
         if lost(error):
             raise
         damaged, cause = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__, error
@@ -360,12 +369,12 @@ def damage_agreed(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
-    """Opens the checkpoints of a run directory. At the end, waits for all saves and closes them."""
+    """Opens the checkpoints of a run directory. At the end, waits for all saves and closes the checkpoints."""
     checkpoints = Checkpoints(workdir, **options)
     try:
         yield checkpoints
     except BaseException:
-        with contextlib.suppress(Exception):  # report the first error
+        with contextlib.suppress(Exception):  # so that the first error is reported
             checkpoints.close()
         raise
     checkpoints.close()
@@ -376,12 +385,12 @@ def _progress(folder: Path) -> dict[str, Any]:
     refuse_pipes(folder)
     content = json.loads((folder / 'progress' / 'metadata').read_text('utf-8'))  # written by Orbax's JsonSave
     if content.pop('sha256') != _digest(content):
-        raise Damaged('its progress does not match its checksum')
+        raise Damaged('progress/metadata does not match its checksum')
     return content
 
 
 def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises Damaged if the checksums of arrays differ from the saved ones."""
+    """Raises Damaged if the checksums of arrays differ from the saved checksums."""
     actual = checksums(arrays)
     if changed := sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path)):
         raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as {changed[0]}')
@@ -401,7 +410,7 @@ def _still_valid(steps: Sequence[int]) -> str:
 
 
 def _warn(message: str) -> None:
-    """Logs a warning that is the same in all processes: as a warning only in the leader."""
+    """Logs a message that is the same in all processes. Only the leader logs it at the level WARNING."""
     log.log(logging.WARNING if is_leader() else logging.INFO, '%s', message)
 
 

@@ -1,4 +1,4 @@
-"""The arrays of a state by their paths: checksums, shapes, and their comparison with a checkpoint."""
+"""Checksums and shapes of the arrays of a state, listed by path, and their comparison with a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +12,17 @@ from jaxtyping import Array, Shaped, UInt32
 from runtime.errors import UserError
 
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
-SMALL = 2 ** 22  # arrays of NumPy with fewer values are summed by NumPy, which compiles nothing
-PART = 2 ** 16  # values at a time, which stay in a core's cache
+SMALL = 2 ** 22  # NumPy computes the checksum of NumPy arrays with fewer values, which needs no compilation
+PART = 2 ** 16  # number of values that are hashed at a time; they fit into the cache of a core
 
 
 @jax.jit
 def checksum(array: Array) -> UInt32[Array, '2']:
-    """Returns two sums mod 2^32 over hashes of (value, index). They do not depend on the sharding of the array.
+    """Returns two sums of hashes of (value, index), mod 2^32. The sums do not depend on the sharding of the array.
 
-    The finaliser of MurmurHash3 (Appleby, public domain) is a bijection of 32 bits. So a change of one value always
-    changes the checksum, and a change of several values is missed with probability 2^-64. Values are hashed as bits.
+    The hash is the finaliser of MurmurHash3 (Appleby, public domain), applied to the bits of the value. The finaliser
+    is a bijection of 32-bit numbers. So a change of one value always changes the checksum, and a change of several
+    values is missed with probability 2^-64.
     """
     array = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
@@ -51,7 +52,10 @@ def _mixed(x: Any) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Returns {path: leaf}, such as 'params/Dense_0/kernel'. A state and its form in Orbax have the same paths."""
+    """Returns {path: leaf} of a tree, with paths such as 'params/Dense_0/kernel'.
+
+    A state has the same paths in memory and in Orbax's checkpoint.
+    """
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -61,19 +65,22 @@ def path_tree(tree: Any) -> Any:
 
 
 def checksums(tree: Any) -> dict[str, list[int]]:
-    """Returns {path: checksum}."""
-    # One after the other, because concurrent programs on several devices may deadlock.
+    """Returns {path: checksum} of the arrays of a tree."""
+    # The checksums are computed one after the other, because concurrent programs on several devices may deadlock.
     return {path: np.asarray((numpy_checksum if isinstance(leaf, np.ndarray) and leaf.size < SMALL else checksum)(leaf)
                              ).tolist() for path, leaf in by_path(tree).items()}
 
 
 def shapes(tree: Any) -> dict[str, str]:
-    """Returns {path: dtype and shape}, such as 'float32[4,3]'."""
+    """Returns {path: dtype and shape} of the arrays of a tree, with values such as 'float32[4,3]'."""
     return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
 
 
 def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raises UserError, naming a few arrays, if the `shapes` saved in `folder` differ from the wanted ones."""
+    """Raises UserError if the arrays saved in `folder` differ from the wanted arrays. The message names a few arrays.
+
+    `saved` and `wanted` are results of `shapes`.
+    """
     differences = {
         'missing in the checkpoint': sorted(wanted.keys() - saved.keys()),
         'only in the checkpoint': sorted(saved.keys() - wanted.keys()),
@@ -82,9 +89,10 @@ def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[
     if any(differences.values()):
         listed = '; '.join(f'{len(paths)} {kind}: {", ".join(paths[:3])}{", ..." if len(paths) > 3 else ""}'
                            for kind, paths in differences.items() if paths)
-        raise UserError(f'{folder} has other arrays ({len(saved)}) than this training ({len(wanted)}): {listed}. It is '
-                        'not damaged: the model, the optimizer or a library has changed since it was written. Use the '
-                        'version and the config that wrote it, or start again in another --workdir')
+        raise UserError(f'{folder} has other arrays ({len(saved)}) than this training ({len(wanted)}): {listed}. The '
+                        'checkpoint is not damaged: the model, the optimizer or a library has changed since the '
+                        'checkpoint was written. Use the version and the config that wrote the checkpoint, or start '
+                        'again in another --workdir')
 
 
 def _name(path: tuple) -> str:

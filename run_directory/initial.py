@@ -1,4 +1,4 @@
-"""Fine-tuning: the initial parameters of a training, taken from another run."""
+"""Reads the initial parameters of a training from another run, for fine-tuning."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 from runtime.files import expanded
 
 DATA_AXES = {'vocab', 'position', 'patch'}  # axes whose sizes depend on the data, not on options of the model
-MAX_NAMES = 4  # parameters listed in a line of the log
+MAX_NAMES = 4  # largest number of parameters that a line of the log lists
 
 log = logging.getLogger('allyouneed.train')
 
@@ -31,7 +31,8 @@ class InitialValues(NamedTuple):
 
     Attributes:
       values: an array with the shape of the parameter.
-      rows: the rows that get these values; broadcasts to the shape. The remaining rows are initialised randomly.
+      rows: True for the rows that get these values. The array broadcasts to the shape of `values`. The remaining rows
+        are initialised randomly.
     """
     values: Float[np.ndarray, '*shape']
     rows: Bool[np.ndarray, '*#shape']
@@ -44,15 +45,15 @@ def split_choice(choice: str) -> tuple[Path, str]:
         path = expanded(':'.join(parts[:count]))
         if path.is_dir():
             return path, ':'.join(parts[count:]) or 'best'
-    return expanded(choice), 'best'  # the reader of the run reports that it does not exist
+    return expanded(choice), 'best'  # the code that reads the run reports that the directory does not exist
 
 
 def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, InitialValues]:
-    """Reads initial parameters from config.train.init_from, and logs which parameters are taken.
+    """Reads initial parameters from the run in config.train.init_from, and logs which parameters are used.
 
-    A parameter is taken if the other run has a parameter with the same name and shape. Axes that depend on the data may
-    differ. If the vocabularies differ, the pieces that are in both keep their rows. If the tables of learned positions
-    differ in length, the positions that are in both keep their rows.
+    A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
+    differ in size. If the vocabularies differ, the pieces that are in both vocabularies keep their rows. If the tables
+    of learned positions differ in length, the positions that are in both tables keep their rows.
 
     Args:
       config: the config of the new run.
@@ -63,7 +64,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
       {name: initial values}, without the parameters that are initialised randomly.
 
     Raises:
-      UserError: if the run cannot be read, or its model has other sizes.
+      UserError: if the other run cannot be read, or if its model has other sizes.
     """
     path, choice = split_choice(config.train.init_from)
     params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
@@ -76,7 +77,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         if values is None:
             random.append(name)
             continue
-        values, sizes = np.asarray(values), f'{name} ({values.shape} in that run, {shape} in this one)'
+        values, sizes = np.asarray(values), f'{name} ({values.shape} in that run, {shape} in this run)'
         vocabularies = _vocabularies(name, tokenizers, data.tokenizers) if 'vocab' in axes else None
         differing = {axis for axis, new, old in zip(axes or shape, shape, values.shape, strict=False) if new != old}
         if len(values.shape) != len(shape) or differing - DATA_AXES:
@@ -95,10 +96,11 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has other sizes: '
                         f'{"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the model '
                         f'options of that run: --config=configs/fine_tune.py:{path}')
-    log.info('initial parameters from %s, step %s: %d of %d parameters, %s numbers', path, ', '.join(map(str, steps)),
-             len(initial), len(initial) + len(random), f'{sum(map(_count, initial.values())):,}')
-    for names, meaning in ((partial, 'only the rows that are in both runs'), (random, 'initialised randomly'),
-                           (sorted(saved), 'not used, because this model has no parameter with the name')):
+    log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
+             f'{sum(map(_count, initial.values())):,}', path, ', '.join(map(str, steps)))
+    for names, meaning in ((partial, 'initialised only in the rows that both runs have'),
+                           (random, 'initialised randomly'),
+                           (sorted(saved), 'not used, because this model has no parameter with this name')):
         if names:
             log.info('  %s: %s%s', meaning, ', '.join(names[:MAX_NAMES]),
                      f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else '')
@@ -106,7 +108,10 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
-    """Returns the randomly initialised parameters `fresh` with the `initial` values. They may be in Flax's boxes."""
+    """Returns `fresh` with the values of `initial` where `initial` has a value.
+
+    `fresh` are randomly initialised parameters. The leaves may be Flax metadata boxes.
+    """
     if not initial:
         return fresh
     leaves = flatten_dict(fresh, sep='/')
@@ -120,7 +125,10 @@ def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],
                   new: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
-    """Returns a parameter's vocabularies in the other run and in this one. None if they are equal or do not exist."""
+    """Returns the vocabularies of a parameter in the other run and in this run, or None.
+
+    The result is None if the vocabularies are equal, or if the parameter has no vocabulary in one of the runs.
+    """
     side = 'source' if name.startswith('source') else 'target' if 'target' in new else 'text'
     if {*new} != {*old} or side not in new or new[side].model == old[side].model:
         return None
@@ -128,7 +136,7 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
 
 
 def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
-    """Returns values whose rows along `axis` are in the order of the new vocabulary."""
+    """Returns `values` with the rows along `axis` in the order of the new vocabulary."""
     index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
     places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
@@ -136,7 +144,7 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns values for a table of the given shape, with the positions of the other run's table."""
+    """Returns values for a table of positions with the given shape. `values` are the other run's table."""
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)

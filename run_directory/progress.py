@@ -1,4 +1,4 @@
-"""The progress of a training besides its state, and the actions due after a step. Needs no JAX."""
+"""The progress of a training, and the actions that are due after a step. Does not import JAX."""
 
 import dataclasses
 import functools
@@ -12,17 +12,18 @@ from configs.tasks import goodness
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The values that the training loop keeps besides the state.
+    """The values of the training loop that are not part of the train state.
 
-    A checkpoint stores the values before the evaluation of its step.
+    A checkpoint is written before its step is evaluated, and contains the values at that time.
 
     Attributes:
-      best: the best metric of the evaluations so far; None before the first.
-      without_better: the number of evaluations since the best one.
-      stopped: whether patience has run out.
-      skipped: the number of steps whose update was skipped because loss or gradient was not finite.
-      sums: the fields of a `Sums`, added over the steps since the last line of the log; None without such steps.
-      seconds: the duration of these steps.
+      best: the best value of the metric in the evaluations so far, or None before the first evaluation.
+      without_better: the number of evaluations since the best evaluation.
+      stopped: whether the run stops early, because the metric has not improved for config.eval.patience evaluations.
+      skipped: the number of steps whose update was skipped because the loss or the gradient was not finite.
+      sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if there are no such
+        steps.
+      seconds: the duration of the steps in `sums`.
     """
     best: float | None = None
     without_better: int = 0
@@ -34,7 +35,8 @@ class Progress:
     def judge(self, value: float, *, metric: str, patience: int) -> 'Progress':
         """Returns the progress after an evaluation with the value `value` of `metric`.
 
-        The run stops after `patience` evaluations in a row without a better value. With 0 it never stops early.
+        The run stops after `patience` evaluations in a row without a better value. With patience=0, the run never stops
+        early.
         """
         better = self.best is None or goodness(metric, value) > goodness(metric, self.best)
         without_better = 0 if better else self.without_better + 1
@@ -42,7 +44,7 @@ class Progress:
                                    stopped=0 < patience <= without_better)
 
     def clear_sums(self) -> 'Progress':
-        """Returns the progress without sums, after they were logged."""
+        """Returns the progress with empty sums, for use after the sums were logged."""
         return dataclasses.replace(self, sums=None, seconds=0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,13 +53,13 @@ class Progress:
 
 
 def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progress:
-    """Returns the progress after evaluations with these values, in this order."""
+    """Returns the progress after evaluations with the given values, in the order of the values."""
     return functools.reduce(lambda progress, value: progress.judge(value, metric=metric, patience=patience), values,
                             Progress())
 
 
 class Due(NamedTuple):
-    """The actions of the training loop after a step, in their order."""
+    """The actions of the training loop after a step, in the order in which the loop does them."""
     log: bool
     save: bool
     stop: bool
@@ -72,7 +74,7 @@ def due_at(step: int, config: ConfigDict, *, minutes: float = 0.0, stop_requeste
     Args:
       step: the number of steps so far.
       config: the config of the run.
-      minutes: the time since the last checkpoint or the start.
+      minutes: the time since the last checkpoint or, before the first checkpoint, since the start.
       stop_requested: whether a signal has asked the run to stop.
     """
     last = step == config.train.steps

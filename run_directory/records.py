@@ -1,4 +1,4 @@
-"""Reads the records of a run directory: config, metrics, steps. Needs no JAX."""
+"""Reads the records of a run directory: the config, the metrics and the saved steps. Does not import JAX."""
 
 import importlib.util
 import json
@@ -16,11 +16,11 @@ from runtime.files import read_bytes
 CONFIG = 'config.json'
 METRICS_FILE = 'metrics.jsonl'
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
-STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder; 060 is not one
+STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """Returns the resolved config of a run of this or an earlier version, with all current options.
+    """Returns the resolved config of a run, with all current options. The run may be from an earlier version.
 
     Raises:
       UserError: if the config is missing or damaged.
@@ -29,7 +29,7 @@ def read_config(workdir: Path) -> ConfigDict:
 
 
 def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
-    """Returns the config of a run as `read_config` does, and the options that its file does not set."""
+    """Returns the config of a run, as `read_config` does, and the names of the options missing in its config.json."""
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
@@ -44,10 +44,10 @@ def saved_steps(workdir: Path) -> list[int]:
 
 
 def finished_at(workdir: Path, config: ConfigDict) -> int | None:
-    """Returns the step at which a run has finished, or None if it has more to train.
+    """Returns the step at which a run has finished, or None if the run is not finished.
 
-    A run is finished if its newest checkpoint is evaluated, and has made config.train.steps steps or patience has run
-    out. Nothing but records is read.
+    A run is finished if its newest checkpoint is evaluated, and no training remains: the checkpoint is at step
+    config.train.steps, or the metric has not improved for config.eval.patience evaluations. Reads only the records.
     """
     steps, values = saved_steps(workdir), evaluations(workdir, config.eval.metric)
     if not steps or steps[-1] not in values:
@@ -64,7 +64,7 @@ def evaluations(workdir: Path, metric: str) -> dict[int, float]:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
-    """Returns the lines of metrics.jsonl: {'step': 100, 'train_loss': 5.07, ...}.
+    """Returns the lines of metrics.jsonl as dictionaries such as {'step': 100, 'train_loss': 5.07, ...}.
 
     Damaged lines, and values that are not numbers, are skipped.
     """
@@ -74,7 +74,7 @@ def read_metrics(workdir: Path) -> list[dict[str, int | float]]:
 def damaged_metrics(workdir: Path) -> list[int]:
     """Returns the numbers of the damaged lines of metrics.jsonl, counted from 1.
 
-    An incomplete last line is not damaged: a killed run may leave one.
+    An incomplete last line does not count as damaged, because a killed run may leave such a line.
     """
     return _metrics(workdir)[1]
 
@@ -97,9 +97,10 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """Returns the command that shows the events in a folder. It names the packages that are not installed yet.
+    """Returns the command that shows the events in a folder in TensorBoard.
 
-    TensorBoard is not installed with this project. `plugins` are further packages that the events need.
+    The text also names the packages that must be installed first, because TensorBoard is not installed with this
+    project. `plugins` are further packages that the events need.
     """
     missing = [name for name in ('tensorboard', *plugins) if importlib.util.find_spec(name) is None]
     install = f' (after pip install {" ".join(missing)})' if missing else ''

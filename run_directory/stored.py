@@ -1,7 +1,7 @@
-"""Reads arrays of a checkpoint with TensorStore, the library in which Orbax stores them.
+"""Reads arrays of a checkpoint with TensorStore, the library that Orbax uses to store arrays.
 
-Orbax writes checkpoints and restores training states. For the parameters of a small model, its import and its setup
-take ten times as long as reading the arrays, so decoding does without it.
+Training uses Orbax to write and to restore checkpoints. Decoding does not use Orbax: for a small model, importing and
+setting up Orbax takes ten times as long as reading the parameters.
 """
 
 import json
@@ -14,14 +14,17 @@ import tensorstore
 from jaxtyping import Shaped
 
 METADATA = '_METADATA'  # Orbax's file with the names of all arrays
-SEQUENCE = 1  # Orbax's type of a key that is an index
+SEQUENCE = 1  # Orbax's key type of an index into a sequence
 
 
 def stored_paths(folder: Path) -> Any:
-    """Returns the state in a checkpoint's folder `state`, as `described` does, with paths in place of arrays."""
+    """Returns the state in a checkpoint's folder `state` as a tree. The leaves are paths, not arrays.
+
+    The tree has the same structure as the result of `checkpoints.described`.
+    """
     root: dict[Any, Any] = {}
     for entry in _metadata(folder)['tree_metadata'].values():
-        # A key is the name of a field, or a place in a sequence: the states of an optimizer's chain.
+        # A key is the name of a field, or an index into a sequence, such as the states of an optimizer chain.
         keys = [int(part['key']) if part['key_type'] == SEQUENCE else part['key'] for part in entry['key_metadata']]
         node = root
         for key in keys[:-1]:
@@ -38,7 +41,7 @@ def stored_paths(folder: Path) -> Any:
 
 
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
-    """Reads arrays of a checkpoint's folder `state`, by their paths, such as 'params/Dense_0/kernel'."""
+    """Reads the arrays at some paths, such as 'params/Dense_0/kernel', from a checkpoint's folder `state`."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
     opened = [tensorstore.open({'driver': driver, 'kvstore': {
         'driver': 'ocdbt', 'base': f'file://{folder.absolute()}/', 'path': f'{path.replace("/", ".")}/'}},

@@ -1,4 +1,4 @@
-"""Trained models, read from their run directories: to answer, or to teach another model."""
+"""Reads trained models from run directories, for decoding or as teachers of other models."""
 
 import contextlib
 import hashlib
@@ -27,24 +27,26 @@ from runtime.cache import cache_folder
 from runtime.errors import UserError
 from runtime.files import expanded
 
-VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # the options that decide the vocabulary
+VOCABULARY = ('task', *(f'data.tokenizer.{name}' for name in (  # the options that determine the vocabulary
     'kind', 'vocab_size', 'joint', 'split_digits', 'normalization')))
-CAN_JOIN = ('translator', 'generator')  # answerers of models that can be members of an ensemble
+CAN_JOIN = ('translator', 'generator')  # values of `Task.answerer` for models that can be members of an ensemble
 
 
 class TrainedModel(NamedTuple):
     """A module with its parameters and tokenizers: the model of one run, or an ensemble of several.
 
-    It may also come from the folder of another library. `inference.run.Run` adds the search that answers with it.
+    The model may also come from the folder of another library. `inference.run.Run` adds the search that produces
+    outputs.
 
     Attributes:
-      workdirs: the run directories: one, or one for each member of an ensemble.
-      config: of the run; of an ensemble, the first run's, with the smallest maximum length of all members.
+      workdirs: the run directory, or a run directory for each member of an ensemble.
+      config: the config of the run. For an ensemble, the config of the first run, but with the smallest maximum length
+        of all members.
       module: the module that the config describes, or an Ensemble.
-      params: its parameters.
-      steps: the steps of the checkpoints that were read; of an ensemble, a list for each member.
-      tokenizers: by the side of the text.
-      sizes: of the data; the module was built with them.
+      params: the parameters of the module.
+      steps: the steps of the checkpoints that were read. For an ensemble, a list of steps for each member.
+      tokenizers: the tokenizer of each side of the text, such as 'source'.
+      sizes: the sizes of the data, with which the module was built.
     """
     workdirs: list[Path]
     config: ConfigDict
@@ -56,7 +58,7 @@ class TrainedModel(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Returns the run directories of 'A' or 'A,B,C'. A name may contain commas, like those of a sweep's runs.
+    """Returns the run directories in 'A' or 'A,B,C'. A name may contain commas, as the names of a sweep's runs do.
 
     Raises:
       UserError: if a name is empty.
@@ -65,7 +67,8 @@ def run_paths(text: str) -> list[Path]:
     while rest:
         if not rest[0]:
             raise UserError(f'{text!r} has an empty name. Write the run directories as A,B,C')
-        # The longest name that exists. If none exists, the whole rest: the reader of the run reports it.
+        # Takes the longest name that exists. If no name exists, takes the whole rest: the code that reads the run
+        # reports the error.
         counts = range(len(rest), 0, -1)
         count = next((count for count in counts if expanded(','.join(rest[:count])).is_dir()), len(rest))
         paths.append(expanded(','.join(rest[:count])))
@@ -77,7 +80,8 @@ def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trai
     """Reads the model of a run. `dtype` overrides config.model.dtype.
 
     Raises:
-      UserError: if the directory is not a run directory, has no such checkpoint, or its files do not fit each other.
+      UserError: if the directory is not a run directory, the checkpoint does not exist, or the files do not match each
+        other.
     """
     config = read_config(workdir)
     params, steps = Checkpoints(workdir, metric=config.eval.metric).parameters(checkpoint)
@@ -86,10 +90,10 @@ def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trai
 
 def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
                dtype: str | None = None) -> TrainedModel:
-    """Makes the model of a config and its parameters, with the tokenizers and the sizes in `folder`.
+    """Makes a model from a config and parameters, with the tokenizers and the sizes of the data in `folder`.
 
     Raises:
-      UserError: if they do not fit each other.
+      UserError: if these parts do not match each other.
     """
     config.model.dtype = dtype or config.model.dtype
     tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
@@ -100,19 +104,20 @@ def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence
 
 
 def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: TrainedModel) -> str:
-    """Returns how the vocabulary of `other` differs from that of a config and its tokenizers, or ''.
+    """Returns a phrase that states how the vocabularies of two models differ, or '' if they are equal.
 
-    Two models have the same vocabulary if they have the same task and their tokenizers are equal byte for byte.
+    The first model has the given config and tokenizers. Two models have the same vocabulary if they have the same task,
+    and their tokenizers are equal byte for byte.
     """
     if other.config.task != config.task:
-        return f'is a run of task={other.config.task}, which differs'
+        return f'has another task ({other.config.task})'
     if sides := [side for side, tokenizer in tokenizers.items() if other.tokenizers[side].model != tokenizer.model]:
-        return f'has another vocabulary: its {KEPT}/{sides[0]}.model differs'
+        return f'has another vocabulary ({KEPT}/{sides[0]}.model)'
     return ''
 
 
 def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
-    """Returns the ensemble of several models, or the only one.
+    """Returns an ensemble of the models, or the model itself if there is only one.
 
     Raises:
       UserError: if a model cannot be a member of the ensemble.
@@ -125,9 +130,9 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
                         'Use runs that translate or generate text')
     for other in others:
         if difference := vocabulary_difference(first.config, first.tokenizers, other):
-            raise UserError(f'{other.workdirs[0]} {difference} from that of {first.workdirs[0]}. The runs of an '
-                            'ensemble must have the same task and the same vocabulary')
-        if other.config.data.packing != first.config.data.packing:  # whether a text begins with the start token
+            raise UserError(f'{other.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
+                            'have the same task and the same vocabulary')
+        if other.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
             raise UserError(f'{other.workdirs[0]} has data.packing={other.config.data.packing}, and '
                             f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
                             'the same data.packing')
@@ -141,22 +146,23 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
 
 
 def vocabulary_from(config: ConfigDict) -> Path | None:
-    """Returns the run directory whose tokenizers a new run uses, or None if the run makes its own.
+    """Returns the run directory whose tokenizers a new run uses, or None if the new run makes its own tokenizers.
 
-    This is the run directory of the first teacher, or else of the run in config.train.init_from, unless
-    config.train.init_vocabulary is False. Images and series have no vocabulary.
+    With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
+    config.train.init_from, unless config.train.init_vocabulary is False. Images and series have no vocabulary.
 
     Raises:
-      UserError: if the task or the options of the tokenizers differ from those of that run.
+      UserError: if the new run and the run in that directory have different tasks or tokenizer options.
     """
     train = config.train
     if TASKS[config.task].data not in TEXTS['task.data']:
         return None
     if train.teacher:
-        path, option, why = run_paths(train.teacher)[0], 'teacher', 'A student has the vocabulary of its teacher'
+        path, option, why = run_paths(train.teacher)[0], 'teacher', 'A student uses the vocabulary of its teacher'
     elif train.init_from and train.init_vocabulary:
         path, option = split_choice(train.init_from)[0], 'init_from'
-        why = 'This run uses its vocabulary. For a vocabulary of its own data, set train.init_vocabulary=False'
+        why = ('The new run uses the vocabulary of that run. To make a vocabulary from the new data, set '
+               'config.train.init_vocabulary=False')
     else:
         return None
     required = flatten(read_config(path))
@@ -168,18 +174,18 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
 
 
 def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
-    """Reads the model of config.train.teacher, or the ensemble of several.
+    """Reads the teacher in config.train.teacher. Several run directories make an ensemble.
 
     Raises:
-      UserError: if it cannot be read, has another task or vocabulary than `data`, or cannot read texts as long as
-        those of this run.
+      UserError: if the teacher cannot be read, has another task or vocabulary than this run, or does not support texts
+        of the maximum length of this run.
     """
     option = f'config.train.teacher={config.train.teacher}'
     teacher = join_models([read_model(path, config.train.teacher_checkpoint)
                            for path in run_paths(config.train.teacher)])
     if difference := vocabulary_difference(config, data.tokenizers, teacher):
-        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} from that of this run. Use a teacher with the '
-                        'same task and vocabulary')
+        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} than this run. Use a teacher with the same task '
+                        'and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
         raise UserError(f'{option} has learned positions for {limit} tokens, but config.{longest}='
@@ -189,7 +195,7 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
 
 @contextlib.contextmanager
 def parts_of_one_run(workdir: Path) -> Iterator[None]:
-    """Turns errors that arise if a run's config, sizes and parameters do not fit each other into a UserError."""
+    """Turns errors of the body into a UserError. They arise if a run's config, sizes and parameters do not match."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -199,9 +205,9 @@ def parts_of_one_run(workdir: Path) -> Iterator[None]:
 
 
 def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a module's parameters by name: 'encoder/layers_0/feed_forward/inner/kernel'.
+    """Returns {name: shape} of a module's parameters, with names like 'encoder/layers_0/feed_forward/inner/kernel'.
 
-    `sizes` are those of the task's data.
+    `sizes` are the sizes of the task's data, as in `TrainedModel`.
     """
     tokens = np.ones((1, 1), np.int32)
     texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
@@ -216,10 +222,10 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
-    """Raises ValueError, naming one parameter, if names or shapes of `params` differ from those of the module.
+    """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
-    Tracing the module takes a tenth of the time of a short decoding. So a file in the user's cache records that the
-    check has passed, for this module, these shapes and this code.
+    Tracing the module takes a tenth of the time of a short decoding. So a file in the user's cache records each
+    combination of module, shapes and code that has passed the check.
     """
     shapes = _shapes(params)
     code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]

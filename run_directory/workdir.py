@@ -1,4 +1,7 @@
-"""The run directory of a training: it belongs to one config and one set of data, and one training at a time uses it."""
+"""The run directory of a training. A directory belongs to one config and one data set.
+
+Only one training at a time can use a run directory.
+"""
 
 import datetime
 import json
@@ -27,13 +30,13 @@ from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
 CHANGES = 'changes.jsonl'  # changes of the config: one line for each start that changes options
-FINGERPRINTS = 'fingerprints.json'  # of the data, by split
-LOWERED = 'lowered.json'  # {option: its value before the data lowered it}
+FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
+LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered because there was too little data
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
-OWNER = 'owner'  # the lease of the training that uses the directory
-VISIBLE = 20  # seconds in which a file that the leader has written must become visible to the other processes
-# Files of a run that outputs of other commands must not replace.
+OWNER = 'owner'  # the lease: a line that identifies the training that uses the directory
+VISIBLE = 20  # seconds that the other processes wait until they see a file that the leader has written
+# Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
 SPLITS = ('train', 'validation')  # the splits that training reads
 
@@ -43,30 +46,34 @@ log = logging.getLogger('allyouneed.train')
 class RunDirectory:
     """A run directory opened for training. It is locked until it is closed.
 
-    A new directory is not created before `claim`, so an earlier error leaves nothing behind.
+    A new directory is created by `claim`. So an error before `claim` leaves no files behind.
 
-    A run that started before an option existed keeps its behaviour: if neither its config nor the command line sets the
-    option, `config` gets the value that the run started with. The same applies to an option that the data lowered when
-    the run started (`input_pipeline.data.learned_tokenizers`).
+    A resumed run keeps its behaviour if an option was added to the code after the run started. If neither the saved
+    config nor the command line sets such an option, `config` gets the value that keeps the old behaviour. In the same
+    way, `config` keeps the value of an option that was lowered when the run started, because there was too little data
+    (`input_pipeline.data.learned_tokenizers`).
 
     Attributes:
       path: the directory.
       asked: the options that the command line sets.
-      resumed: whether it already has a run.
+      resumed: whether the directory already contains a run.
       finished_at: the step at which this run finished, from its records; None if it is not finished.
     """
 
     def __init__(self, path: str | None, config: ConfigDict, *, asked: Collection[str] = ()):
-        """Opens the directory. Only the leader reads, writes and locks it, and the other processes get its decisions.
+        """Opens the directory. Only the leader reads, writes and locks the directory.
+
+        The leader sends its decisions to the other processes.
 
         Args:
           path: the directory.
-          config: the config of this start. If the run is resumed, options that did not exist when it began may change.
+          config: the config of this start. If the run is resumed, this changes options in `config` that must keep the
+            value of the run.
           asked: the options that the command line sets.
 
         Raises:
-          UserError: if the directory contains files but no run, another training uses it, options differ that must not
-            change, or a process does not see the leader's directory.
+          UserError: if the directory contains files but no run, if another training uses the directory, if options have
+            changed that must not change, or if a process cannot see the leader's directory.
         """
         if not path:
             raise UserError('--workdir is missing. Set it to the directory of the run, such as --workdir=runs/demo')
@@ -83,7 +90,7 @@ class RunDirectory:
         self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
-        """Returns {option: value} of the options that keep the value of a resumed run. For a new run, returns None."""
+        """Returns {option: value} for the options that keep the value of the resumed run, or None for a new run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file. Use a directory')
         # A start that was killed while it claimed the directory may have left these files.
@@ -103,10 +110,11 @@ class RunDirectory:
                 continue
             if key in unset:
                 kept[key] = old
-                log.info('config.%s=%r, not %r: the run began before this option existed', key, old, new)
+                log.info('config.%s=%r is used, not %r: the run began before this option existed', key, old, new)
             elif lowered.get(key) == new:
                 kept[key] = old
-                log.info('config.%s=%r, not %r: the data lowered it when the run began', key, old, new)
+                log.info('config.%s=%r is used, not %r: the value was lowered when the run began, because there was '
+                         'too little data', key, old, new)
         self._changed = {key: change for key, change in changed_keys(saved, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
             self.close()
@@ -117,26 +125,27 @@ class RunDirectory:
         return kept
 
     def _lowered(self) -> dict[str, Any]:
-        """Returns {option: its value before the data lowered it} of the run."""
+        """Returns {option: requested value} for options that were lowered because there was too little data."""
         path = self.path / KEPT / LOWERED
-        return read_json(path, 'Take it from a copy of the run') if path.exists() else {}
+        return read_json(path, 'Restore the file from a copy of the run') if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
-        """Raises UserError, naming the changes, if a resumed run started with other data."""
+        """Raises UserError if a resumed run started with other data. The message names the changes."""
         if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
-            raise UserError(f'the data has changed since {self.path} began: {"; ".join(changed)}. Restore the previous '
-                            'data, or use another --workdir')
+            raise UserError(f'the data has changed since the run in {self.path} began: {"; ".join(changed)}. Restore '
+                            'the previous data, or use another --workdir')
 
     def check_objective(self, objective: Objective) -> None:
         """Raises UserError if a resumed run started with another teacher."""
         path = self.path / KEPT / TEACHER
-        if self.resumed and path.exists() and read_json(path, 'Take it from a copy of the run') != _arrays(objective):
-            raise UserError(f'the parameters of the teacher have changed since {self.path} began. Restore the previous '
-                            'teacher. If it has been trained further, set config.train.teacher_checkpoint=STEP. Or use '
-                            'another --workdir')
+        if (self.resumed and path.exists()
+                and read_json(path, 'Restore the file from a copy of the run') != _arrays(objective)):
+            raise UserError(f'the parameters of the teacher have changed since the run in {self.path} began. Restore '
+                            'the previous teacher, or use another --workdir. If the teacher has been trained further, '
+                            'set config.train.teacher_checkpoint to its previous step')
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
-        """Writes the files of a new run that decode.py needs. Records the changed options of a resumed run."""
+        """Writes the files that decode.py needs, for a new run. Records the changed options, for a resumed run."""
         if self.resumed:
             return self._record_changes(config)
         from_leader('the run directory', lambda: self._create(config, data, objective))
@@ -167,7 +176,7 @@ class RunDirectory:
             for key, (old, new) in self._changed.items():
                 note = may_change(key)
                 if key == 'train.steps' and config.optimizer.schedule == 'cosine':
-                    note = 'the cosine ends there now: from here on the learning rate follows the new curve'
+                    note = 'the cosine schedule ends at the new value, so the learning rate changes from here on'
                 log.info('changed since the run began: %s %r -> %r%s', key, old, new, note and f' ({note})')
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
             with naming(self.path / CHANGES), open(self.path / CHANGES, 'a', encoding='utf-8') as file:
@@ -192,16 +201,16 @@ class RunDirectory:
                             'written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
-        """Raises UserError if another training has taken over the directory, which is possible without locks."""
+        """Raises UserError if another training has taken over the directory. Locks prevent this where they exist."""
         def check():
             if (holder := self._read_lease()) != self._lease:
                 raise UserError(f'{self.path} is now in use by another training ({holder or "unknown"}). This training '
-                                'stops without saving. Stop one of the two, or use another --workdir')
+                                'stops without saving. Stop one of the two trainings, or use another --workdir')
 
         from_leader('the lease', check)
 
     def _read_lease(self) -> str:
-        """Returns the lease of the training that uses the directory, or ''."""
+        """Returns the lease of the training that uses the directory, or '' if the lease cannot be read."""
         try:
             return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
         except OSError:
@@ -220,9 +229,10 @@ class RunDirectory:
         self.close()
 
     def _hold(self) -> None:
-        """Locks the directory. The system releases the lock when the process ends, in whatever way.
+        """Locks the directory and writes the lease. The system releases the lock when the process ends or crashes.
 
-        On file systems without locks, or without locks between machines, the newest training has the lease.
+        Some file systems have no locks, or no locks between machines. There, a later training can replace the lease of
+        an earlier training, which then stops (`check_lease`).
         """
         with naming(self.path / LOCK):
             try:
@@ -237,7 +247,7 @@ class RunDirectory:
 
 
 def check_same_inputs(config: ConfigDict, data: Data) -> None:
-    """Raises UserError if options or data of a process differ from those of process 0. Locations may differ."""
+    """Raises UserError if a process has other options or data than process 0. Paths of files may differ."""
     options = {key: value for key, value in flatten(config).items() if not getattr(BY_NAME[key].allowed, 'file', False)}
     first, *others = exchange('the config', options)
     for number, other in enumerate(others, 1):
@@ -257,18 +267,18 @@ def changed_keys(old: ConfigDict, new: ConfigDict) -> dict[str, tuple[Any, Any]]
 
 
 def may_change(key: str) -> str | None:
-    """Returns a note about changing the option `key` of a resumed run, or None if it must not change."""
+    """Returns a note about changing the option `key` of a resumed run, or None if the option must not change."""
     return BY_NAME[key].resume if key in BY_NAME else None
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns a message such as 'train: train.en, train.de' for each split whose data differs from the run's."""
+    """Returns messages such as 'train: train.en, train.de', one for each split whose data has changed."""
     path = workdir / KEPT / FINGERPRINTS
-    saved = read_json(path, 'Take it from a copy of the run')
+    saved = read_json(path, 'Restore the file from a copy of the run')
     changed = []
     for split in splits:
         if not isinstance(saved.get(split, {}), dict):
-            raise UserError(f'{path} is damaged: {split} is not an object. Take it from a copy of the run')
+            raise UserError(f'{path} is damaged: {split} is not a JSON object. Restore the file from a copy of the run')
         now = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
         if split in saved and now != saved[split]:
             before = _files(saved[split])

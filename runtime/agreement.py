@@ -1,7 +1,7 @@
-"""Agreement of the processes of a job: sends the leader's decisions to all processes, and compares values.
+"""Communication between the processes of a job: sends the leader's decisions to all processes, and compares values.
 
-Values are sent through JAX's coordination service, not over devices. So a process may arrive late, and the log names
-the missing processes. With one process, every function returns at once.
+Values are sent through JAX's coordination service, not through the devices. So a process may arrive late, and the log
+names the missing processes. If there is only one process, every function returns at once.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from runtime.errors import UserError
 from runtime.rendezvous import Missing, Waiting, listed
 
-PATIENCE = 300  # seconds that processes wait for a missing or slow one; --patience
+PATIENCE = 300  # seconds that processes wait for a missing or slow process; --patience sets this value
 T = TypeVar('T')
 
 log = logging.getLogger('allyouneed.train')
@@ -33,30 +33,30 @@ def is_leader() -> bool:
 
 
 def exchange(purpose: str, value: Any) -> list[Any]:
-    """Returns the values of all processes, in the order of their numbers. All processes must call this together.
+    """Returns the values of all processes, in the order of the process numbers. All processes must call this together.
 
     Args:
       purpose: the purpose of the exchange, for the log.
-      value: a value for JSON.
+      value: a value that can be written as JSON.
 
     Raises:
-      Missing: if a process does not call this within PATIENCE seconds.
+      Missing: if a process does not call this function within PATIENCE seconds.
     """
     if jax.process_count() == 1:
         return [value]
     number, client = next(_rounds), global_state.client
-    assert client is not None, 'several processes have a client'
+    assert client is not None, 'JAX makes a client if there are several processes'
     prefix, mine = f'allyouneed/{number}', jax.process_index()
     client.key_value_set(f'{prefix}/from/{mine}', json.dumps(value))
     if is_leader():
         values = _collect(client, f'{prefix}/from/', purpose)
         client.key_value_set(f'{prefix}/all', json.dumps(values))
         if number:
-            client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read it
+            client.key_value_delete(f'allyouneed/{number - 1}/')  # every process has read that value
         return values
     deadline = time.monotonic() + PATIENCE + 10  # the leader gives up first, and names the missing processes
     while True:
-        try:  # in short waits: Python handles signals between them
+        try:  # waits 1 s at a time, because Python can handle signals only between two waits
             return json.loads(client.blocking_key_value_get(f'{prefix}/all', 1000))
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
@@ -66,7 +66,7 @@ def exchange(purpose: str, value: Any) -> list[Any]:
 
 
 def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
-    """Returns the values that all processes have set, in the order of their numbers."""
+    """Waits for the values of all processes, and returns them in the order of the process numbers."""
     deadline, waiting, pause = time.monotonic() + PATIENCE, Waiting(purpose), 0.0005
     while True:
         values = {int(key.rpartition('/')[2]): text for key, text in client.key_value_dir_get(prefix)}
@@ -106,10 +106,10 @@ def different(purpose: str, value: Any) -> list[int]:
 
 
 class Greatest:
-    """Computes the maxima of numbers over all processes. With several processes, the result is one call late.
+    """The maxima of numbers over all processes. With several processes, a call returns the result of the previous call.
 
-    The devices compute the maxima after the train step that was started before the call, and the next call reads them.
-    So the host stays one step ahead of the devices.
+    The devices compute the maxima after the current train step, and the next call reads the result. So the host does
+    not wait for the devices, and stays one step ahead.
     """
 
     def __init__(self):
@@ -131,7 +131,7 @@ class Greatest:
 
 @functools.cache
 def _maxima() -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
-    """Returns a compiled function of one row of values per device, and the sharding of these rows."""
+    """Returns a compiled function that computes maxima over rows, one row per device, and the sharding of the rows."""
     mesh = Mesh(np.array(jax.devices()), 'devices')
     maxima = jax.jit(lambda values: values.max(axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
     return maxima, NamedSharding(mesh, PartitionSpec('devices'))

@@ -1,4 +1,4 @@
-"""The folder of cached files, and JAX's cache of compiled programs in it."""
+"""The folder of cached files, which also contains JAX's cache of compiled programs."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler  # there is no public interface
+from jax._src import compilation_cache, compiler  # JAX has no public interface to these modules
 
 from runtime.files import expanded
 
@@ -16,8 +16,9 @@ log = logging.getLogger('allyouneed.train')
 def cache_folder(cache_dir: str) -> Path:
     """Returns the folder where runs share tokenizers, token stores and compiled programs.
 
-    This is config.cache_dir or, if that is empty, the folder allyouneed in the user's cache. By the XDG base directory
-    specification, the user's cache is $XDG_CACHE_HOME or, if that is not an absolute path, ~/.cache.
+    This is `cache_dir` (config.cache_dir). If `cache_dir` is empty, it is the folder allyouneed in the user's cache. By
+    the XDG base directory specification, the user's cache is $XDG_CACHE_HOME if this is an absolute path, and otherwise
+    ~/.cache.
     """
     if cache_dir:
         return expanded(cache_dir)
@@ -26,19 +27,22 @@ def cache_folder(cache_dir: str) -> Path:
 
 
 def use_compilation_cache(cache: Path) -> None:
-    """Caches compiled programs, so that a second start takes seconds. JAX_COMPILATION_CACHE_DIR overrides `cache`."""
+    """Makes JAX cache compiled programs in the folder `cache`, so that a second start takes only seconds.
+
+    JAX_COMPILATION_CACHE_DIR overrides the folder.
+    """
     if jax.config.values['jax_compilation_cache_dir'] is None:
         jax.config.update('jax_compilation_cache_dir', str(cache / 'xla'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
     if jax.process_count() > 1 and jax.process_index() and jax.default_backend() == 'cpu':
-        # JAX lets only process 0 write. But on CPUs the key of a program contains the topology as the process sees it,
-        # so the other processes never find an entry of process 0, and would compile everything at every start.
+        # In JAX, only process 0 writes to the cache. But on CPUs, the key of a program contains the topology as seen by
+        # the process. So the other processes never find an entry of process 0, and would compile at every start.
         compiler._cache_write = _write_to_cache
 
 
 def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: Any) -> None:
-    """Writes a compiled program to the persistent cache. Replaces JAX's function."""
+    """Writes a compiled program to the persistent cache. Replaces the function of JAX that does this."""
     if not callbacks:
         try:
             compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(Exception):
-    """An error in the user's input. The message states where it is, what is wrong and how to fix it."""
+    """An error in the user's input. The message states where the error is, what is wrong and how to fix it."""
 
 
 def messages_of(check: Callable[[], object]) -> list[str]:
@@ -22,9 +22,10 @@ def messages_of(check: Callable[[], object]) -> list[str]:
 
 
 def full_disk(error: BaseException | None) -> str | None:
-    """Returns the system's message if a full disk, quota or file caused `error`, directly or indirectly, or None.
+    """Returns the operating system's message if the cause of `error` is a full disk, a quota or a file size limit.
 
-    Libraries wrap the system's error in their own errors (TensorStore only as text), so messages are searched, too.
+    Returns None for other errors. Libraries wrap the system's error in their own errors. TensorStore includes it only
+    as text, so messages are searched, too.
     """
     while error is not None:
         for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -36,11 +37,14 @@ def full_disk(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterator[None]:
-    """Turns a full disk into a UserError. `explain` returns its message, given the error and the system's message."""
+    """Turns an error of the body that a full disk caused into a UserError.
+
+    `explain` makes the message of the UserError from the original error and the operating system's message.
+    """
     try:
         yield
     except UserError:
-        raise  # even if a full disk caused it: its message is more specific
+        raise  # even if a full disk caused the error, because the message of the UserError is more specific
     except Exception as error:
         if not (reason := full_disk(error)):
             raise
@@ -63,13 +67,13 @@ def little_memory_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
-    """Turns exceptions of the user's Python file at `path` into a UserError: 'PATH:LINE: NameError: ...'.
+    """Turns exceptions of the user's Python file at `path` into a UserError with a message like 'PATH:LINE: NameError'.
 
-    With `only`, exceptions that were not raised in that file pass unchanged.
+    The body runs the file. With `only`, exceptions that were not raised in the file are not changed.
     """
     try:
         yield
-    except KeyboardInterrupt:  # from the keyboard, not from the file
+    except KeyboardInterrupt:  # Ctrl-C, not an error of the file
         raise
     except BaseException as error:
         place, cause = _place_in(path, error)
@@ -79,7 +83,7 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the message of an exception of the user's code, whose class may fail to produce one."""
+    """Returns the text of an exception of the user's code. Such an exception may fail to produce its message."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:
@@ -87,13 +91,17 @@ def _words(error: BaseException) -> str:
 
 
 def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
-    """Returns 'PATH:LINE' where `error` or one of its causes was raised, and that exception; or '' and the error."""
+    """Finds where the file at `path` raised `error` or a cause of `error`.
+
+    Returns 'PATH:LINE' and the exception that was raised there. If the file raised none of these exceptions, returns ''
+    and `error`.
+    """
     def is_path(name: str | None) -> bool:
         return name is not None and os.path.abspath(name) == os.path.abspath(path)
 
     cause = error
     while cause is not None:
-        if isinstance(cause, SyntaxError) and (cause.filename is None or is_path(cause.filename)):  # None: not text
+        if isinstance(cause, SyntaxError) and (cause.filename is None or is_path(cause.filename)):  # no text: None
             return f'{path}:{cause.lineno}' if cause.lineno else path, cause
         lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if is_path(frame.f_code.co_filename)]
         if lines:
@@ -109,7 +117,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def option_like(option: str, options: Iterable[str]) -> str:
-    """Like `did_you_mean`, for an option such as 'modle.num_layers': first compares the name, then the section."""
+    """Returns a suggestion like `did_you_mean`, for an option such as 'modle.num_layers'.
+
+    Compares the name of the option first, and then the section.
+    """
     names = {}
     for candidate in options:
         names.setdefault(candidate.rpartition('.')[2], []).append(candidate)

@@ -1,4 +1,4 @@
-"""Executors of a sweep's runs: processes of this machine, or jobs of a Slurm cluster."""
+"""Executors, which run the jobs of a sweep: as processes on this machine, or as jobs on a Slurm cluster."""
 
 import dataclasses
 import logging
@@ -31,9 +31,9 @@ log = logging.getLogger('allyouneed.sweep')
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """The commands of a run. Calling the job runs them one after the other, until one fails.
+    """The commands of a run. Calling the job runs the commands one after the other, until a command fails.
 
-    A job is sent to other machines, so it contains everything that it needs.
+    A job may be sent to another machine, so the object contains all data that the job needs.
 
     Attributes:
       name: the name of the run.
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def failure(self) -> Path:
-        """The file with the reason if the job has failed."""
+        """The path of the file that contains the reason if the job has failed."""
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
@@ -62,8 +62,9 @@ class Job:
                 output.flush()
                 if self.stopping:
                     return INTERRUPTED
-                # The process has its own session: a terminal's Ctrl-C reaches it only through `stop`.
-                # close_fds=False: the process inherits the lock of the sweep's directory, and keeps it until it ends.
+                # The process has its own session, so Ctrl-C in the terminal does not reach the process directly.
+                # `stop` sends it a signal instead. With close_fds=False, the process inherits the lock of the sweep's
+                # directory, and holds the lock until the process ends.
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                                 env=environment, start_new_session=True, close_fds=False)
                 status = self.process.wait()
@@ -88,7 +89,7 @@ class Job:
         """Stops the run and queues it again. submitit calls this before a time limit or a preemption."""
         self.stop()
         if self.process is not None:
-            # Not process.wait(), because the signal that leads here has interrupted that call.
+            # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(dataclasses.replace(self, stopping=False, process=None), *arguments)
 
@@ -97,7 +98,7 @@ class Executor(Protocol):
     """A place where jobs run."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
-        """Runs all jobs. Yields each job with its exit status when it ends."""
+        """Runs all jobs. Yields each job with its exit status when the job ends."""
         ...
 
     def stop(self) -> None:
@@ -105,7 +106,10 @@ class Executor(Protocol):
 
 
 class Local(Executor):
-    """Runs `at_a_time` jobs at a time on this machine. They share the devices that CUDA_VISIBLE_DEVICES lists."""
+    """An executor that runs `at_a_time` jobs at a time on this machine.
+
+    The devices in CUDA_VISIBLE_DEVICES are divided between the jobs that run at the same time.
+    """
 
     def __init__(self, at_a_time: int):
         self._pool, self._jobs = futures.ThreadPoolExecutor(at_a_time), ()
@@ -119,7 +123,7 @@ class Local(Executor):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         self._jobs = jobs
         running = {self._pool.submit(self._run_on_share, job): job for job in jobs}
-        while running:  # a short timeout, because a signal to another thread does not wake this one
+        while running:  # the timeout is short, because a signal to another thread does not wake this thread
             for future in futures.wait(running, timeout=1, return_when=futures.FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
 
@@ -144,17 +148,19 @@ class Local(Executor):
 
 
 class Slurm(Executor):
-    """Runs jobs on a Slurm cluster through submitit. Jobs outlive the sweep, and a later sweep finds them by their ids.
+    """An executor that runs jobs on a Slurm cluster through submitit.
+
+    The jobs continue if sweep.py is stopped. A later sweep.py finds the jobs by their ids.
 
     Raises:
-      UserError: if there is no Slurm.
+      UserError: if Slurm is not available.
     """
 
     def __init__(self, folder: Path, **parameters: Any):
         """Makes an executor.
 
         Args:
-          folder: DIR/logs/slurm, for submitit's files and the jobs' ids.
+          folder: the folder for submitit's files and the ids of the jobs: logs/slurm in the directory of the sweep.
           parameters: submitit's parameters for every job.
         """
         # Sends the class with the job, so that a node does not need this module.
@@ -170,7 +176,8 @@ class Slurm(Executor):
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         waiting = {job: queued for job in jobs if (queued := self._queued(job)) is not None}
         new = [job for job in jobs if job not in waiting]
-        # Slurm signals a time limit to all processes; only submitit handles the signal, and calls Job.checkpoint.
+        # Before a time limit, Slurm sends the signal USR2 to all processes. The commands ignore the signal. submitit
+        # handles it, and calls Job.checkpoint.
         wrapper = ['env', '--ignore-signal=USR2']
         sent = [dataclasses.replace(job, commands=[[*wrapper, *command] for command in job.commands]) for job in new]
         with self._executor.batch():
@@ -185,13 +192,13 @@ class Slurm(Executor):
 
     @override
     def stop(self) -> None:
-        log.info('the jobs stay in the queue. To end them, run scancel --name=%s', self._name)
+        log.info('the jobs stay in the queue. To end the jobs, run scancel --name=%s', self._name)
 
     def _ticket(self, job: Job) -> Path:
         return self._folder / f'{job.name}.id'
 
     def _queued(self, job: Job) -> submitit.Job[int] | None:
-        """Returns the job that an earlier sweep.py submitted, if it has not ended."""
+        """Returns the Slurm job of an earlier sweep.py for `job`, or None if there is none or it has ended."""
         ticket = self._ticket(job)
         if not ticket.exists():
             return None

@@ -1,4 +1,4 @@
-"""Files of the user: atomic writes, checks for write access, and JSON."""
+"""Reads and writes files of the user: atomic writes, checks for write access, and JSON."""
 
 import contextlib
 import errno
@@ -17,13 +17,13 @@ from typing import Any, TextIO
 
 from runtime.errors import UserError
 
-PARTIAL = '.partial'  # at the end of the name of an incomplete file that the user may want to keep
+PARTIAL = '.partial'  # suffix of an incomplete file that the user may want to keep
 
 log = logging.getLogger('allyouneed.files')
 
 
 def expanded(path: str | Path) -> Path:
-    """Returns the path with ~ and ~NAME expanded, because shells do not expand them after an =.
+    """Returns the path with ~ and ~NAME expanded, because shells do not expand ~ after an = sign.
 
     Raises:
       UserError: if the user NAME does not exist.
@@ -44,7 +44,7 @@ def check_name(path: Path) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Turns an OSError while writing into a UserError that names `path`."""
+    """Turns an OSError of the body, which writes the file at `path`, into a UserError that names `path`."""
     try:
         yield
     except BrokenPipeError:
@@ -55,10 +55,11 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
-    """Opens a UTF-8 text file that gets its name only when it is complete. A failure keeps the old file.
+    """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
 
-    Until then, the new file is named PATH`ending`. After a failure, it is removed, unless `ending` is PARTIAL. Links
-    are followed. Devices and pipes are written directly.
+    Until then, the name of the new file is that of `path` followed by `ending`. After a failure, the old file remains,
+    and the new file is removed unless `ending` is PARTIAL. Symbolic links are followed. Devices and pipes are written
+    directly.
 
     Raises:
       UserError: if the file cannot be written.
@@ -83,9 +84,9 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """Opens stdout if `path` is None, or else a file as `written_whole` does.
+    """Opens stdout if `path` is None. Otherwise, opens a file as `written_whole` does.
 
-    A failure keeps the old file, and leaves the incomplete output in PATH.partial.
+    After a failure, the old file remains, and the incomplete output is in PATH.partial.
     """
     if path is None:
         if sys.stdout is None:
@@ -98,7 +99,7 @@ def open_output(path: str | None) -> Iterator[TextIO]:
             yield file
     finally:
         if (partial := Path(f'{os.path.realpath(path)}{PARTIAL}')).exists():
-            log.info('the output is incomplete, and is in %s', partial)
+            log.info('the output is incomplete. It is in %s', partial)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -108,7 +109,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that files can be written in a folder, which need not exist yet. Leaves nothing behind.
+    """Checks that files can be written in a folder, which need not exist yet. Leaves no files or folders behind.
 
     Raises:
       UserError: if files cannot be written there.
@@ -128,10 +129,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a file can be written in an existing folder. Leaves nothing behind.
+    """Checks that a file can be written in an existing folder. Leaves no file behind.
 
     Raises:
-      UserError: if it cannot be written.
+      UserError: if the file cannot be written.
     """
     with naming(path):
         try:
@@ -145,12 +146,13 @@ def check_file(path: Path) -> None:
 
 
 def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
-    """Returns FOLDER/NAME for each name in `names`, which are separated by commas.
+    """Returns the path FOLDER/NAME for each name in `names`. The names are separated by commas, and have no suffixes.
 
-    A pattern (with *, ? or [) is replaced by the sorted names of all files that match it with one of the `suffixes`.
+    A name with *, ? or [ is a pattern. It is replaced by the sorted names of all files that match the pattern followed
+    by one of the `suffixes`.
 
     Raises:
-      UserError: if a name is empty, because it would mean the folder itself.
+      UserError: if a name is empty, because an empty name would refer to the folder itself.
     """
     paths = []
     for name in names.split(','):
@@ -210,7 +212,7 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     try:
         content = json.loads(read_bytes(path).decode())
         if not isinstance(content, dict):
-            raise ValueError('it does not contain an object')
+            raise ValueError('the content is not a JSON object')
         return content
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, 'strerror', None) or error

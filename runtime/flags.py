@@ -15,23 +15,23 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a flag. With `choices`, its value must be one of them."""
+    """Returns a dataclass field that is also a flag. If `choices` is given, the value must be one of the choices."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 
 def define_flags(declared: type) -> None:
-    """Defines a flag for each field of a dataclass that `flag` made: bool, int, float, or text."""
+    """Defines a flag for each field of a dataclass that was made by `flag`. The type is bool, int, float or str."""
     kinds = typing.get_type_hints(declared)
     for field in _flags_of(declared):
         define: Any = DEFINE.get(kinds[field.name], flags.DEFINE_string)
         if choices := field.metadata[CHOICES]:
             define = functools.partial(flags.DEFINE_enum, enum_values=choices)
-        # --help of this script lists the flag.
+        # With module_name=sys.argv[0], the output of --help lists the flag under this script.
         define(field.name, field.default, help=field.metadata[HELP], module_name=sys.argv[0])
 
 
 def flags_as(declared: type[Values], **values: Any) -> Values:
-    """Returns a dataclass with the values of its flags. `values` are those of the fields that are not flags."""
+    """Returns an instance of a dataclass with the values of its flags. `values` are the values of all other fields."""
     return declared(**{field.name: flags.FLAGS[field.name].value for field in _flags_of(declared)}, **values)
 
 

@@ -1,4 +1,4 @@
-"""Folders that are complete or absent: they are written under a temporary name and then renamed."""
+"""Writes folders atomically: a folder has a temporary name until it is complete."""
 
 import contextlib
 import logging
@@ -18,17 +18,19 @@ log = logging.getLogger('allyouneed.files')
 
 @contextlib.contextmanager
 def written_folder(folder: Path, advice: str = 'Free some space, then run the same command again') -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, and renames it to `folder` at the end. A failure leaves nothing.
+    """Yields a temporary folder beside `folder`, and renames it to `folder` at the end.
 
-    `folder` must not exist, or must be empty. Temporary folders of killed processes are removed first.
+    `folder` must not exist, or must be empty. Temporary folders of killed processes are removed first. After a failure,
+    no temporary folder remains.
 
     Raises:
-      UserError: naming the folder and the file, if the disk is full. The message ends with `advice`.
+      UserError: if `folder` is a mount point, or the disk is full. For a full disk, the message names the folder and
+        the file, and ends with `advice`.
       OSError: if the folder cannot be written for another reason.
     """
     folder = Path(os.path.realpath(folder))
     if os.path.ismount(folder):
-        raise UserError(f'{folder} is a mount point, which cannot be renamed. Give a folder inside it')
+        raise UserError(f'{folder} is a mount point, which cannot be renamed. Use a folder inside it')
     created = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
@@ -46,19 +48,19 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
             afterwards.close()
             _remove_empty(created)
             if isinstance(error, Exception) and reason:
-                raise UserError(f'{folder} cannot be written: {reason}{f" ({name})" if name else ""}. Nothing was '
-                                f'left. {advice}') from error
+                raise UserError(f'{folder} cannot be written: {reason}{f" ({name})" if name else ""}. The incomplete '
+                                f'folder was removed. {advice}') from error
             raise
 
 
 def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
-    """Makes a temporary folder next to `folder`, which is locked while it is in use, and removed afterwards."""
+    """Makes a temporary folder next to `folder`. It is locked while it is in use, and is removed afterwards."""
     while True:
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
         try:
             afterwards.enter_context(locked(place / 'lock'))
         except (FileNotFoundError, BlockingIOError):
-            continue  # another process removed it as abandoned before it was locked: try again
+            continue  # another process removed the folder before it was locked, because it seemed abandoned: try again
         except OSError:
             pass  # a file system without locks: no process removes folders there
         break
@@ -68,21 +70,24 @@ def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes the folders of killed processes. They are unlocked: the system releases a lock when its process ends."""
+    """Removes the temporary folders of killed processes.
+
+    Such folders are not locked, because the system releases a lock when the process that holds it ends.
+    """
     for place in parent.glob(f'*{UNFINISHED}*'):
         try:
-            # A new file would keep the owner of the folder from removing it.
+            # create=False, because a new lock file would prevent the owner from removing the folder.
             lock = locked(place / 'lock', create=False)
-        except OSError:  # it is in use, already gone, or we may not remove it
+        except OSError:  # the folder is in use or already removed, or this process has no permission to remove it
             continue
         with lock:
-            log.info('%s was left by a killed process: removed', place)
+            log.info('removed %s, which a killed process had left', place)
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _remove_empty(folders: list[Path]) -> None:
     for folder in folders:
-        with contextlib.suppress(OSError):  # another process has put something there
+        with contextlib.suppress(OSError):  # another process has put files there
             folder.rmdir()
 
 

@@ -1,8 +1,8 @@
-"""Locks on files. The system releases a lock when its file is closed, or when the process ends in any way.
+"""Locks on files. The system releases a lock when its file is closed, or when the process ends or crashes.
 
-The library filelock does not fit. It always creates the file, and commands that a process starts do not inherit its
-locks. On a file system without locks, its versions differ: they report that the lock is held, raise an error, or use a
-file that a killed process leaves behind.
+The library filelock is not used, for three reasons. It always creates the file. The commands that a process starts do
+not inherit its locks. On a file system without locks, the behaviour depends on the version of filelock: it reports that
+the lock is held, raises an error, or uses a file that a killed process leaves behind.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ log = logging.getLogger('allyouneed.files')
 
 
 def locked(path: Path, create: bool = True) -> IO[bytes]:
-    """Returns a file, opened and locked. With `create`, it is created if it does not exist.
+    """Opens and locks a file, and returns it. If `create` is True, a missing file is created.
 
     Raises:
       BlockingIOError: if another process holds the lock.
@@ -34,14 +34,17 @@ def locked(path: Path, create: bool = True) -> IO[bytes]:
 
 def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
                    inheritable: bool = False) -> IO[bytes]:
-    """Locks the file `name` of a directory, and returns it. On file systems without locks, only logs a warning.
+    """Locks the file `name` in a directory, and returns the open file.
+
+    On file systems without locks, logs a warning and returns the file without a lock.
 
     Args:
       directory: the directory.
       name: the name of the file.
-      users: the plural noun for the users of the directory, for the warning.
-      waiting: a warning that is logged while this process waits for a lock that another process holds.
-      inheritable: whether commands that this process starts also hold the lock, until the last one ends.
+      users: a plural noun for the users of the directory, such as 'runs', for the warning.
+      waiting: a warning. If it is not empty and another process holds the lock, the warning is logged, and this process
+        waits for the lock.
+      inheritable: whether commands that this process starts also hold the lock, until the last command ends.
 
     Raises:
       BlockingIOError: if another process holds the lock and `waiting` is empty.

@@ -14,19 +14,20 @@ import jax
 from runtime.agreement import Greatest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED = os.EX_TEMPFAIL  # 75: for a scheduler, the job has not failed and must be started again
+STOPPED = os.EX_TEMPFAIL  # exit status 75: the job has not failed, and a scheduler should start the job again
 
 log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """A handler of signals: the first one stops the run as soon as no work is lost, and the second one at once.
+    """A signal handler. The first signal stops the run as soon as no work is lost. The second stops it immediately.
 
-    Before the training loop, and inside `nothing_to_lose`, the first signal stops immediately: SystemExit(75) is raised
-    in the main thread. Inside `at_a_step` the signal is only recorded, and the loop checks `requested` after each step.
+    Before the training loop, and inside `nothing_to_lose`, the first signal stops the run immediately: SystemExit(75)
+    is raised in the main thread. Inside `at_a_step`, the signal is only recorded, and the training loop checks
+    `requested` after each step.
 
     With exits=False, for notebooks, the second signal raises KeyboardInterrupt instead of ending the process. Outside
-    the main thread, where Python delivers no signals, it does nothing.
+    the main thread, the handler has no effect, because Python delivers signals only to the main thread.
     """
 
     def __init__(self, *, exits: bool = True):
@@ -56,7 +57,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Only records signals in the body."""
+        """Records signals that arrive in the body. They do not stop the run."""
         self._later = True
         try:
             yield
@@ -65,11 +66,11 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
-        """Lets a signal stop the run in the body, inside `at_a_step`: the next start repeats the interrupted work.
+        """Lets a signal stop the run immediately in the body, which is work that the next start repeats.
 
-        Yields a function to call before each batch of the work. Several processes stop in this function, all together,
-        one batch after a signal to one of them. A single process stops at once. `done`, for the log, is the place of
-        the stop and the step that is saved.
+        This is used inside `at_a_step`. Yields a function, which must be called before each batch of the work. A single
+        process stops at once. If there are several processes and one process receives a signal, all processes stop one
+        batch later, in this function. `done` describes the work and the saved step, for the log.
         """
         if jax.process_count() > 1:
             greatest = Greatest()
@@ -105,10 +106,10 @@ class StopSignals:
     def _listen(self) -> None:
         with self._listener:
             count = 0
-            while number := self._listener.recv(1):  # empty: the pipe is closed
+            while number := self._listener.recv(1):  # empty when the pipe is closed
                 if number[0] in SIGNALS:
                     count += 1
                     if count == 2:
                         os._exit(128 + number[0])  # the status that a shell reports
                     name = signal.Signals(number[0]).name
-                    os.write(2, f'\n{name}: stopping. Send it once more to stop at once\n'.encode())
+                    os.write(2, f'\n{name}: stopping. Send the signal again to stop immediately\n'.encode())

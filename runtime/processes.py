@@ -1,7 +1,7 @@
-"""Several processes: joins a job, and ends all of its processes together.
+"""Joins this process to a job of several processes, and ends all processes of a job together.
 
-Decisions that all processes share are made by the leader and sent to the other processes (`runtime/agreement.py`). They
-never depend on something local to a process, such as the listing of a folder or a clock.
+Decisions that all processes share are made by the leader and sent to the other processes (`runtime/agreement.py`). A
+process never makes such a decision from local information, such as a clock or the list of files in a folder.
 """
 
 import contextlib
@@ -30,11 +30,12 @@ from runtime.preemption import STOPPED
 from runtime.rendezvous import Missing, meet
 
 HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
-SHUTDOWN = 20  # seconds in which a process with an error may shut down
-RESUME = 'All checkpoints are safe. Run the same command again in all processes to resume from the newest one'
-# XLA's messages if the connection to another process breaks, on CPUs (Gloo), GPUs (NCCL) and to JAX's coordinator.
+SHUTDOWN = 20  # seconds that the shutdown of a process may take after an error
+RESUME = 'All checkpoints are safe. Run the same command again in all processes to resume from the newest checkpoint'
+# Words in XLA's messages if the connection to another process breaks: on CPUs (Gloo), on GPUs (NCCL), or to JAX's
+# coordinator.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
-READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # the same in a ValueError, when a result is read
+READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # a ValueError, raised when a result is read
 
 log = logging.getLogger('allyouneed.train')
 
@@ -66,14 +67,14 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         if options is None:
             return check_devices()
     elif address is None or count is None or number is None:
-        raise UserError(f'{", ".join(missing)} is missing. Set all of {", ".join(flags)}, or none. Each process has '
-                        'another --process_id')
+        raise UserError(f'{", ".join(missing)} is missing. Set all three flags {", ".join(flags)}, or none of them. '
+                        'Each process needs a different --process_id')
     else:
         host, _, port = address.rpartition(':')
         if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
             raise UserError(f'--coordinator_address={address} must be HOST:PORT of process 0, such as node1:1234')
         if not 0 <= number < count:
-            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because of --num_processes={count}')
+            raise UserError(f'--process_id={number} must be from 0 to {count - 1}, because --num_processes={count}')
         options = {'coordinator_address': address, 'num_processes': count, 'process_id': number,
                    'cluster_detection_method': 'deactivate'}
         log.info('process %d of %d joins the job at %s', number, count, address)
@@ -96,7 +97,8 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
                 handler.setFormatter(logging.Formatter(f'process {jax.process_index()}: %(message)s'))
         refuse_unequal_devices()
         agreement.exchange('the start', None)
-        # Gloo gives up if the processes begin their first collective more than 30 s apart; later ones may be slow.
+        # Gloo fails if the processes begin their first collective operation more than 30 s apart. Later operations have
+        # no such limit.
         sync_global_devices('the start')
 
 
@@ -111,7 +113,7 @@ def refuse_unequal_devices() -> None:
 
 
 def lost(error: BaseException | None) -> bool:
-    """Returns whether the loss of another process caused `error`, directly or indirectly."""
+    """Returns whether `error` was caused, directly or indirectly, by the loss of another process."""
     while error is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
@@ -123,11 +125,12 @@ def lost(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """Ends this process after an error of the body without waiting for other processes of the job.
+    """Ends this process after an error of the body, without waiting forever for other processes of the job.
 
-    If the connection to another process breaks, this process exits at once with the status STOPPED, and a scheduler
-    then starts the job again. Any other error is raised. But the shutdown of a process may wait for the other processes
-    forever, so after SHUTDOWN seconds this process exits with status 2. Has no effect on a process that runs alone.
+    If the connection to another process breaks, this process exits at once with the status STOPPED, so that a scheduler
+    starts the job again. Any other error is raised. The shutdown after such an error may wait for the other processes
+    forever. So if this process is still running after SHUTDOWN seconds, it exits with status 2. Has no effect on a
+    process that runs alone.
     """
     try:
         yield
@@ -143,10 +146,11 @@ def ending_together() -> Iterator[None]:
 
 
 def _explain_abort() -> None:
-    """Makes abort() print a message and exit with the status STOPPED. JAX calls it if another process is lost.
+    """Makes abort() print a message and exit with the status STOPPED.
 
-    JAX calls abort() in its own thread, and has no callback for this event. A handler in Python would be too late: it
-    runs between two instructions of the main thread, but the process ends when the C handler returns.
+    JAX calls abort() in its own thread if another process is lost, and has no callback for this event. A signal handler
+    in Python would be too late: Python runs it between two instructions of the main thread, but the process ends when
+    the C handler returns.
     """
     global _on_abort
     _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _leave(
@@ -167,10 +171,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def check_devices() -> None:
-    """Raises UserError if JAX finds no device of the platform that JAX_PLATFORMS asks for."""
+    """Raises UserError if JAX finds no device of the platform in JAX_PLATFORMS."""
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # the first, without a message, if a platform's plugin is missing
+    except (AssertionError, RuntimeError) as error:  # AssertionError, without a message, if a plugin is missing
         if re.search('coordination|heartbeat|keyvalue', str(error), re.IGNORECASE):  # another process is lost
             raise
         reason = str(error).partition('\n')[0] or 'JAX cannot use this platform'
@@ -181,8 +185,8 @@ def check_devices() -> None:
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Returns jax.distributed.initialize's arguments for the job of this process, or None if the process is alone.
 
-    JAX's own detection is not used directly: it counts the tasks of an allocation instead of the tasks that were
-    started, and in a Kubernetes pod it requires a Job.
+    JAX's own detection is not used directly, for two reasons. On Slurm, it counts the tasks of the allocation instead
+    of the tasks that were started. In a Kubernetes pod, it requires that the pod belongs to a Job.
     """
     tasks = int(environment.get('SLURM_STEP_NUM_TASKS', 0))
     if tasks:
@@ -200,7 +204,7 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
         return {'cluster_detection_method': 'k8s'}
     on_tpu_machine = importlib.util.find_spec('libtpu') and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
     if on_tpu_machine and not hosts and 'TPU_SKIP_MDS_QUERY' not in environment:
-        return {'cluster_detection_method': 'gcetpu'}  # reads the other processes from the machine's metadata
+        return {'cluster_detection_method': 'gcetpu'}  # reads the addresses from the machine's metadata
     return None
 
 
@@ -208,7 +212,7 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
 def leader_first(purpose: str) -> Iterator[None]:
     """Runs the body in the leader first, and in the other processes after the leader has finished or failed.
 
-    So results that the leader stores in a shared cache are computed once.
+    So a result that the leader stores in a shared cache is computed only once.
     """
     def wait():
         if jax.process_count() > 1:

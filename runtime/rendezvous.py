@@ -1,8 +1,9 @@
 """Checks that all processes of a job are started correctly, before JAX connects them.
 
-JAX aborts a process whose number is a duplicate or whose peers are missing, and crashes if its port is in use. So the
-processes first connect to the coordinator's address. Each one sends a line of JSON with its number. Process 0 sends the
-same verdict to all of them, and then frees the port for JAX's coordinator.
+JAX aborts a process if the number of the process is a duplicate, or if other processes are missing. JAX crashes if the
+port is in use. So the processes connect to the coordinator's address before JAX does. Each process sends a line of JSON
+with its number (its ticket). Process 0 sends the same answer (the verdict) to all processes, and then frees the port
+for JAX's coordinator.
 """
 
 import contextlib
@@ -19,8 +20,8 @@ from typing import Any
 
 from runtime.errors import UserError
 
-PORT_FREED = 20  # seconds in which a process of the previous start frees the port
-LINGER = 5       # seconds in which process 0 reports an error to processes that arrive later
+PORT_FREED = 20  # seconds to wait until a process of the previous start frees the port
+LINGER = 5       # seconds during which process 0 reports an error to processes that arrive later
 QUIET, REPEAT = 10, 30  # seconds before the first log line about missing processes, and between these lines
 
 log = logging.getLogger('allyouneed.train')
@@ -31,12 +32,12 @@ class Missing(Exception):
 
 
 def listed(numbers: Collection[int]) -> str:
-    """Returns 'process 3' or 'processes 1, 3'."""
+    """Returns the numbers of processes as text, such as 'process 3' or 'processes 1, 3'."""
     return f'process{"es" if len(numbers) > 1 else ""} {", ".join(map(str, sorted(numbers)))}'
 
 
 class Waiting:
-    """A log of waiting for other processes: a line after QUIET seconds, and then one every REPEAT seconds."""
+    """Log lines about missing processes: the first line after QUIET seconds, further lines every REPEAT seconds."""
 
     def __init__(self, purpose: str):
         self._purpose, self._next = purpose, time.monotonic() + QUIET
@@ -53,7 +54,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
 
     Args:
       host: an address of process 0.
-      port: its port.
+      port: the port at this address.
       count: the number of processes.
       number: the number of this process, from 0.
       patience: seconds to wait for the other processes.
@@ -73,7 +74,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
 
 
 def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
-    """Sends the ticket to process 0 and returns its verdict. Retries until the deadline."""
+    """Sends the ticket to process 0, and returns the verdict of process 0. Retries until the deadline."""
     waiting, where, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
     while time.monotonic() < deadline or reason is None:
         try:
@@ -89,20 +90,21 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
         waiting.log([0])
         time.sleep(0.2)
     if strangers:
-        raise UserError(f'{where}: another program answers there. Use a free port. If it is this job, which has '
-                        f'already started, give each process another --process_id (here {ticket["number"]})')
-    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start it at an address that all '
+        raise UserError(f'{where}: another program answers there. Use a free port. If that program is this job, which '
+                        'has already started, give each process a different --process_id (here '
+                        f'{ticket["number"]})')
+    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start process 0 at an address that all '
                        'processes can reach'}
 
 
 def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
-    """Waits for the tickets of all processes, sends the verdict to each, and returns it."""
+    """Waits for the tickets of all processes, sends the verdict to each process, and returns the verdict."""
     with _listener(port) as listener, contextlib.ExitStack() as open_sockets:
         def leave(connection):
             open_sockets.callback(connection.close)
             return connection
 
-        # Connects to itself at the address of the job, because another process 0 may be listening there.
+        # Process 0 also connects to the address of the job, because another process 0 may be listening there.
         watched = [listener]
         with contextlib.suppress(OSError):
             itself = leave(socket.create_connection((host, port), timeout=5))
@@ -115,11 +117,11 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
                 verdict = {'all': 'here'}
             elif time.monotonic() > deadline:
                 verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at {host}:{port}; '
-                                      f'{listed(arrived)} did'}
+                                      f'{listed(arrived)} arrived'}
             else:
                 waiting.log(missing)
                 ready, _, _ = select.select(watched, [], [], 0.2)
-                if len(watched) > 1 and watched[1] in ready:  # our own listener sends nothing here
+                if len(watched) > 1 and watched[1] in ready:  # this process itself sends nothing here
                     verdict = _parsed(watched.pop().makefile('rb').readline(100_000)) or None
                 elif listener in ready:
                     verdict = _take(leave(listener.accept()[0]), ticket, arrived)
@@ -132,7 +134,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
 
 
 def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any]) -> dict[str, str] | None:
-    """Adds the process behind a new connection to `arrived`. Returns an error if its flags are wrong."""
+    """Adds the process at the other end of a new connection to `arrived`. Returns an error if its flags are wrong."""
     connection.settimeout(5)
     try:
         ticket = _parsed(connection.makefile('rb').readline(10_000))
@@ -143,15 +145,15 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
     number = ticket['number']
     error = None
     if ticket['count'] != own['count']:
-        error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, process 0 '
+        error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, but process 0 '
                  f'({own["where"]}) has {own["count"]}')
     elif number in arrived and not _is_gone(arrived[number][1]):
         error = f'two processes have --process_id={number}: {arrived[number][0]["where"]} and {ticket["where"]}'
     if error is None:
         arrived[number] = ticket, connection
         return None
-    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each another --process_id '
-                        f'({listed(arrived)} arrived)'}
+    verdict = {'error': f'{error}. Give all processes the same --num_processes, and each process a different '
+                        f'--process_id ({listed(arrived)} arrived)'}
     _send(verdict, [connection])
     return verdict
 
@@ -174,7 +176,7 @@ def _send(verdict: dict[str, str], connections: Collection[socket.socket | None]
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Returns the JSON object in a line, or {}."""
+    """Returns the JSON object in a line, or {} if the line contains no JSON object."""
     with contextlib.suppress(ValueError):
         content = json.loads(line)
         return content if isinstance(content, dict) else {}
@@ -194,7 +196,7 @@ def _listener(port: int) -> Iterator[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise UserError(f'--coordinator_address: port {port} of {socket.gethostname()} cannot be used: '
-                                f'{os.strerror(error.errno or 0)}. Use a free port, or end the program that uses it'
+                                f'{os.strerror(error.errno or 0)}. Use a free port, or end the program on this port'
                                 ) from None
             time.sleep(0.2)
     with listener:

@@ -13,12 +13,13 @@ def peak_resident() -> int:
 
 
 def memory() -> dict[str, float]:
-    """Returns memory in GB: 'resident_gb' of this process, and 'device_gb' and 'device_peak_gb' of the first device
-    if it reports them.
+    """Returns memory in GB: 'resident_gb' of this process, and 'device_gb' and 'device_peak_gb' of the first device.
+
+    A device that does not report its memory has no values in the result.
     """
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux: the peak instead
+    except OSError:  # on systems other than Linux, reports the peak instead
         resident = peak_resident()
     device = jax.local_devices()[0].memory_stats() or {}
     sizes = {'resident_gb': resident, 'device_gb': device.get('bytes_in_use'),
@@ -27,9 +28,9 @@ def memory() -> dict[str, float]:
 
 
 class CompileTime:
-    """Counts the seconds that JAX has spent on tracing, lowering and compiling since the object was created.
+    """The seconds that JAX has spent on tracing, lowering and compiling since the object was created.
 
-    JAX cannot remove the listener, so there is only one object, `compile_time`.
+    The object registers a listener, which JAX cannot remove. So there is only one object, `compile_time`.
     """
 
     def __init__(self):

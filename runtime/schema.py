@@ -1,4 +1,4 @@
-"""JSON that this process did not write: it is validated against a type, its schema, before it is used.
+"""Reads JSON that other programs have written, and validates it against a type, the schema.
 
 A schema is a `msgspec.Struct`, or a type such as `dict[str, Size]`. Unknown fields of a Struct are ignored.
 """
@@ -21,7 +21,7 @@ def read_as(path: Path, schema: type[Content], advice: str) -> Content:
     """Reads a JSON file.
 
     Raises:
-      UserError: naming the file and the field, if the file cannot be read or does not match the schema. The message
+      UserError: if the file cannot be read or does not match the schema. The message names the file and the field, and
         ends with `advice`.
     """
     try:
@@ -31,16 +31,16 @@ def read_as(path: Path, schema: type[Content], advice: str) -> Content:
 
 
 def decoded(content: bytes | str, schema: type[Content]) -> Content:
-    """Returns the value that JSON describes.
+    """Decodes JSON into a value of the type `schema`.
 
     Raises:
-      ValueError: naming the field, if the text is not JSON or does not match the schema.
+      ValueError: if the text is not JSON or does not match the schema. The message names the field.
     """
     try:
-        # msgspec does not check the encoding of the texts that it skips.
+        # The bytes are decoded first, because msgspec does not check the encoding of texts in fields that it ignores.
         return msgspec.json.decode(content.decode() if isinstance(content, bytes) else content, type=schema)
     except RecursionError:
-        raise ValueError('it is nested too deeply') from None
+        raise ValueError('the JSON is nested too deeply') from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # 'Expected `int`, got `str` - at `$.n_head`'
         reason, _, field = str(error).replace('`', '').partition(' - at ')
         reason = reason[:1].lower() + reason[1:]

@@ -57,7 +57,7 @@ def test_a_copy_without_the_packages_says_how_to_install(tmp_path):
     (tmp_path / 'allyouneed.py').write_text((ROOT / 'allyouneed.py').read_text())
     done = python(tmp_path, 'import allyouneed', root=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.endswith('allyouneed is a codebase to clone: run `pip install -e .` in the clone\n')
+    assert done.stderr.endswith('Clone the repository and run `pip install -e .` in the clone\n')
 
 
 def test_every_name_is_loaded_and_others_are_named():

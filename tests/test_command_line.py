@@ -65,7 +65,7 @@ def test_mistaken_flag_is_one_line_and_status_2(arguments, message):
 def test_help_shows_our_flags_first_and_where_the_options_are():
     short, full = run('--help'), run('--helpfull')
     assert short.returncode == full.returncode == 0 and short.stderr == ''
-    assert short.stdout.index('--config: The recipe') < short.stdout.index('docs/options.md explains them')
+    assert short.stdout.index('--config: The recipe') < short.stdout.index('docs/options.md explains the options')
     assert len(short.stdout.splitlines()) < 30
     places = [full.stdout.index(each) for each in ('--step', '--config.model.num_heads=8:', 'absl.logging')]
     assert places == sorted(places)

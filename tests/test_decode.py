@@ -45,8 +45,8 @@ def test_what_is_told_of_the_time_is_compiling_apart_from_answering():
                           text=True,
                           timeout=120)
     assert done.stdout == 'ONE\n' * 10, done.stderr
-    said = re.search(r'^10 lines in (.*) s, of which (.*) s compiling: (.*) a second otherwise$', done.stderr,
-                     re.MULTILINE)
+    said = re.search(r'^10 lines in (.*) s: (.*) s of compilation, and (.*) lines per second in the remaining time$',
+                     done.stderr, re.MULTILINE)
     seconds, compiling, rate = map(float, said.groups())
     assert 0.6 <= compiling < seconds - 0.3 and 10 < rate <= 25  # 0.4 s, and more on a busy machine
     said = re.search(r'^first line after (.*) s: imports (.*), opening the run (.*), compiling the search (.*)$',

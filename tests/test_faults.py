@@ -92,7 +92,7 @@ def test_the_newest_readable_checkpoint_is_used_and_the_end_is_the_same(whole, c
     with monkeypatch.context() as patch:  # killed before it saves anything
         patch.setattr(loop, 'train_steps', lambda *_: None)
         start(copy, tiny_config(cache))
-    assert re.search(r'checkpoints/9 is damaged: .+\. It is left unchanged, and an older checkpoint is used', said.text)
+    assert re.search(r'checkpoints/9 is damaged: .+\. The damaged .+ and an older checkpoint is used', said.text)
     assert 'resuming from step 8' in said.text and steps(copy) == [8, 9]
     start(copy, tiny_config(cache))
     assert outcome(copy) == outcome(whole)

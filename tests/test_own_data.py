@@ -54,7 +54,7 @@ def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table
         data = open_data(lowered, asked=directory.asked)
         directory.claim(lowered, data, make_objective(lowered, data))
     assert len(data.tokenizers['source']) == lowered.data.tokenizer.vocab_size == most
-    assert f'config.data.tokenizer.vocab_size={most}, not 1200: the largest vocabulary' in caplog.text
+    assert f'config.data.tokenizer.vocab_size={most} instead of 1200, because' in caplog.text
     assert read_config(tmp_path / 'run').data.tokenizer.vocab_size == most
     with RunDirectory(str(tmp_path / 'run'), again := config()) as directory:
         assert directory.resumed and again == lowered

@@ -96,7 +96,7 @@ def test_another_config_on_the_same_directory_is_refused(run, data, cache):
     before = (workdir / 'config.json').read_text()
     result = script(*train_arguments(workdir, data, cache, model__d_ff=64, optimizer__peak=0.5))
     assert result.returncode == 2
-    assert b'model.d_ff: 32 there, 64 asked for' in result.stderr and b'optimizer.peak' in result.stderr
+    assert b'model.d_ff: 32 in the run, 64 now' in result.stderr and b'optimizer.peak' in result.stderr
     assert b'Traceback' not in result.stderr
     assert (workdir / 'config.json').read_text() == before
 

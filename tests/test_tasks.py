@@ -143,7 +143,7 @@ def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention)
     assert (done.returncode == 0) == attention, done.stderr.decode()
     assert (tmp_path / 'page.html').exists() == attention
     if not attention:
-        assert b'this model has no attention to look at' in done.stderr
+        assert b'this model has no attention weights' in done.stderr
 
 
 @pytest.mark.slow

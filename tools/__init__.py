@@ -1,1 +1,1 @@
-"""Small scripts: show a batch, show a run, write the page of options."""
+"""Scripts that export, import, distil, plan and show models, runs and batches, and write the page of options."""

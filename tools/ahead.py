@@ -1,4 +1,4 @@
-"""Compiles the real train step and search step ahead of time, for devices that this machine may not have."""
+"""Compiles the train step and the search step of the project ahead of time. The devices need not be present."""
 
 import copy
 import dataclasses
@@ -36,11 +36,16 @@ from training.step import TrainState, boxed_state, key_for, train_step
 from training.summary import matmul_flops
 from training.tuning import make_tuning
 
-LENGTH = 64  # tokens of an assumed sentence, its end token and padding included
+LENGTH = 64  # tokens of an assumed sentence, including the end token and padding
 
 
 class TooLarge(UserError):
-    """A program that does not fit into the memory of a device. `needed` and `available` are in bytes, or None."""
+    """Raised if a program does not fit into the memory of a device.
+
+    Attributes:
+      needed: bytes of memory that the program needs; None if the compiler did not report the size.
+      available: bytes of memory that the device has; None if the compiler did not report the size.
+    """
 
     def __init__(self, message: str, needed: float | None = None, available: float | None = None):
         super().__init__(message)
@@ -49,17 +54,17 @@ class TooLarge(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """The cost of a step of a program for each device.
+    """The cost of one step of a program, per device.
 
     Attributes:
-      flops: floating-point operations of the matrix products, including every iteration of a loop and what
-        rematerialisation repeats.
+      flops: floating-point operations of the matrix products, including every iteration of a loop and the operations
+        that rematerialisation repeats.
       traffic: bytes between the device's memory and its cores (see `tools.program`).
       operands: bytes of all operands and results, including those that stay in the cores' own memory.
       arguments: bytes of the state and the batch.
       temporaries: the largest number of bytes of activations, gradients and buffers at a time.
       peak: the largest number of bytes of the device's memory in use.
-      collectives: the communications.
+      collectives: the communication between devices.
     """
     flops: float
     traffic: float
@@ -79,21 +84,21 @@ def devices_of(topology: Topology) -> Devices:
     name = f'{topology.chip.libtpu}:{"x".join(map(str, topology.shape))}'
     options: dict[str, Any] = {'num_slices': topology.slices} if topology.slices > 1 else {}
     if topology.chip.libtpu == 'v4':
-        options['chip_config_name'] = 'megacore'  # the two cores are one device, as on real machines
+        options['chip_config_name'] = 'megacore'  # on a real v4 machine, the two cores of a chip are one device
     try:
         description = topologies.get_topology_desc(platform='tpu', topology_name=name, **options)
-    except Exception as error:  # jaxlib documents no class for it
+    except Exception as error:  # jaxlib does not document which exceptions it raises
         reason = str(error).splitlines()[0][:300]
         if not importlib.util.find_spec('libtpu'):
             raise UserError(f'--topology={topology}: compiling for a TPU needs libtpu ({reason}). Run '
                             'pip install -e ".[plan]", or use --formula') from None
-        raise UserError(f'--topology={topology}: libtpu does not support it ({reason}). Use the shape of a slice that '
-                        'is sold, such as v5e:4x4') from None
+        raise UserError(f'--topology={topology}: libtpu does not support it ({reason}). Use the shape of an '
+                        'available slice, such as v5e:4x4') from None
     return list(description.devices)
 
 
 def assumed_sizes(config: ConfigDict) -> dict[str, int]:
-    """Returns the sizes of the vocabularies that the recipe requests."""
+    """Returns the vocabulary sizes of the recipe. A plan assumes that the learned vocabularies have these sizes."""
     size, data = config.data.tokenizer.vocab_size, TASKS[config.task].data
     if data == 'pairs':
         return {'source_vocab_size': size, 'target_vocab_size': size}
@@ -103,9 +108,10 @@ def assumed_sizes(config: ConfigDict) -> dict[str, int]:
 
 
 def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
-    """Returns a full batch of a recipe's shapes, without its data: sentences of one `length`, or windows.
+    """Returns a full batch with the shapes of a recipe, without reading data.
 
-    As in training, padding rows are added up to a `multiple`. Also returns the number of rows without them.
+    All sentences or windows have the same `length`. As in training, padding rows are added until the number of rows is
+    a multiple of `multiple`. Also returns the number of rows without padding rows.
     """
     pairs = TASKS[config.task].data == 'pairs'
     default: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
@@ -125,10 +131,10 @@ class Recipe:
 
     Attributes:
       config: the recipe's options.
-      batch: a batch of assumed text.
-      rows: the rows of the batch without padding rows.
+      batch: the result of `assumed_batch`.
+      rows: the number of rows of the batch, without padding rows.
       module: the model.
-      parts: the arguments of the project's compiled steps.
+      parts: the arguments of `training.compiled.Compiled`.
     """
 
     def __init__(self, config: ConfigDict, length: int | None = None, shares: int = 1):
@@ -151,7 +157,7 @@ class Recipe:
 
     @functools.cached_property
     def boxed(self) -> TrainState:
-        """The shapes of a train state, boxed with the names of their axes."""
+        """The shapes of a train state, in Flax metadata boxes that contain the names of the axes."""
         return jax.eval_shape(lambda: boxed_state(self.module, self.optimizer, self.batch, 0, self.parts['tuning']))
 
     @functools.cached_property
@@ -162,19 +168,19 @@ class Recipe:
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
         """Returns the recipe with other values of config.parallel and config.train.accumulate."""
-        assert self.flops  # computed once for all copies, and with it the shapes
+        assert self.flops  # cached here, so that the copies share `flops` and `boxed`
         recipe = copy.copy(self)
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}
         return recipe
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step, without padding rows."""
+        """The number of target positions of a step, without padding rows."""
         return self.rows * self.batch['targets'].shape[1]
 
 
 class Ahead:
-    """The programs of a recipe for a mesh of devices that this machine may not have.
+    """The programs of a recipe for a mesh of devices. The devices need not be present.
 
     Attributes:
       steps: the project's compiled steps.
@@ -193,7 +199,7 @@ class Ahead:
         self.mesh = dict(self.steps.mesh.shape)
 
     def held(self) -> dict[str, float]:
-        """Returns the bytes of the parameters and of the optimizer's state on each device."""
+        """Returns the bytes of the parameters and of the optimizer state on each device."""
         return {'parameters': _shards(self.steps.shapes.params), 'optimizer': _shards(self.steps.shapes.opt_state)}
 
     @functools.cached_property
@@ -201,7 +207,7 @@ class Ahead:
         """The compiled train step.
 
         Raises:
-          TooLarge: if a device has too little memory.
+          TooLarge: if the program needs more memory than a device has.
         """
         return _compiled(self.steps.lower(self.batch))
 
@@ -233,7 +239,7 @@ class Ahead:
         return _compiled(jax.jit(step, donate_argnums=1).lower(params, state))
 
     def figures(self, compiled: jax.stages.Compiled) -> Figures:
-        """Returns the cost of a compiled program of this mesh."""
+        """Returns the cost of `compiled`, a program for this mesh."""
         memory, text = compiled.memory_analysis(), compiled.as_text() or ''
         program, with_cores = Program(text, self.mesh), Program(text, self.mesh, cores=True)
         assert memory is not None
@@ -253,10 +259,11 @@ def keep(compiled: jax.stages.Compiled, path: Path) -> None:
 
 
 def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:
-    """Loads a program that `keep` wrote, for `devices`, by default all devices of this machine.
+    """Loads a program that `keep` wrote. The default of `devices` is all devices of this machine.
 
-    `lowered` is the same step, lowered on this machine. It supplies the structure of arguments and results, which the
-    file does not contain. JAX reads the file as a pickle, which can run any code, so load only files that you trust.
+    `lowered` is the same step, lowered on this machine. The structure of arguments and results is taken from `lowered`,
+    because the file does not contain it. JAX reads the file as a pickle, and a pickle can run any code. Load only files
+    that you trust.
     """
     devices = devices or jax.devices()
     return serialize_executable.deserialize_and_load(path.read_bytes(), lowered.in_tree, lowered.out_tree,

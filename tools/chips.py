@@ -1,4 +1,4 @@
-"""Published figures of accelerators, and the bounds that follow from them.
+"""Published figures of accelerators, and the lower bounds of a step's time that follow from these figures.
 
 Sources: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e: peak, memory, interconnect), jax-ml.github.io/scaling-book
 ("How to think about TPUs": bytes/s of a link and of the data-centre network), NVIDIA's data sheets of A100 SXM 80 GB
@@ -22,15 +22,16 @@ class Chip:
 
     Attributes:
       name: the name in a topology, 'v5e' in 'v5e:4x4'.
-      flops: peak of bfloat16 products, operations per second.
+      flops: the peak rate of bfloat16 matrix products, in operations per second.
       memory: bytes of the device's memory.
-      bandwidth: bytes per second of this memory.
+      bandwidth: bytes per second between the device's memory and its cores.
       link: bytes per second that a chip sends and receives along one axis of the torus, summed over both directions of
-        both links; for a GPU, the bytes that NVLink sends.
-      network: bytes per second of a chip's share of the network between slices, or between machines of GPUs.
-      axes: the number of axes of the torus; a collective over several axes uses all their links. 0: GPUs with a switch.
-      island: the number of chips that `link` connects; 0: the whole slice.
-      libtpu: libtpu's name of the chip; '': plans use the formula only.
+        both links. For a GPU, the bytes per second that NVLink sends.
+      network: bytes per second of a chip's share of the network between slices, or between machines with GPUs.
+      axes: the number of axes of the torus. A collective over several axes uses the links of all these axes. 0 means
+        GPUs that are connected by a switch.
+      island: the number of chips that `link` connects; 0 means the whole slice.
+      libtpu: the name of the chip in libtpu; '' means that plans use only the formula.
     """
     name: str
     flops: float
@@ -58,9 +59,9 @@ class Topology:
     """Chips of one kind and their connections: slices of a torus, or GPUs.
 
     Attributes:
-      chip: the kind of all chips.
+      chip: the kind of the chips.
       shape: the shape of a slice.
-      slices: the number of slices, which the network connects.
+      slices: the number of slices. The network connects the slices.
     """
     chip: Chip
     shape: tuple[int, ...]
@@ -77,10 +78,10 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Reads 'v5e:4x4', 'v5p:2x2x4' or 'h100:16'.
+    """Parses a topology such as 'v5e:4x4', 'v5p:2x2x4' or 'h100:16'.
 
     Raises:
-      UserError: if the chip is unknown, or the shape does not suit it.
+      UserError: if the chip is unknown, or the shape has the wrong number of sizes for the chip.
     """
     name, _, shape = text.partition(':')
     if name not in CHIPS:
@@ -98,12 +99,13 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 
 
 def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: dict[str, int]) -> float:
-    """Returns the least seconds of a step's collectives, one after the other, at the full speed of all links.
+    """Returns a lower bound of the seconds of a step's collectives, which run one after the other.
 
-    With an array of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all moves B (n - 1) / n in and
-    out of each device, and an all-reduce twice as much. On a torus, the speed is that of the axes that n devices can
-    span, without contention. With several slices or machines of GPUs, each of m groups first reduces within itself and
-    then exchanges its share of m / n over the network.
+    All links run at full speed. For an array of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all
+    moves B (n - 1) / n bytes into and out of each device. An all-reduce moves twice as many bytes. On a torus, the
+    speed is the sum of the speeds of the axes that n devices can span, without contention. Several slices, or several
+    machines with GPUs, form m groups. The devices of a group first reduce among themselves. Then each device exchanges
+    a share of m / n of the array over the network.
     """
     chip, seconds = topology.chip, 0.0
     per_slice = chip.island or math.prod(topology.shape)
@@ -127,22 +129,22 @@ def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: di
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The least seconds of a step for arithmetic, memory and links. At best, the three overlap completely."""
+    """Lower bounds of a step's time in seconds, for arithmetic, for memory traffic and for links between devices."""
     arithmetic: float
     memory: float
     links: float
 
     @property
     def seconds(self) -> float:
-        """The least seconds of a step if the three overlap completely."""
+        """A lower bound of the step's time: arithmetic, memory traffic and links overlap completely."""
         return max(self.arithmetic, self.memory, self.links)
 
     @property
     def limit(self) -> str:
-        """The name of the largest of the three."""
+        """The name of the largest bound: 'arithmetic', 'memory' or 'links'."""
         return max(('arithmetic', 'memory', 'links'), key=lambda name: getattr(self, name))
 
     @property
     def share(self) -> float:
-        """The largest share of the chip's peak that a step can reach."""
+        """The largest share of the chip's peak rate that a step can reach."""
         return self.arithmetic / self.seconds

@@ -1,16 +1,16 @@
 """Writes a teacher's translations as training data: python -m tools.distil --workdir=RUN --output=DIR
 
 Sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): a student is trained on the teacher's
-beam-search translations of the training sources, instead of the references. --workdir=A,B,C is an ensemble of teachers.
-DIR gets the files that data.source=files reads, where line n of one file belongs to line n of the other: train.SOURCE
-and train.TARGET have the sources and their translations. The splits for validation and test are copied under their
-names. Sources that are too long for the teacher (config.data.max_length) are left out. Then
+beam-search translations of the training sources, instead of the references. With --workdir=A,B,C, the teacher is an
+ensemble of three runs. The files in DIR have the format of data.source=files: train.SOURCE contains the sources, and
+train.TARGET contains the translations in the same order. The validation and test splits are copied under their names.
+Sources that are too long for the teacher (config.data.max_length) are left out. To train the student:
 
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 
-With --pairs, train.* has the original training pairs and distilled.* the sources and their translations. A student of
-both has --config.data.splits.train=train,distilled. At the end, the log has all flags of the data. For a student with
-the teacher's vocabulary, add --config.train.teacher=RUN.
+With --pairs, train.* contains the original training pairs, and distilled.* contains the sources and their translations.
+To train a student on both, use --config.data.splits.train=train,distilled. At the end, the script logs all data flags
+for the student. For a student with the teacher's vocabulary, add --config.train.teacher=RUN.
 """
 
 from absl import flags
@@ -20,21 +20,22 @@ from configs.options import COUNT
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded
 
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher; A,B,C: an ensemble of several.')
-CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint, as for decode.py.")
-OUTPUT = flags.DEFINE_string('output', None, 'The folder of the new files: a new or an empty one.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory of the teacher, or A,B,C for an ensemble.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', "The teacher's checkpoint: the same choices as for decode.py.")
+OUTPUT = flags.DEFINE_string('output', None, 'The folder for the new files. It must be new or empty.')
 PAIRS = flags.DEFINE_bool('pairs', False, 'Write the training pairs as train.*, and the translations as distilled.*.')
-SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate only the first N training sentences; 0: all.')
-BEAM = flags.DEFINE_integer('beam', None, 'Beam size; default as configured.')
-ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; default as configured.')
-BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences per batch; default as configured.')
+SENTENCES = flags.DEFINE_integer('sentences', 0, 'Translate only the first N training sentences; 0 means all.')
+BEAM = flags.DEFINE_integer('beam', None, 'Beam size; by default config.decode.beam.')
+ALPHA = flags.DEFINE_float('alpha', None, 'Length penalty ((5 + |Y|) / 6)^alpha; by default config.decode.alpha.')
+BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences per batch; by default config.decode.batch_size.')
 
 
 def main() -> None:
-    """Writes the files that the flags ask for."""
+    """Writes the training data of a student, as the flags request."""
     if not WORKDIR.value or not OUTPUT.value:
         missing = 'output' if WORKDIR.value else 'workdir'
-        raise UserError(f'--{missing} is missing. Use --workdir=RUN, the teacher, and --output=DIR, a new folder')
+        raise UserError(f'--{missing} is missing. Use --workdir=RUN with the run of the teacher, and --output=DIR with '
+                        'a new folder')
     if problem := COUNT.problem(SENTENCES.value):
         raise UserError(f'--sentences={SENTENCES.value} {problem}')
     folder = expanded(OUTPUT.value)
@@ -42,7 +43,7 @@ def main() -> None:
         raise UserError(f'--output={folder} is not empty. Use a new folder')
     check_folder(folder)
 
-    from inference.run import load  # seconds of imports, which --help does not wait for
+    from inference.run import load  # these imports take seconds, and --help does not need them
     from inference.text import search_options
     from inference.translate import Translator
     from run_directory.trained import run_paths
@@ -51,7 +52,7 @@ def main() -> None:
     run = load(run_paths(WORKDIR.value), CHECKPOINT.value)
     if not isinstance(run.model, Translator):
         raise UserError(f'{run.workdir}: task={run.config.task} does not support distillation into a corpus. Use a '
-                        'run that translates')
+                        'run with task=translation')
     options = search_options(run.config, method='beam', beam=BEAM.value, alpha=ALPHA.value,
                              batch_size=BATCH_SIZE.value)
     write_corpus(run, run.model, folder, options, sentences=SENTENCES.value, with_pairs=PAIRS.value)

@@ -1,6 +1,7 @@
-"""Estimates the cost of a step by formula: for GPUs, and to choose the plans that are worth compiling.
+"""Estimates the cost of a step by formula, without compiling.
 
-The constants were fitted to compiled programs for TPUs (docs/planning.md compares both).
+The formula is used for GPUs, and to select the plans that are compiled.
+The constants were fitted to compiled programs for TPUs. docs/planning.md compares the formula with compiled programs.
 """
 
 import itertools
@@ -18,25 +19,29 @@ from tools.chips import Bounds, Topology, link_seconds
 from tools.program import Collective
 from training.mesh import RULES
 
-MOMENTS = 30   # bytes of traffic per stored parameter: it and two moments read and written, its gradient, its norm
-WEIGHTS = 10   # bytes per used parameter: cast, read forward and backward, gradient written and read
+# Bytes of traffic per stored parameter: the parameter and two moments are read and written, and the gradient is read
+# for the update and for the gradient norm.
+MOMENTS = 30
+# Bytes of traffic per used parameter: the cast, the forward and backward read, and the gradient written and read.
+WEIGHTS = 10
 STREAM = 24    # vectors of d_model that a layer writes and reads per token, forward and backward
-INNER = 6      # the same for vectors of d_ff
-KEPT_STREAM, KEPT_INNER = 20, 3  # those of them that stay in memory until the backward pass, without remat
-KEPT_PRODUCTS = 7  # vectors of d_model that remat_keep=products keeps, besides one of d_ff
-REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # model.remat, model.remat_keep
-PARTS = 1, 2, 4, 8, 16, 32  # train.accumulate
+INNER = 6      # vectors of d_ff that a layer writes and reads per token, forward and backward
+# Vectors of d_model and of d_ff per layer and token that stay in memory until the backward pass, without remat.
+KEPT_STREAM, KEPT_INNER = 20, 3
+KEPT_PRODUCTS = 7  # vectors of d_model that remat_keep=products keeps, in addition to one vector of d_ff
+REMAT = (False, 'nothing'), (True, 'products'), (True, 'nothing')  # values of (model.remat, model.remat_keep)
+PARTS = 1, 2, 4, 8, 16, 32  # values of train.accumulate
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
-    """Returns the least time of a step with these figures on these devices."""
+    """Returns lower bounds of the time of a step on the devices of `topology`. `figures` are the costs of the step."""
     chip = topology.chip
     return Bounds(figures.flops / chip.flops, figures.traffic / chip.bandwidth,
                   link_seconds(figures.collectives, topology, dict(mesh)))
 
 
 def estimate(recipe: Recipe, mesh: Mapping[str, int]) -> Figures:
-    """Returns the figures of a train step on a mesh, without compiling it."""
+    """Returns the estimated cost of a train step on a mesh, without compiling the step."""
     config, batch = recipe.config, recipe.batch['targets'].shape
     model, devices = config.model, math.prod(mesh.values())
     used, held = (_count(recipe.boxed.params, mesh, axes) for axes in (('tensor',), ('fsdp', 'tensor')))
@@ -76,7 +81,10 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
-    """Yields all combinations of meshes, kinds of remat, numbers of parts, and the recipe's batch and larger ones."""
+    """Yields a config for each combination of mesh, remat, number of parts and batch size.
+
+    The batch sizes are the recipe's batch size, and 2 and 4 times this size.
+    """
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     for data, fsdp, tensor in meshes(topology, config):
         for (remat, keep), accumulate, times in itertools.product(REMAT, PARTS, (1, 2, 4)):
@@ -89,7 +97,10 @@ def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
 
 
 def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, int]]:
-    """Yields (data, fsdp, tensor) for the devices: fsdp is within a slice, tensor is up to 8 and divides the heads."""
+    """Yields the possible sizes (data, fsdp, tensor) of a mesh.
+
+    The axes fsdp and tensor stay within a slice. The size of tensor is at most 8 and divides the number of heads.
+    """
     per_slice = math.prod(topology.shape)
     heads = config.model.num_key_value_heads or config.model.num_heads
     for tensor in (1, 2, 4, 8):
@@ -99,7 +110,7 @@ def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, i
 
 
 def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> float:
-    """Returns the number of elements per device of a pytree that is sharded over these axes of the mesh."""
+    """Returns the number of elements per device. The pytree is sharded over the given `axes` of the mesh."""
     rules, total = dict(RULES), 0.0
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)):
         shape, names = nn.unbox(leaf).shape, getattr(leaf, 'names', ())

@@ -1,4 +1,4 @@
-"""Parses HLO, the text of a compiled program."""
+"""Parses HLO, XLA's text form of a compiled program."""
 
 import dataclasses
 import re
@@ -14,21 +14,21 @@ class Instruction:
     name: str
     shape: str  # the shape of the result: 'f32[4096,128]{1,0}'
     opcode: str
-    operands: tuple[str, ...]  # the instructions that the arguments name
+    operands: tuple[str, ...]  # the names of the instructions in the arguments
     arguments: str
     attributes: str
 
     @property
     def place(self) -> str:
-        """The place in the model that the instruction comes from, as a path; '' if XLA does not give it."""
+        """The path of the operation in the model, from XLA's op_name; '' if the instruction has no op_name."""
         return self.attribute(r'op_name="([^"]*)"')
 
     def called(self, how: str) -> str:
-        """Returns the name of the computation that the attribute `how` ('calls', 'body', ...) names, or ''."""
+        """Returns the value of the attribute `how` ('calls', 'body', ...), the name of a computation, or ''."""
         return self.attribute(rf'{how}=%?([\w.\-]+)')
 
     def attribute(self, pattern: str) -> str:
-        """Returns the part of the attributes that the group of a regular expression matches, or ''."""
+        """Searches the attributes for a regular expression. Returns the text of its first group, or ''."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else ''
 
@@ -37,7 +37,7 @@ Computation = dict[str, Instruction]  # by name
 
 
 def computations_of(text: str) -> tuple[dict[str, Computation], str]:
-    """Returns the computations of a program by name, and the name of the one that it begins with."""
+    """Returns {name: computation} of a program, and the name of the computation where the program starts."""
     computations, entry, here = {}, '', {}
     for line in text.splitlines():
         if begins := COMPUTATION.match(line):
@@ -58,7 +58,7 @@ def arrays_of(shape: str) -> list[tuple[str, list[int], str]]:
 
 
 def _closed(text: str) -> tuple[str, str]:
-    """Returns the text before the parenthesis that closes the opcode's, and the text after it."""
+    """Splits the text after `opcode(` at the closing parenthesis. Returns the text before and after the parenthesis."""
     depth = 1
     for end, letter in enumerate(text):
         depth += (letter == '(') - (letter == ')')

@@ -1,11 +1,11 @@
-"""Makes a run directory from a model of Hugging Face: --from=DIR --workdir=RUN [--config=RECIPE]. For example:
+"""Makes a run directory from a model in Hugging Face's format: --from=DIR --workdir=RUN [--config=RECIPE]. For example:
 
     python -m tools.import_weights --from=opus-mt-en-de --workdir=runs/opus
     python decode.py --workdir=runs/opus --input=-
 
-DIR is a folder that save_pretrained of the model and of the tokenizer wrote: MarianMT, GPT-2, Llama, Mistral or Qwen2.
-As a check, the run answers one line before the command ends. To train the model further, give a recipe at the import:
-the run takes its data, batches and optimizer. Then
+DIR contains a model and its tokenizer, both written by save_pretrained. The model is MarianMT, GPT-2, Llama, Mistral or
+Qwen2. As a check, the imported model processes one line of text before the command ends. To train the model further,
+give a recipe with --config. The run then uses the data, the batches and the optimizer of the recipe:
 
     python train.py --config=runs/opus/recipe.py --workdir=runs/opus
 """
@@ -21,17 +21,18 @@ from runtime.errors import UserError
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file(
-        'config', None, 'The recipe for further training; its model and tokenizer are not used.', lock_config=True)
-FROM = flags.DEFINE_string('from', None, 'The folder of the model.')
-WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory, a new or an empty one.')
+        'config', None, 'The recipe for further training. The options of its model and tokenizer are ignored.',
+        lock_config=True)
+FROM = flags.DEFINE_string('from', None, 'The folder with the model.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run directory. It must be new or empty.')
 ALLOW_NONFINITE = flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that contain NaN or infinity.')
 
 log = logging.getLogger('allyouneed.import')
 
 
 def main() -> None:
-    """Imports the model that the flags name."""
-    from training.imported import import_weights  # seconds of imports, which --help does not wait for
+    """Imports the model of --from."""
+    from training.imported import import_weights  # these imports take seconds, and --help does not need them
     from training.summary import parameter_table
 
     if not FROM.value or not WORKDIR.value:

@@ -10,14 +10,14 @@ from configs.tasks import METRICS, TASKS
 PAGE = Path(__file__).parents[1] / 'docs' / 'options.md'
 HEAD = """# Options
 
-`python -m tools.options_page` makes this page from `configs/options.py` and `configs/tasks.py`. Change these files, not
-the page.
+`python -m tools.options_page` writes this page from `configs/options.py` and `configs/tasks.py`. Change these files,
+not the page.
 
-Each option is a flag, `--config.model.num_layers=2`, and a line of a recipe, `config.model.num_layers = 2`. Defaults
-are those of the paper's base model (*Attention Is All You Need*, section 5), where the paper gives one. Setting an
-option that the config does not use is an error, except `data.name` and `model.max_length`, which are ignored there. A
-run may resume with another value of the options marked
-\N{ANTICLOCKWISE OPEN CIRCLE ARROW}.
+Each option can be set as a flag, `--config.model.num_layers=2`, or in a recipe, `config.model.num_layers = 2`. The
+defaults are the values of the paper's base model (*Attention Is All You Need*, section 5), if the paper gives a value.
+Setting an option that the config does not use is an error. The exceptions are `data.name` and `model.max_length`: if
+the config does not use them, they are ignored. The options marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another
+value when a run resumes.
 
 """
 
@@ -48,7 +48,7 @@ def section(name: str, options: list[Option]) -> Iterator[str]:
 
 
 def used_by(option: Option) -> str:
-    """Returns the values of other options for which an option is used; '' if it is always used."""
+    """Returns the condition on other options under which `option` is used; '' if `option` is always used."""
     conditions = []
     for decider, values in option.only.items():
         part = decider.removeprefix('task.')
@@ -66,7 +66,7 @@ def tasks() -> str:
         metrics = ', '.join(f'{metric} ({"higher" if METRICS[metric] is max else "lower"})' for metric in task.metrics)
         lines.append(f'| `{name}` | {task.meaning} | {", ".join(task.models)} | {task.data} | {task.objective} | '
                      f'{task.answerer} | {metrics} |')
-    return '\n'.join([*lines, '', 'In brackets: whether higher or lower values of a metric are better.', ''])
+    return '\n'.join([*lines, '', '"higher" means that higher values of the metric are better.', ''])
 
 
 if __name__ == '__main__':

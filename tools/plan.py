@@ -1,12 +1,12 @@
-"""Plans a training for devices that this machine does not have. For example:
+"""Plans a training run for devices that this machine does not have. For example:
 
     python -m tools.plan --config=configs/wmt14_base.py --topology=v5e:4x4 --config.parallel.fsdp=4
 
-For TPUs (v4, v5e, v5p, v6e) it compiles the real train step and a step of beam search ahead of time. This needs
-libtpu (`pip install -e ".[plan]"`) but no TPU. Plans for GPUs (a100:8, h100:16) use a formula. A plan gives the memory,
-arithmetic, traffic and communication of each device, and the highest speed that they allow. Options are set as for
-train.py. The data is not read: every sentence of a batch has --length tokens.
-stdout has the plan, as text or, with --json, as JSON.
+For TPUs (v4, v5e, v5p, v6e), the script compiles the train step of train.py and a step of beam search ahead of time.
+This needs libtpu (`pip install -e ".[plan]"`) but no TPU. Plans for GPUs (a100:8, h100:16) use a formula. A plan
+contains the memory, arithmetic, memory traffic and communication of each device, and an upper limit of the speed.
+Options are set as for train.py. The script does not read the data. It assumes that every sentence of a batch has
+--length tokens. The plan is printed as text or, with --json, as JSON.
 """
 
 import json
@@ -23,25 +23,26 @@ from runtime.errors import UserError
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 TOPOLOGY = flags.DEFINE_string('topology', None, 'The devices: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:4x4, a100:8, h100:16.')
-SLICES = flags.DEFINE_integer('slices', 1, 'The number of such slices; data parallel across slices.')
-LENGTH = flags.DEFINE_integer('length', None, 'Tokens of an assumed sentence, padding included; default 64, or a '
-                              'window.')
-SEARCH = flags.DEFINE_bool('search', False, 'Try meshes, remat, sizes and parts of a batch; print the best that fits.')
-COMPILE = flags.DEFINE_integer('compile', 1, 'With --search, the number of best candidates to compile; 0: none.')
-FORMULA = flags.DEFINE_bool('formula', False, 'Use only the formula: compile nothing.')
-DECODE = flags.DEFINE_bool('decode', True, 'Compile a step of beam search, too.')
-KEEP = flags.DEFINE_string('keep', None, 'A file for the compiled train step, which such devices can load.')
+SLICES = flags.DEFINE_integer('slices', 1, 'The number of slices of this topology. Slices are data-parallel.')
+LENGTH = flags.DEFINE_integer('length', None, 'Tokens of an assumed sentence, including padding; by default 64, or '
+                              'config.data.context for a language model.')
+SEARCH = flags.DEFINE_bool('search', False, 'Search meshes, remat, batch sizes and train.accumulate, and print the '
+                           'best plan that fits.')
+COMPILE = flags.DEFINE_integer('compile', 1, 'With --search, the number of best candidates to compile; 0 means none.')
+FORMULA = flags.DEFINE_bool('formula', False, 'Use only the formula, and compile nothing.')
+DECODE = flags.DEFINE_bool('decode', True, 'Also compile a step of beam search.')
+KEEP = flags.DEFINE_string('keep', None, 'A file for the compiled train step. Devices of this topology can load it.')
 JSON = flags.DEFINE_bool('json', False, 'Print JSON.')
 MOST = 1_000_000  # the largest value of a flag, to catch typing mistakes
 
 
 def main() -> None:
-    """Prints the plan that the flags ask for."""
-    # JAX must not look for a TPU or its metadata server, and libtpu's own log is not for users.
+    """Prints the plan that the flags request."""
+    # JAX must not look for a TPU or a metadata server of TPUs, and libtpu's own log is not for users.
     os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
         os.environ.setdefault(name, '3')
-    from tools import planning  # seconds of imports, which --help does not wait for
+    from tools import planning  # these imports take seconds, and --help does not need them
     from tools.chips import parse_topology
 
     config = config_from(CONFIG_FLAG)
@@ -53,7 +54,8 @@ def main() -> None:
     topology = parse_topology(TOPOLOGY.value, SLICES.value)
     by_formula = FORMULA.value or not topology.chip.libtpu
     if KEEP.value and (SEARCH.value or by_formula):
-        raise UserError(f'--keep={KEEP.value}: a search or a plan by formula has no program to keep. Remove --keep')
+        raise UserError(f'--keep={KEEP.value}: a search or a plan by formula compiles no program that can be kept. '
+                        'Remove --keep')
     if SEARCH.value:
         plan = planning.search(config, topology, LENGTH.value, 0 if not topology.chip.libtpu else COMPILE.value,
                                decode=DECODE.value)

@@ -1,4 +1,4 @@
-"""Plans of a training for given devices: by formula, from compiled programs, and by search."""
+"""Plans a training run for given devices: by formula, from compiled programs, or by a search of the best options."""
 
 import dataclasses
 import logging
@@ -19,17 +19,17 @@ log = logging.getLogger('allyouneed.plan')
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training planned for some devices.
+    """The cost of a training run on given devices.
 
     Attributes:
-      config: its options.
+      config: the options of the run.
       topology: the devices.
-      mesh: the sizes of its axes.
+      mesh: {axis: size} of the mesh.
       shape: (rows, length) of a batch, without padding rows.
-      held: bytes of parameters and of the optimizer's state on each device.
-      train: the figures of the train step.
-      decode: the figures of a search step; None if it was not compiled.
-      by: 'compiled' or 'formula'.
+      held: bytes of the parameters and of the optimizer state on each device.
+      train: the cost of the train step.
+      decode: the cost of a search step; None if the search step was not compiled.
+      by: how the costs were found, 'compiled' or 'formula'.
     """
     config: ConfigDict
     topology: Topology
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Target positions of a step."""
+        """The number of target positions of a step."""
         return self.shape[0] * self.shape[1]
 
     @property
@@ -52,11 +52,11 @@ class Plan:
 
     @property
     def bounds(self) -> Bounds:
-        """The least time of a train step."""
+        """The lower bounds of the time of a train step."""
         return bounds(self.train, self.topology, self.mesh)
 
     def to_dict(self) -> dict:
-        """Returns the plan as JSON."""
+        """Returns the plan as a dict for JSON."""
         config, best = self.config, self.bounds
         total = config.train.steps * best.seconds
         result = {
@@ -77,7 +77,7 @@ class Plan:
 
 
 def by_formula(config: ConfigDict, topology: Topology, length: int | None = None) -> Plan:
-    """Returns the plan without compiling anything. `length` is that of an assumed sentence."""
+    """Returns the plan by formula, without compiling. `length` is the number of tokens of an assumed sentence."""
     mesh = sizes_of_mesh(config, topology)
     return estimated(Recipe(config, length, mesh['data'] * mesh['fsdp']), topology, mesh)
 
@@ -111,14 +111,14 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
 
 def compiled(config: ConfigDict, topology: Topology, length: int | None = None, path: Path | None = None, *,
              decode: bool = True) -> Plan:
-    """Returns the plan from the compiled programs.
+    """Returns the plan with the costs of compiled programs.
 
     Args:
       config: the recipe.
       topology: the devices.
       length: tokens of an assumed sentence.
       path: a file for the compiled train step.
-      decode: whether to compile a search step, too.
+      decode: whether to compile a search step as well.
 
     Raises:
       UserError: if the mesh does not suit the devices, or a device has too little memory.
@@ -136,31 +136,31 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
     log.info('compiled in %s', duration(time.perf_counter() - began))
     if path:
         keep(ahead.train, path)
-        log.info('%s: the train step, %.1f MiB. tools.ahead.load loads it on such devices', path,
-                 path.stat().st_size / 2 ** 20)
+        log.info('%s: wrote the compiled train step, %.1f MiB. tools.ahead.load loads the file on devices of this '
+                 'topology', path, path.stat().st_size / 2 ** 20)
     return Plan(config, topology, mesh, _shape(recipe), ahead.held(), figures,
                 ahead.figures(ahead.decode) if decode else None)
 
 
 def too_large(plan: Plan, needed: float, available: float | None = None) -> UserError:
-    """Returns an error whose message gives a configuration of the same batch that would fit by formula.
+    """Returns an error. Its message suggests a configuration with the same batch that would fit by formula.
 
     Args:
       plan: the plan that does not fit.
       needed: bytes of memory that a step needs.
-      available: bytes of a device's memory, if the compiler reported them.
+      available: bytes of a device's memory, if the compiler reported this number.
     """
     problem = (f'{plan.topology}: a device has {gibibytes(available or plan.topology.chip.memory)}, but the step needs '
                f'about {gibibytes(needed)}')
     for candidate in ranked(plan.config, plan.topology, plan.shape[1]):
         if candidate.fits and candidate.config.batch == plan.config.batch:
             return UserError(f'{problem}. By formula this would fit: {as_flags(candidate)}')
-    return UserError(f'{problem}, and by formula no mesh, remat or parts of a batch would fit. Use more or larger '
-                     'chips, or reduce config.model.d_model, config.model.num_layers or the batch')
+    return UserError(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
+                     'or reduce config.model.d_model, config.model.num_layers or the batch')
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Returns all candidates by formula: first those that fit, then by tokens per second."""
+    """Returns all candidates by formula, the fastest one first. Candidates that do not fit are at the end."""
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
         key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
@@ -174,23 +174,27 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
 
 
 def seconds_a_token(plan: Plan) -> tuple[float, float]:
-    """Returns the least seconds per target position, rounded to three digits, and the seconds if nothing overlaps."""
+    """Returns two lower bounds of the seconds per target position.
+
+    In the first bound, arithmetic, traffic and links overlap completely. This bound is rounded to three digits. In the
+    second bound, the three do not overlap.
+    """
     best = plan.bounds
     return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens
 
 
 def search(config: ConfigDict, topology: Topology, length: int | None = None, count: int = 1, *,
            decode: bool = True) -> Plan:
-    """Returns the best plan that fits. Compiles the best `count` candidates; 0: chooses by formula only.
+    """Returns the best plan that fits. Compiles the best `count` candidates. If `count` is 0, only the formula is used.
 
     Raises:
-      UserError: if nothing fits.
+      UserError: if no plan fits.
     """
     plans = ranked(config, topology, length)
     if not plans:
         rows = Recipe(config, length).rows
-        raise UserError(f'{topology}: a batch has {rows} rows, which no mesh of the search divides into equal shares. '
-                        f'Use a batch of {topology.devices} rows, for example, or fewer devices')
+        raise UserError(f'{topology}: a batch has {rows} rows, and no mesh of the search divides {rows} rows into '
+                        f'equal shares. Use a batch of {topology.devices} rows, for example, or fewer devices')
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         smallest = min(plans, key=lambda plan: plan.train.peak)
@@ -232,15 +236,16 @@ def described(plan: Plan) -> str:
     lines = [
         f'{topology.devices} chips {topology}, mesh {axes_text(plan.mesh)}, '
         + ('by formula, nothing compiled' if plan.by == 'formula' else 'compiled'),
-        f'assumed: every batch is {rows} x {length} tokens, full; a vocabulary of {config.data.tokenizer.vocab_size:,}',
+        f'assumed: every batch is full, {rows} x {length} tokens; the vocabulary has '
+        f'{config.data.tokenizer.vocab_size:,} tokens',
         'memory per device: ' + ', '.join(f'{name} {gibibytes(value)}' for name, value in figures['memory'].items()),
         f'arithmetic per device and step: {train.flops:.3g} operations of matrix products',
         f'traffic per device and step: {train.traffic:.3g} bytes, {figures["bytes_per_token"]:,.0f} per token'
-        + (f' (all operands, with those that stay in the cores: {train.operands:.3g})' if train.operands else ''),
-        *(f'link: {one.kind} along {one.axes}, {one.times} times, {one.bytes:.3g} bytes per step'
-          for one in train.collectives),
-        f'bounds of a step: arithmetic {1e3 * best.arithmetic:.2f} ms, memory {1e3 * best.memory:.2f} ms, links '
-        f'{1e3 * best.links:.2f} ms; overlapped {1e3 * best.seconds:.2f} ms, limited by {best.limit}',
+        + (f' (with operands that stay in the cores: {train.operands:.3g})' if train.operands else ''),
+        *(f'link: {collective.kind} along {collective.axes}, {collective.times} times, {collective.bytes:.3g} bytes '
+          'per step' for collective in train.collectives),
+        f'lower bounds of a step: arithmetic {1e3 * best.arithmetic:.2f} ms, memory {1e3 * best.memory:.2f} ms, links '
+        f'{1e3 * best.links:.2f} ms; if the three overlap, {1e3 * best.seconds:.2f} ms, limited by {best.limit}',
         f'at best: {100 * best.share:.0f} % of peak, {figures["tokens_per_second"]:,.0f} target positions per second; '
         f'{config.train.steps:,} steps in {duration(config.train.steps * best.seconds)}, '
         f'{figures["chip_hours"]:,.0f} chip-hours']

@@ -1,10 +1,10 @@
 """Reads the cost of a compiled program for a device from its HLO text: memory traffic and collectives.
 
-XLA's own figure, `cost_analysis()['bytes accessed']`, does not give a bound. It counts the body of a loop once,
-whatever the number of iterations, and on TPUs it includes operands that stay in the core's own memory (VMEM). This
-count multiplies by the iterations of a loop if they are known, and leaves out operands in VMEM (the memory space in an
-array's layout). It is still an upper limit: if a fusion reads a part of an operand, the whole operand counts, unless
-the fusion reads it by a slice or a gather.
+XLA's own figure, `cost_analysis()['bytes accessed']`, is not a bound. XLA counts the body of a loop once, whatever the
+number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory (VMEM). This module counts
+the body of a loop once per iteration if the number of iterations is known. It leaves out operands in VMEM, which are
+marked by the memory space in the layout of an array. The result is still an upper limit: if a fusion reads a part of an
+operand, the whole operand counts, unless the fusion reads this part by a slice or a gather.
 """
 
 import collections
@@ -20,12 +20,12 @@ from tools.hlo import Instruction, arrays_of, computations_of
 
 SIZES = {'pred': 1, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 'f32': 4,
          's32': 4, 'u32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8}
-# Instructions without traffic, and the ends of operations that are counted where they start.
+# Instructions without traffic. The ends of asynchronous operations are included, because the starts are counted.
 FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after-all', 'partition-id', 'replica-id',
         'opt-barrier', 'async-update', 'async-done', 'copy-done', 'slice-done', 'all-reduce-done', 'all-gather-done',
         'collective-permute-done', 'reduce-scatter-done', 'all-to-all-done', 'get-dimension-size', 'domain'}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # read only as much of their first operand as they return
+PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # these read only the part of their first operand that they return
 
 NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
 CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)')
@@ -33,7 +33,15 @@ CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_co
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An operation: the bytes that it moves between device memory and cores in a step, and its place in the model."""
+    """An operation of a compiled program.
+
+    Attributes:
+      name: the name in the program.
+      opcode: the kind of the instruction.
+      place: the path of the operation in the model.
+      bytes: the bytes that the operation moves between device memory and cores in a step.
+      times: the number of executions in a step.
+    """
     name: str
     opcode: str
     place: str
@@ -43,14 +51,14 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A communication of a step.
+    """All communication of one kind in a step.
 
     Attributes:
       kind: one of COLLECTIVES.
       axes: the axes of the mesh along which the devices communicate, joined by '+'.
-      size: the number of devices that communicate.
-      bytes: the size per step of the whole arrays, as after an all-gather or before a reduce-scatter.
-      times: the number of such communications per step.
+      size: the number of devices in a group.
+      bytes: the bytes of the whole arrays per step: after an all-gather, or before a reduce-scatter.
+      times: the number of executions per step.
     """
     kind: str
     axes: str
@@ -67,8 +75,8 @@ class Program:
 
         Args:
           text: the HLO of the program.
-          mesh: the sizes of the axes by their names, in the order of the devices.
-          cores: whether operands and results that stay in the cores count as traffic, too.
+          mesh: {axis: size} of the mesh, in the order of the devices.
+          cores: whether operands and results that stay in the cores also count as traffic.
         """
         self._array_bytes = functools.partial(_array_bytes, device=not cores)
         self._computations, self._entry = computations_of(text)
@@ -77,7 +85,10 @@ class Program:
                        for name, each in self._computations.items() if name.startswith('fused')}
 
     def ops(self) -> list[Op]:
-        """Returns the operations of a step, by falling traffic. Only the branch with most traffic counts."""
+        """Returns the operations of a step, in order of decreasing traffic.
+
+        For a conditional, only the operations of the branch with the most traffic are returned.
+        """
         return sorted(self._ops(self._entry, 1), key=lambda op: -op.bytes)
 
     def traffic(self) -> float:
@@ -85,14 +96,14 @@ class Program:
         return sum(op.bytes for op in self.ops())
 
     def collectives(self) -> list[Collective]:
-        """Returns the communications of a step; equal ones are one entry."""
+        """Returns the collectives of a step. Collectives with the same kind, axes and size are added up."""
         total, count = collections.defaultdict[tuple[str, str, int], float](float), collections.Counter()
         seen = set()
         for one, times in self._everywhere(self._entry, 1):
             kind = one.opcode.removesuffix('-start')
             channel = one.attribute(r'channel_id=(\d+)')
             if kind not in COLLECTIVES or channel and channel in seen:
-                continue  # a collective in several pieces, which overlap other work, has one channel
+                continue  # XLA may split a collective into several pieces with the same channel
             seen.add(channel)
             group = group_of(one.attributes, math.prod(self._mesh.values()))
             if len(group) > 1:
@@ -104,7 +115,7 @@ class Program:
     def _payload(self, one, kind, size):
         arrays = _array_bytes(one.shape)
         if one.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
-            return max(arrays)  # the shape lists operands and results
+            return max(arrays)  # the shape contains operands and results
         return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
 
     def _ops(self, name: str, times: int) -> Iterator[Op]:
@@ -129,7 +140,10 @@ class Program:
                 yield from self._everywhere(called, times * again)
 
     def _iterations(self, loop: Instruction) -> int:
-        """Returns the number of iterations that XLA gives, or the largest constant of the condition (a limit)."""
+        """Returns XLA's number of iterations of a loop.
+
+        Without this number, returns the largest constant of the loop's condition, an upper limit.
+        """
         if known := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
             return int(known)
         condition = self._computations.get(loop.called('condition'), {}).values()
@@ -138,7 +152,7 @@ class Program:
 
     def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
         written = sum(self._array_bytes(one.shape))
-        if one.opcode in ('copy-start', 'slice-start'):  # the shape lists result, operand and a flag
+        if one.opcode in ('copy-start', 'slice-start'):  # the shape contains the result, the operand and a flag
             moved, ends = min(_array_bytes(one.shape)[:2]), self._array_bytes(one.shape)[:2]
             return moved * sum(end > 0 for end in ends)
         if one.opcode in PARTIAL:
@@ -146,7 +160,7 @@ class Program:
         if one.opcode == 'dynamic-update-slice':
             return 2 * sum(self._array_bytes(here[one.operands[1]].shape)) if written else 0.0
         inside = self._computations.get(one.called('calls'), {}) if one.opcode == 'fusion' else {}
-        in_place = {}  # by parameter that is updated in place: the bytes of the update
+        in_place = {}  # {parameter that is updated in place: bytes of the update}
         for update in (one for one in inside.values() if one.opcode == 'dynamic-update-slice'):
             into = inside[update.operands[0]]
             while into.opcode == 'bitcast':
@@ -171,10 +185,10 @@ class Program:
 
 
 def group_of(attributes: str, devices: int) -> list[int]:
-    """Returns the first group of devices that communicate; all devices if the text has no groups.
+    """Returns the first group of devices that communicate. Returns all devices if the text has no groups.
 
     Groups have three forms: a list, {{0,1},{2,3}}; a reshaped range, [2,2]<=[4], possibly with a transposition T(1,0);
-    and axes of a mesh, mesh['x'=2,'y'=2] {'x'}, possibly with the order of its devices, device_ids=([2,2]T(1,0)).
+    and axes of a mesh, mesh['x'=2,'y'=2] {'x'}. A mesh may have an order of devices, device_ids=([2,2]T(1,0)).
     """
     if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', attributes):
         return [int(pairs[1]), int(pairs[2])]
@@ -208,7 +222,7 @@ def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
 
 
 def _array_bytes(shape: str, device: bool = False) -> list[float]:
-    """Returns the bytes of each array of a shape; with `device`, 0 for arrays in the core's memory ('S(1)', ...)."""
+    """Returns the bytes of each array of a shape. With `device`, arrays in the core's memory ('S(1)', ...) count 0."""
     return [0 if device and re.search(r'S\([1-9]', layout) else
             SIZES[dtype] * math.prod(sizes) for dtype, sizes, layout in arrays_of(shape) if dtype in SIZES]
 

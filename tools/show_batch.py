@@ -1,9 +1,9 @@
 """Shows one training batch as text: python -m tools.show_batch --config=configs/NAME.py --step=1234
 
-The batch of a step depends only on the config, so every run of the config trains on it. With --workdir=RUN instead of
---config, the config and the tokenizers are those of that run.
-stdout has one line for each row of the batch: a sentence pair (source TAB target) or a window, as pieces, or the target
-of an image or a series. stderr has the shapes.
+The batch of a step depends only on the config, so all runs of a config train on the same batch in this step. With
+--workdir=RUN instead of --config, the script uses the config and the tokenizers of the run.
+The script prints one line for each row of the batch: a sentence pair (source TAB target) or a window, as token texts,
+or the target of an image or a series. The shapes are logged to stderr.
 """
 
 import logging
@@ -21,14 +21,14 @@ from runtime.files import expanded
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
 WORKDIR = flags.DEFINE_string('workdir', None, 'A run directory, instead of --config.')
-STEP = flags.DEFINE_integer('step', 0, 'The step, from 0.')
+STEP = flags.DEFINE_integer('step', 0, 'The number of the step. The first step is 0.')
 
 log = logging.getLogger('allyouneed.show')
 
 
 def main() -> None:
-    """Prints the batch that the flags ask for."""
-    from input_pipeline.data import open_data  # seconds of imports, which --help does not wait for
+    """Prints the batch of --step."""
+    from input_pipeline.data import open_data  # these imports take seconds, and --help does not need them
     from run_directory.records import read_config
     from run_directory.trained import vocabulary_from
 

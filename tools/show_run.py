@@ -1,6 +1,7 @@
-"""Shows a run on one screen: python -m tools.show_run RUN
+"""Prints a summary of a run: python -m tools.show_run RUN
 
-It shows the config, the model, the progress, the scores and the files of the run, without reading the parameters.
+The summary contains the config, the model, the progress, the scores and the files of the run. The script does not read
+the parameters.
 """
 
 import importlib
@@ -31,7 +32,7 @@ def main(folder: str) -> None:
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
-    """Yields (heading, lines) from top to bottom. Headings without lines are left out."""
+    """Yields the sections of the summary as (heading, lines), from top to bottom. Empty sections are left out."""
     config, workdir = run.config, run.workdir
     steps, parameters = read_checkpoints(workdir)
     yield 'run', [f'{workdir}: {run.state}']
@@ -42,7 +43,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
     yield 'progress', list(progress_lines(run))
     if damaged := damaged_metrics(workdir):
         lines = ', '.join(map(str, damaged[:10])) + (', ...' if len(damaged) > 10 else '')
-        yield 'damaged', [f'{METRICS_FILE}: {len(damaged)} lines, which are left out: {lines}']
+        yield 'damaged', [f'{METRICS_FILE}: {len(damaged)} damaged lines are ignored: {lines}']
     for split, results in run.results.items():
         scores = ', '.join(f'{name} {results[name]:.4g}' for name in METRICS if name in results)
         yield f'{split} scores', [f'{scores} (checkpoint {results.get("checkpoint")}, '
@@ -60,7 +61,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the recipe that differs least from a config, and the config's values that differ from the recipe."""
+    """Returns the recipe with the fewest differences from a config, and the differences as {option: config's value}."""
     def changes(name):
         recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
         return {option: value for option, value in config.items() if recipe.get(option) != value}
@@ -71,7 +72,7 @@ def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def described_data(config: dict[str, Any]) -> str:
-    """Describes the source of the data in a few words."""
+    """Returns a short text with the source of the data and the languages."""
     source = {'builtin': 'the built-in data', 'tfds': config['data.name']}.get(
         config['data.source'], config['data.file'] or config['data.dir'])
     languages = f'{config["data.source_lang"]} -> {config["data.target_lang"]}, '
@@ -79,7 +80,7 @@ def described_data(config: dict[str, Any]) -> str:
 
 
 def described_model(config: dict[str, Any]) -> str:
-    """Describes the kind and the sizes of the model."""
+    """Returns a short text with the kind and the sizes of the model."""
     if config['model.kind'] == 'rnnsearch':
         return f'rnnsearch, states of {config["model.recurrent.d_hidden"]}, d_model {config["model.d_model"]}'
     decoder = f'+{config["model.num_decoder_layers"]}' if config['model.num_decoder_layers'] else ''
@@ -93,14 +94,15 @@ def described_model(config: dict[str, Any]) -> str:
 
 
 def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
-    """Returns the steps of the checkpoints, and lines with the numbers of parameters, total and by part.
+    """Returns the steps of the checkpoints, and lines with the numbers of parameters, in total and per part.
 
-    The numbers come from the newest checkpoint's description of its arrays.
+    The numbers come from the list of arrays in the newest checkpoint.
 
     Raises:
       UserError: if the checkpoint is damaged.
     """
-    from run_directory.checkpoints import Checkpoints, described, refuse_pipes  # --help does not wait for Orbax
+    # The import of Orbax takes seconds, and --help does not need it.
+    from run_directory.checkpoints import Checkpoints, described, refuse_pipes
 
     steps = Checkpoints(workdir).steps()
     if not steps:
@@ -111,7 +113,8 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
         parts = {name: count(part) for name, part in described(folder / 'state')['params'].items()}
     except Exception as error:  # Orbax does not document which exceptions it raises
         reason = next(iter(str(error).strip().splitlines()), '')[:200] or type(error).__name__
-        raise UserError(f'{folder} is damaged: {reason}. Move it away, to see the run without it') from error
+        raise UserError(f'{folder} is damaged: {reason}. Move this folder to another place to show the run without '
+                        'this checkpoint') from error
     return steps, [f'{sum(parts.values()):,} parameters: '
                    + ', '.join(f'{name} {number:,}' for name, number in parts.items())]
 
@@ -122,7 +125,7 @@ def count(tree: Any) -> int:
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
-    """Yields lines with the steps and the speed, the last evaluation, and the best one."""
+    """Yields a line with the step and the speed, a line with the last evaluation, and a line with the best one."""
     speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')

@@ -1,4 +1,4 @@
-"""The corpus of a student: a teacher's translations of its training sources, and the held-out splits."""
+"""Writes the training data of a student: a teacher's translations of the training sources, and the held-out splits."""
 
 import logging
 import re
@@ -21,20 +21,20 @@ log = logging.getLogger('allyouneed.distil')
 
 def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions, sentences: int = 0,
                  with_pairs: bool = False) -> None:
-    """Writes the corpus of a student into `folder`. The file of translations gets its name when it is complete.
+    """Writes the training data of a student into `folder`. An incomplete file has the suffix '.partial'.
 
     Args:
-      run: the run of the teacher, which supplies the data; or an ensemble.
+      run: the run of the teacher, or an ensemble. The data of this run is translated.
       model: the translator of `run`.
-      folder: an empty or a new folder.
+      folder: a new or an empty folder.
       options: the options of the search.
-      sentences: the number of training sentences to translate, from the first on; 0: all.
-      with_pairs: whether to write the training pairs, too, as another split.
+      sentences: translate only the first `sentences` training sentences; 0 means all.
+      with_pairs: whether to write the original training pairs as another split.
     """
     data = run.data()
     assert isinstance(data, PairData)
     for changed in changed_data(run.workdir, data, ['train']):
-        log.warning('the data differs from the data of the training: %s', changed)
+        log.warning('the data has changed since the training of the teacher: %s', changed)
     pairs = list(data.pairs('train'))
     sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
     with naming(folder):
@@ -67,7 +67,7 @@ def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
     """Returns the sources that the teacher does not truncate. A truncated source would not match its translation.
 
     Raises:
-      UserError: if none of them has text.
+      UserError: if none of these sources contains text.
     """
     kept = [source for source in sources if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
@@ -75,8 +75,9 @@ def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
                         f'{model.max_length}), so the teacher would read only its beginning. Use a teacher that was '
                         'trained with a larger config.data.max_length')
     if omitted := len(sources) - len(kept):
-        log.warning('left out: %d of %d training sources, of more than %d tokens (config.data.max_length), because the '
-                    'teacher would translate only their beginnings', omitted, len(sources), model.max_length - 1)
+        log.warning('left out %d of %d training sources, because they have more than %d tokens '
+                    '(config.data.max_length) and the teacher would translate only the first tokens',
+                    omitted, len(sources), model.max_length - 1)
     return kept
 
 
@@ -90,7 +91,7 @@ def translated(model: Translator, sources: Sequence[str], options: SearchOptions
 
 
 def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
-    """Writes SPLIT.SOURCE and SPLIT.TARGET with one line per pair. Line breaks within a text become spaces."""
+    """Writes SPLIT.SOURCE and SPLIT.TARGET with one line per pair. Line breaks in a text are replaced by spaces."""
     paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
     with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
         for pair in pairs:

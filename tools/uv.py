@@ -2,7 +2,8 @@
 
     python -m tools.uv pip install --editable .
 
-`make` calls it in an environment that contains pip and uv. The environment variables of uv have precedence.
+`make` runs this script in an environment that contains pip and uv. The environment variables of uv override the
+settings of pip.
 """
 
 import ast
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-# An option of pip: the variable of uv, and the separator of its values. pip separates values by white space.
+# {option of pip: (environment variable of uv, separator of its values)}. pip separates values by white space.
 VARIABLES = {
     'index-url': ('UV_DEFAULT_INDEX', ''), 'extra-index-url': ('UV_INDEX', ' '), 'find-links': ('UV_FIND_LINKS', ','),
     'no-index': ('UV_NO_INDEX', ''), 'trusted-host': ('UV_INSECURE_HOST', ' '), 'cert': ('SSL_CERT_FILE', ''),
@@ -20,9 +21,9 @@ VARIABLES = {
 
 
 def read_settings(listing: str) -> dict[str, str]:
-    """Returns {option: value} from the output of `pip config list`, lines of section.option='value'.
+    """Returns {option: value} from the output of `pip config list`. The output has lines of section.option='value'.
 
-    Its variables (:env:) override the section of a command (install), which overrides the global section.
+    Environment variables (:env:) override the section `install`. The section `install` overrides the section `global`.
     """
     lines = [line.partition('=') for line in listing.splitlines() if '=' in line]
     lines.sort(key=lambda line: [line[0].startswith(section) for section in ('install.', ':env:')])
@@ -30,10 +31,10 @@ def read_settings(listing: str) -> dict[str, str]:
 
 
 def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables of uv that have the meaning of pip's settings."""
+    """Returns the environment variables of uv that correspond to pip's settings."""
     variables = {variable: separator.join(settings[option].split()) for option, (variable, separator)
                  in VARIABLES.items() if settings.get(option)}
-    if 'UV_INDEX' in variables:  # as pip, which compares the versions of all indexes
+    if 'UV_INDEX' in variables:  # like pip, compare the versions of all indexes
         variables['UV_INDEX_STRATEGY'] = 'unsafe-best-match'
     return variables
 
@@ -41,7 +42,7 @@ def uv_environment(settings: Mapping[str, str]) -> dict[str, str]:
 def main() -> int:
     """Runs uv with the arguments of the command line and returns its exit status."""
     listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], capture_output=True, text=True)
-    if listing.returncode:  # a damaged pip.conf: pip names it
+    if listing.returncode:  # pip.conf is damaged, and pip's message names the file
         print(listing.stderr, end='', file=sys.stderr)
         return 2
     settings = read_settings(listing.stdout)

@@ -1,4 +1,4 @@
-"""The train step, the eval step and a fresh state, compiled for a mesh."""
+"""Compiles the train step, the eval step and the initialisation of the state for a mesh of devices."""
 
 import functools
 from collections.abc import Mapping
@@ -35,33 +35,33 @@ from training.tuning import EVERYTHING, Tuning
 
 
 class Compiled:
-    """The programs of a training, compiled for a mesh: a fresh state, the train step and the eval step.
+    """The programs of a training, compiled for a mesh: initialisation of the state, train step and eval step.
 
-    A batch of any number of rows can be sharded over any number of devices: padding rows are added (`part`).
+    A batch of any number of rows can be sharded over any number of devices, because padding rows are added (`part`).
 
     There are two ways to compile (config.parallel.mode):
-    'jit': one program for the mesh, partitioned by XLA. Dropout does not depend on the partitioning.
-    'pmap': a program for one device, which runs on every device with its rows and its dropout masks (the index of the
-      device is folded into the key). Data parallelism only.
+    'jit': one program for the whole mesh, which XLA partitions. Dropout masks do not depend on the partitioning.
+    'pmap': a program for one device, which runs on every device. Each device has its own rows, and its own dropout
+      masks, because the index of the device is folded into the random key. Supports only data parallelism.
 
     Attributes:
       mesh: the devices.
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
-      boxed: the shapes of the model's parameters, in Flax's boxes with the names of the axes.
+      boxed: the shapes of the model's parameters, in Flax metadata boxes, which contain the names of the axes.
       objective: the last argument of the steps.
       part: the rows of every batch that this process must read, including padding rows. Two processes read the same
         rows only if they share a 'tensor' axis.
     """
 
-    # The parts of a training come together here, hence the many keywords.
+    # There are many keywords, because the compiled programs contain all parts of a training.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
                  devices: Devices | None = None):
-        """Compiles nothing yet. `example` is any batch, of which only the shapes are used.
+        """Defines the programs, but does not compile. `example` can be any batch, because only its shapes are used.
 
         Raises:
-          UserError: if the mesh does not fit the devices, or the state is larger than the memory of all of them.
+          UserError: if the mesh does not fit the devices, or the state is larger than the memory of all devices.
         """
         self.mesh = mesh = make_mesh(parallel, devices)
         shares = mesh.shape['data'] * mesh.shape['fsdp']
@@ -80,10 +80,11 @@ class Compiled:
                                    nn.unbox(boxed), self._shardings)
         training = computing_shardings_of(boxed.params, self._shardings.params, mesh)
         self._gathered = without_adapters(jax.tree.map(without_fsdp, self._shardings.params))
-        # One program: several concurrent ones that communicate can deadlock.
+        # One program for all parameters, because several concurrent programs that communicate can deadlock.
         self._gather = jax.jit(merged, out_shardings=self._gathered)
-        # The objective is an argument of the programs, because otherwise its arrays would be constants in them. NumPy
-        # arrays are put on the mesh: an array on a device cannot be put on the devices of other processes.
+        # The objective is an argument of the programs, because otherwise its arrays would be constants of the programs.
+        # The arrays are first converted to NumPy, because JAX cannot copy an array from a device of this process to
+        # the devices of other processes.
         self.objective = jax.device_put(jax.device_get(
             objective if isinstance(objective, jax.tree_util.Partial) else jax.tree_util.Partial(objective)),
             self._everywhere)
@@ -100,8 +101,8 @@ class Compiled:
         self._step, self._compiled = step, set()
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
-            # With `None`, every device gets the same state, and one copy is returned: a state has no axis of devices.
-            # By default, pmap expects arrays with a row for each device.
+            # With None in in_axes and out_axes, every device gets the same state, and one copy is returned, so a state
+            # has no axis for the devices. By default, pmap expects arrays with a row for each device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
                                        devices=list(mesh.devices.flat))
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
@@ -117,7 +118,7 @@ class Compiled:
                                  out_shardings=self._everywhere)
 
     def describe(self) -> str:
-        """Returns a line for the log."""
+        """Returns a description of the devices and the mesh, for the log."""
         devices = self.mesh.devices.flat
         axes = ', '.join(f'{axis}={size}' for axis, size in self.mesh.shape.items())
         mesh = f' as {axes}, by {"pmap" if self._pmap else "jit"}' if len(devices) > 1 else ''
@@ -125,7 +126,7 @@ class Compiled:
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
-        """Returns the train step, lowered for a whole `batch`. Needs no devices and puts nothing on them.
+        """Returns the train step, lowered for a whole `batch`. The devices of the mesh need not exist.
 
         Raises:
           UserError: for mode=pmap, which compiles only for devices of this process.
@@ -147,26 +148,29 @@ class Compiled:
     def init(self, seed: int, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
         """Returns a fresh state. Each device makes its own shard, so the whole state need not fit on one device.
 
-        `initial` are the parameters that are not initialised randomly.
+        `initial` contains the values of the parameters that are not initialised randomly.
         """
         initial = jax.device_put(dict(initial), self._everywhere)
         return jax.jit(lambda initial: nn.unbox(self._fresh(seed=seed, initial=initial)),
                        out_shardings=self._shardings)(initial)
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
-        """Runs train_step on the rows of this process. The old state is donated."""
+        """Runs train_step on the rows of this process. The old state is donated, and must not be used afterwards."""
         state, sums = self._together(self._train, state, self._placed(batch))
         if self._pmap and jax.process_count() > 1:
             state = jax.tree.map(self._whole, state)
         return state, sums
 
     def _whole(self, leaf: Array) -> Array:
-        """Turns a result of pmap, which is local to each process, into an array of all processes."""
+        """Turns a result of pmap, which is local to a process, into a global array of all processes."""
         return jax.make_array_from_single_device_arrays(
             leaf.shape, self._everywhere, [shard.data for shard in leaf.addressable_shards])
 
     def _together(self, program: Any, argument: PyTree, batch: Batch) -> Any:
-        """Calls a program after all processes have compiled it, because collectives wait only for a limited time."""
+        """Calls a program after all processes have compiled it.
+
+        Otherwise, a collective operation in a fast process could time out while a slow process still compiles.
+        """
         shapes = id(program), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if jax.process_count() > 1 and shapes not in self._compiled:
             program.lower(argument, batch, self.objective).compile()
@@ -175,10 +179,10 @@ class Compiled:
         return program(argument, batch, self.objective)
 
     def gather(self, params: Params) -> Params:
-        """Returns the model's parameters for `eval` and searches: whole on each device, except along 'tensor'.
+        """Returns the model's parameters for `eval` and searches. They remain sharded only along 'tensor'.
 
-        If the state's parameters already have this sharding, they are returned without a copy, and the next train step
-        deletes them.
+        If the state's parameters already have this sharding, the same arrays are returned without a copy. The next
+        train step then deletes the arrays.
         """
         if params.keys() != self._gathered.keys():
             return self._gather(params)
@@ -191,7 +195,7 @@ class Compiled:
         return jax.block_until_ready(self._together(self._eval, params, self._placed(batch)))
 
     def distribute(self, arrays: PyTree) -> PyTree:
-        """Shards arrays by rows over the devices, padded with rows of zeros. Every process has the whole arrays."""
+        """Pads arrays with rows of zeros, and shards the rows over the devices. Every process passes whole arrays."""
         def place(array):
             filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
             return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])

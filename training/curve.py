@@ -1,4 +1,4 @@
-"""Training in notebooks: the log, and a live curve of the losses and the metric."""
+"""Shows a training in a notebook: the log, and a live plot of the losses and the metric."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from run_directory.records import EVALUATED, read_metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INTERVAL = 2.0  # seconds between two drawings; a drawing takes 0.1 s
+INTERVAL = 2.0  # seconds between two drawings of the plot; a drawing takes 0.1 s
 
 
 def in_notebook() -> bool:
@@ -26,21 +26,21 @@ def in_notebook() -> bool:
 
 
 class LiveCurve:
-    """A live plot in one output of a cell: losses over steps, and config.eval.metric if it is not a loss."""
+    """A live plot in the output of a notebook cell. It shows the losses, and config.eval.metric if that is no loss."""
 
     def __init__(self, workdir: Path, metric: str):
-        """The plot of a resumed run begins with its earlier metrics. `metric` is config.eval.metric."""
+        """Reads the earlier metrics of a resumed run, which the plot also shows. `metric` is config.eval.metric."""
         self._metric, self._lines, self._drawn = EVALUATED + metric, read_metrics(workdir), 0.0
         self._display = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step. Draws after an evaluation, and if the last drawing is older than INTERVAL."""
+        """Adds the metrics of a step. Draws the plot after an evaluation, or if the last drawing is INTERVAL old."""
         self._lines.append({'step': step, **metrics})
         if self._metric in metrics or time.monotonic() - self._drawn > INTERVAL:
             self._draw()
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Does nothing, because the log has the samples."""
+        """Does nothing, because the samples are in the log."""
 
     def close(self, failed: bool = False) -> None:
         """Draws the final plot."""
@@ -75,7 +75,7 @@ class LiveCurve:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Prints the project's log in the body, unless the notebook has set up handlers."""
+    """Prints the project's log while the body runs, unless the notebook has set up logging handlers."""
     top = logging.getLogger('allyouneed')
     if top.hasHandlers():
         yield

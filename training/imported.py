@@ -1,4 +1,4 @@
-"""Imports of models of other libraries: a run directory from a folder of Hugging Face's library."""
+"""Imports models of other libraries: makes a run directory from a folder of Hugging Face Transformers."""
 
 import json
 import math
@@ -39,25 +39,25 @@ def get_config():
 
 def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None,
                    allow_nonfinite: bool = False) -> TrainedModel:
-    """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns its model.
+    """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns the model.
 
-    The run has one checkpoint, of step 0, with a fresh optimizer. It can be used like any other run; train.py
-    continues it with the config of the directory. Before the directory gets its name, it is opened and scores one
-    line, unless its weights may be NaN.
+    The run has one checkpoint, at step 0, with a fresh optimizer state. The run can be used like any other run, and
+    train.py can train it further with the config in its directory. The directory has a temporary name until the model
+    has scored one line as a test. This test is left out if `allow_nonfinite` is True.
 
     Args:
       source: the folder.
       workdir: a new or an empty directory.
-      recipe: a config whose data, batches and optimizer the run gets, for training.
+      recipe: a config for further training. The run gets the data, batch and optimizer options of this config.
       allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
       UserError: if the folder cannot be read, its model is not supported or does not answer, or the directory is not
-        empty or cannot be written. Nothing is left then.
+        empty or cannot be written. After an error, no files remain.
     """
     folder = expanded(workdir)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--workdir={folder} exists and is not empty. Give a new or an empty directory')
+        raise UserError(f'--workdir={folder} exists and is not empty. Use a new or an empty directory')
     check_folder(folder)
     use_compilation_cache(cache_folder(''))
     model = read_huggingface(expanded(source), recipe=recipe, allow_nonfinite=allow_nonfinite)
@@ -68,7 +68,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
     with naming(folder), written_folder(folder) as temporary:
         save_tokenizers(temporary / KEPT, dict(model.tokenizers))
         write_text(temporary / KEPT / SIZES, json.dumps(dict(model.sizes), indent=2) + '\n')
-        write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # it is not trained on data yet
+        write_text(temporary / KEPT / FINGERPRINTS, '{}\n')  # the run has not been trained on data yet
         write_text(temporary / RECIPE, RECIPE_TEXT)
         write_text(temporary / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
         with open_checkpoints(temporary) as checkpoints:
@@ -79,10 +79,10 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 
 
 def answer_once(folder: Path, params: Params) -> None:
-    """Opens a run of a model that writes text, and lets it score one line with the parameters that it was written from.
+    """Opens the run of an imported text model, and scores one line with the given parameters.
 
-    A score runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read back,
-    which would take longer than the rest of an import.
+    Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from
+    the checkpoint, because that would take longer than the rest of an import.
 
     Raises:
       UserError: if the run cannot be opened, or the score is NaN.

@@ -69,7 +69,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figure] | None' = None) -> Run:
-    """Trains as train.py does, or resumes the run in `workdir`. Returns the run, opened.
+    """Trains as train.py does, or resumes the run in `workdir`. Returns the opened run.
 
     In a notebook, a curve of the losses and the metric is drawn during training, and the log is printed if the notebook
     has not set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt; the same call
@@ -78,12 +78,13 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
     Args:
       config: the config from a recipe's `get_config()`, perhaps changed. This function does not change it.
       workdir: the run directory. It is created, or resumed if it has a run with this config.
-      draw: a function that draws an example of each evaluation for TensorBoard, `analysis.pictures.answer_figure`.
+      draw: a function that draws one example of each evaluation for TensorBoard, such as
+        `analysis.pictures.answer_figure`. By default, nothing is drawn.
 
     Raises:
       UserError: with the message that train.py prints, such as for values that are not allowed, missing data, or a
         directory that is in use.
-      KeyboardInterrupt: if a signal stopped the training. Everything is saved.
+      KeyboardInterrupt: if a signal stopped the training. No completed step is lost.
     """
     if not isinstance(config, ConfigDict):
         raise UserError(f'config={config!r} must be a ConfigDict. Use one that a recipe returns, such as '
@@ -113,14 +114,15 @@ class TrainingParts(NamedTuple):
     Attributes:
       config: the resolved config.
       directory: the run directory.
-      data: the data of the config, of the class that the task's answerer needs.
+      data: the data of the config. The class depends on the task.
       plan: the training batches.
       validation: the validation batches.
-      model: the answerer. It has parameters only during an evaluation.
+      model: the model with its search, for evaluations. It has parameters only during an evaluation.
       schedule: the learning rate as a function of the number of steps made.
       objective: the function that training minimises.
       compiled: the mesh, and the steps compiled for it.
-      draw: a function of the model, an answer and its attention weights that draws a picture; None: no pictures.
+      draw: a function that draws a picture from the model, an answer and the attention weights of the answer. None if
+        no pictures are drawn.
     """
     config: ConfigDict
     directory: RunDirectory
@@ -138,7 +140,8 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
         draw: 'Callable[..., Figure] | None' = None, writers: Sequence[Metrics] = ()) -> None:
     """Builds the parts of the training, restores the newest checkpoint or makes a fresh state, and trains.
 
-    `draw` is that of `TrainingParts`. `writers` get the metrics, in addition to the files of the run.
+    `draw` is described in `TrainingParts`. `writers` receive the metrics, which are also written to the files of the
+    run.
     """
     if directory.finished_at is not None:
         return directory.report_finished(config)
@@ -164,7 +167,8 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figure] | None' = None) -> TrainingParts:
     """Builds data, model and compiled steps from the config.
 
-    A resumed run has its tokenizers in its directory. A new run may use those of another run (`vocabulary_from`).
+    A resumed run reads the tokenizers in its directory. A new run may use the tokenizers of another run
+    (`vocabulary_from`).
     """
     with leader_first('data'):
         vocabulary = directory.path if directory.resumed else vocabulary_from(config)
@@ -208,7 +212,10 @@ def first_state(parts: TrainingParts) -> TrainState:
 
 def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, checkpoints: Checkpoints,
                 stop: StopSignals, profiler: ProfilerWindow, metrics: Metrics) -> None:
-    """The training loop: step, log, save, evaluate, until the last step or until patience runs out."""
+    """Runs the training loop until the last step, or until patience runs out.
+
+    Each iteration makes a step. Then it logs, saves and evaluates the step if these actions are due.
+    """
     config, first, last = parts.config, int(state.step), parts.config.train.steps
     # An earlier start may have saved this step and stopped before or after its evaluation.
     if first in checkpoints.values:
@@ -227,10 +234,10 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             compilations = len(shapes)
             state, sums = make_step(parts.compiled, state, batch, shapes)
             pending.append(sums)
-            if len(pending) > 1:  # wait for the previous step: stay one step ahead of the device, not a thousand
+            if len(pending) > 1:  # waits for the previous step, so that the host is only one step ahead of the devices
                 progress = count_skipped(progress, step - 1, pending[-2], parts)
             if len(shapes) > compilations:
-                remaining.restart()  # compiling is not measured, nor the previous step, which ran at the same time
+                remaining.restart()  # leaves out the compilation, and the previous step, which ran at the same time
             elif len(pending) > 1:
                 remaining.step_done()
             profiler.after(step, sums)
@@ -251,7 +258,7 @@ def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, che
             if due.save:
                 checkpoints.save(step, state, progress.to_dict())
                 saved = time.monotonic()
-                greatest.forget()  # the time since the previous checkpoint
+                greatest.forget()  # this value is the time since the previous checkpoint
             if due.stop:
                 checkpoints.wait()
                 stop.leave(f'at step {step}, which is saved')
@@ -305,7 +312,7 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
 def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
     """Adds the sums of the `pending` steps, and their duration in seconds, to the progress.
 
-    The sums are added one by one in float32, so the order is the same whether or not the run was interrupted.
+    The sums are added one by one in float32. So the result is the same whether or not the run was interrupted.
     """
     parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
     if progress.sums:
@@ -316,7 +323,7 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar) -> None:
-    """Writes the means over the steps since the previous call, learning rate, speed, epoch and skipped steps."""
+    """Writes the means over the steps since the previous call, the learning rate, speed, epoch and skipped steps."""
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
@@ -329,9 +336,9 @@ def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metri
 
 def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoints: Checkpoints,
                    metrics: Metrics, stop: StopSignals) -> float:
-    """Evaluates `step`, which has a checkpoint, reports the result, and returns the value of config.eval.metric.
+    """Evaluates `step`, reports the result, and returns the value of config.eval.metric.
 
-    A signal stops the evaluation. The checkpoint exists, so the next start evaluates the step again.
+    The step already has a checkpoint. So if a signal stops the evaluation, the next start evaluates the step again.
     """
     try:
         with stop.nothing_to_lose(f'during the evaluation of step {step}, which is saved') as before_batch:
@@ -370,13 +377,13 @@ def measure(parts: TrainingParts, state: TrainState, before_batch: Callable[[], 
         return compiled.distribute(arrays)
 
     if isinstance(model, SearchModel):
-        model.distribute = distribute  # so its searches also use all devices
+        model.distribute = distribute  # so that the searches of the model also use all devices
     try:
         model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
         sums = evaluate(eval_batch, model.params, prefetch(validation, 0, len(validation), compiled.part))
         result = model.validate(parts.data, sums, parts.config)
     finally:
-        model.params = {}  # on many devices, each has a whole copy
+        model.params = {}  # frees memory, because every device has a whole copy of the parameters
     measured = sums.means() | result.metrics
     return result._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
 

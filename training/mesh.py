@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 from configs.options import AXES
 from runtime.errors import UserError
 
-ROWS = PartitionSpec(('data', 'fsdp'))  # of a batch
-RULES = (  # name of an axis of a matrix, from its module -> axis of the mesh; earlier rules win
+ROWS = PartitionSpec(('data', 'fsdp'))  # the sharding of a batch
+RULES = (  # name that a module gives to an axis of a parameter -> axis of the mesh; earlier rules take precedence
     ('vocab', 'tensor'),     # pieces of a vocabulary, classes
     ('heads', 'tensor'),     # attention heads
     ('mlp', 'tensor'),       # width inside a feed-forward or alignment network
@@ -36,7 +36,7 @@ RULES = (  # name of an axis of a matrix, from its module -> axis of the mesh; e
     ('patch', None),         # numbers in a patch
 )
 
-Devices = Sequence[Any]  # of jax.Device, which is no type for type checkers
+Devices = Sequence[Any]  # a sequence of jax.Device, which type checkers do not accept as a type
 
 log = logging.getLogger('allyouneed.train')
 
@@ -54,7 +54,7 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     if math.prod(sizes) != len(devices):
         asked = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
         raise UserError(f'config.parallel: {asked} do not multiply to the {len(devices)} devices '
-                        f'({devices[0].device_kind} x {len(devices)}). Set one of them to -1 to fit the number')
+                        f'({devices[0].device_kind} x {len(devices)}). Set one axis to -1 to use all devices')
     # jax.make_mesh makes Explicit axes by default, and nn.Embed fails on Explicit axes.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
@@ -62,17 +62,17 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
 def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state, according to RULES.
 
-    `boxed` has the shapes, in Flax's boxes with the names of the axes. Leaves without names, such as biases, are
-    replicated. If an axis of the mesh does not divide its axis of a matrix (a vocabulary of 8,001 over tensor=2, two
-    key heads over tensor=4), it shards the largest other axis that it divides. So the matrix is still stored in shards,
-    without padding. Such axes are logged.
+    `boxed` contains the shapes, in Flax metadata boxes, which contain the names of the axes. Leaves without names, such
+    as biases, are replicated. Sometimes the size of a mesh axis does not divide the size of the matrix axis (a
+    vocabulary of 8,001 over tensor=2, two key heads over tensor=4). Then the mesh axis shards the largest other axis of
+    the matrix whose size it divides. So the matrix is still stored in shards, without padding. Such axes are logged.
     """
     moved = set()
 
     def fitting(leaf):
         shape = nn.unbox(leaf)
         if not hasattr(shape, 'shape'):
-            return shape  # optax's placeholder of a frozen parameter
+            return shape  # optax's placeholder for a frozen parameter
         sharding = logical_to_mesh_sharding(nn.get_partition_spec(leaf), mesh, RULES)
         axes = [_axes(entry) for entry in sharding.spec]  # empty for a leaf without names
         for place, size in enumerate(shape.shape[:len(axes)]):
@@ -87,7 +87,7 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
     fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
     if moved:
-        log.info('axes that the mesh does not divide, so another axis is sharded or the matrix is replicated: %s',
+        log.info('axes whose size the mesh does not divide (another axis is sharded, or the array is replicated): %s',
                  ', '.join(sorted(moved)))
     return fitted
 
@@ -95,8 +95,9 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each parameter during a step: the stored sharding, but gathered along 'fsdp'.
 
-    A vocabulary that 'tensor' does not divide is sharded nevertheless: XLA pads it within the program. Other axes that
-    'tensor' does not divide, such as two key heads over four devices, are gathered, and each device computes all.
+    If 'tensor' does not divide a vocabulary, the vocabulary is sharded nevertheless, and XLA pads it within the
+    program. If 'tensor' does not divide another axis, such as two key heads over four devices, the axis is gathered,
+    and each device computes the whole axis.
     """
     def computing(leaf, sharding):
         spec = list(without_fsdp(sharding).spec)
@@ -126,7 +127,7 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
 
 
 def check_memory(state: PyTree, devices: Devices) -> None:
-    """Raises UserError if a state of these shapes does not fit into the memory of all devices."""
+    """Raises UserError if `state`, a tree of arrays or shapes, is larger than the memory of all devices together."""
     local = [device for device in devices if device in jax.local_devices()]  # only these report their memory
     if not local:
         return

@@ -1,4 +1,4 @@
-"""Writes metrics over steps: to metrics.jsonl for programs, to TensorBoard for people, and to trackers."""
+"""Writes the metrics of steps to metrics.jsonl (for programs), TensorBoard (for people) and experiment trackers."""
 
 import contextlib
 import json
@@ -35,15 +35,15 @@ class Metrics(Protocol):
         """Writes an evaluation's samples, and the picture of one sample if there is one."""
 
     def close(self, failed: bool) -> None:
-        """Writes everything that is pending. `failed`: an error or a signal ends the training."""
+        """Writes all pending metrics. `failed` is True if an error or a signal ends the training."""
 
 
 class MetricsWriter:
-    """Appends to RUN/metrics.jsonl and RUN/tensorboard.
+    """A writer that appends to RUN/metrics.jsonl and RUN/tensorboard.
 
-    A resumed run continues after `step`. Later lines, which an interrupted run wrote, are dropped, so each step appears
-    once. We call tensorboardX's event writer in our own thread: in tensorboardX's thread, a full disk would end the
-    thread silently, and we would wait for it forever.
+    A resumed run continues after `step`. The interrupted run may have written lines for later steps. These lines are
+    dropped, so each step appears once. tensorboardX's event writer is called in the calling thread. In tensorboardX's
+    own thread, a full disk would end the thread silently, and the training would wait for the thread forever.
     """
 
     def __init__(self, workdir: Path, step: int):
@@ -53,7 +53,8 @@ class MetricsWriter:
             write_text(self._path, ''.join(json.dumps(line) + '\n' for line in kept))
             folder.mkdir(exist_ok=True)
             self._events = EventsWriter(str(folder / 'events'), f'.{os.getpid()}')
-            self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # purges
+            # This event makes TensorBoard drop the later steps of the interrupted run.
+            self._events.write_event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one line of JSON, {'step': ..., name: value, ...}, and one TensorBoard scalar for each metric.
@@ -70,7 +71,7 @@ class MetricsWriter:
         """Writes an evaluation's samples and figure to TensorBoard's tabs TEXT and IMAGES."""
         summaries = []
         if samples:
-            code = '\n'.join(f'    {line}' for line in samples.splitlines())  # indented: TensorBoard reads Markdown
+            code = '\n'.join(f'    {line}' for line in samples.splitlines())  # a code block in Markdown
             summaries.append(text('samples', code))
         if figure:
             summaries.append(image('attention', figure_to_image(figure), dataformats='CHW'))
@@ -117,7 +118,9 @@ class Writers:
 
 @contextlib.contextmanager
 def open_metrics(config: ConfigDict, workdir: Path, step: int, writers: Sequence[Metrics] = ()) -> Iterator[Metrics]:
-    """Opens the files of a run that continues after `step`, and the trackers in config.track; adds `writers`.
+    """Opens the metrics files of a run, which continues after `step`, and the trackers in config.track.
+
+    Yields a writer for the files, the trackers and the given `writers`.
 
     Raises:
       UserError: if a disk is full, or a tracker is not installed or cannot be reached.

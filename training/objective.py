@@ -6,9 +6,10 @@
 from `key`; if `key` is None there is no dropout. Keywords override attributes of the module in this pass:
 `apply(params, inputs, key, word_dropout=0.05)`. For a module over a vocabulary, `whole(outputs)` returns the logits.
 
-The sums are over targets. They may be added over the parts of a batch, and are divided once. The train step depends on
-nothing else of an objective. If an objective needs arrays, such as a teacher's parameters, make it a
-`jax.tree_util.Partial` with the arrays as arguments: then they are placed on the devices and passed like the state.
+The result contains sums over targets. The train step adds the sums of the parts of a batch, and divides once by the
+number of tokens. It does not depend on any other property of an objective. If an objective needs arrays, such as a
+teacher's parameters, make the objective a `jax.tree_util.Partial` with the arrays as arguments. Then the arrays are
+placed on the devices and passed like the state.
 
 To add an objective, write a function here and add a line to `OBJECTIVES`. A variant such as R-Drop goes into the
 function that makes the objective of its task.
@@ -40,7 +41,7 @@ def make_objective(config: ConfigDict, data: Data | None) -> Objective:
 
 
 def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the cross-entropy, as one pass, R-Drop or SimCut, and with a teacher if config.train has one.
+    """Returns the cross-entropy with one pass, with R-Drop or with SimCut. Adds a teacher if config.train has one.
 
     Raises:
       UserError: if the teacher cannot be read, or has another vocabulary.
@@ -51,12 +52,12 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)
-    if train.simcut:  # a token is cut, or dropped as in the whole pass
+    if train.simcut:  # a token is zero if SimCut cuts it, or if the model's word dropout drops it
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
     if not train.teacher:
         return variant(measure)
-    assert data is not None, 'a teacher has the vocabulary of the data'
+    assert data is not None, 'a teacher needs the vocabulary of the data'
     teacher = read_teacher(config, data)
     return distilled(variant, measure, train.teacher_weight, forward(teacher.module), teacher.params)
 
@@ -72,12 +73,15 @@ OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data | None], Objective]] = {
 
 
 def r_drop(measure: Measure, alpha: float) -> Objective:
-    """R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4): two passes with different dropout should agree.
+    """Returns the objective R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4).
+
+    It makes the outputs of two passes with different dropout masks similar:
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
-    The loss is summed over the targets, which count once. The gradient flows through both passes. Metrics such as the
-    accuracy are means over the two passes. An evaluation makes one pass, because without dropout both would be equal.
+    The loss is summed over the targets. Each target counts once, not twice. The gradient flows through both passes.
+    Metrics such as the accuracy are means over the two passes. An evaluation makes only one pass, because both passes
+    would be equal without dropout.
     """
     single = supervised(measure)
 
@@ -96,15 +100,17 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 
 
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
-    """SimCut (Gao et al. 2022, arXiv:2206.02368): a pass with some tokens cut should agree with the whole pass.
+    """Returns the objective SimCut (Gao et al. 2022, arXiv:2206.02368).
+
+    It makes the outputs of a pass without some of the tokens (the cut pass) similar to the outputs of the whole pass:
 
         CE(p) + alpha * KL(p || p_cut)
 
-    The cut pass has its own dropout, and the embeddings of some input tokens are zero, at the rate `word_dropout`. The
-    loss is summed over the targets, which count once, and the gradient flows through both passes, as in the published
-    code, which has alpha 3 at a rate of 0.05. The published code does not cut the end of the source and the start token
-    of the target; here any token may be cut. Metrics, and losses that modules sow, are those of the whole pass. An
-    evaluation makes only the whole pass.
+    The cut pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
+    `word_dropout`. The loss is summed over the targets, and each target counts once. The gradient flows through both
+    passes, as in the published code. The published code has alpha=3 and a probability of 0.05. It does not cut the end
+    of the source and the start token of the target, but here any token may be cut. Metrics, and losses that modules
+    sow, are taken from the whole pass. An evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -122,13 +128,15 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
 
 
 def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:
-    """Word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1; Hinton et al. 2015).
+    """Returns the objective of word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1).
+
+    The method extends the distillation of Hinton et al. (2015) to the distributions of the next token:
 
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
-    q is the teacher's distribution of the next token after the same tokens, without dropout, at a temperature of 1.
-    `variant` makes an objective of this loss: one pass, or R-Drop or SimCut, whose two passes have the same q. The
-    metric 'teacher_divergence' is KL(q || p). An evaluation has no teacher.
+    q is the teacher's distribution of the next token after the same tokens, without dropout and with temperature 1.
+    `variant` makes an objective from this loss: one pass, R-Drop or SimCut. The two passes of R-Drop and SimCut have
+    the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:

@@ -19,11 +19,13 @@ SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the number of steps made so far (0 at the first step).
 
-    Steps whose update was skipped count, so that a cosine ends with the training.
+    Steps whose update was skipped also count, so that a cosine schedule ends at the last step of the training.
 
-    'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), steps from 1 (section 5.3).
+    'paper': factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), with steps counted from 1 (Vaswani et al. 2017,
+      section 5.3).
     'inverse_sqrt': the same curve, defined by its peak: peak * min(step / warmup, sqrt(warmup / step)).
-    'cosine': linear to the peak over `warmup`, then half a cosine to peak * final at `steps`.
+    'cosine': rises linearly to the peak over `warmup` steps. Then falls like half a period of a cosine to peak * final
+      at `steps`.
     """
     peak, warmup = config['peak'], config['warmup']
     if config['schedule'] == 'paper':
@@ -53,7 +55,7 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
 
 
 def adam(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Returns Adam (section 5.3: beta 0.9, 0.98, eps 1e-9) or, with config.weight_decay, AdamW.
+    """Returns Adam (Vaswani et al. 2017, section 5.3: beta 0.9, 0.98, eps 1e-9) or, with config.weight_decay, AdamW.
 
     With AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), parameters with two axes or more decay by learning rate *
     weight_decay per step, except biases. These are the matrices, the tables of embeddings and positions, the class
@@ -75,13 +77,13 @@ def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
 class AverageState(NamedTuple):
     """The state of `average_parameters`. The leaves may also be shapes or shardings."""
     updates: Any     # int [], the number of updates made
-    average: PyTree  # like the parameters; equal to them before the first update
+    average: PyTree  # has the structure of the parameters, and equals the parameters before the first update
 
 
 def average_parameters(decay: float) -> optax.GradientTransformation:
-    """Returns a transformation that keeps an exponential moving average of the parameters. It must be the last one.
+    """Returns a transformation that keeps an exponential moving average of the parameters.
 
-    After update t, which gives the parameters p_t, the average is
+    It must be the last transformation of a chain. Let p_t be the parameters after update t. The average is
 
         a_t = (1 - decay) / (1 - decay^t) * sum_{s=1..t} decay^(t-s) p_s,
 

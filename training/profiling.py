@@ -17,15 +17,15 @@ log = logging.getLogger('allyouneed.train')
 class ProfilerWindow:
     """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
 
-    TensorBoard's profile plugin (the package xprof) shows the trace; ui.perfetto.dev opens its file
-    `perfetto_trace.json.gz`.
+    TensorBoard's profile plugin (the package xprof) shows the trace. The website ui.perfetto.dev can open the file
+    `perfetto_trace.json.gz` of the trace.
     """
 
     def __init__(self, steps: str | None, workdir: Path, of: int = sys.maxsize):
-        """`steps` is 'FIRST:LAST' or None; `of` is the number of steps of the run.
+        """Parses `steps`, which is 'FIRST:LAST' or None. `of` is the number of steps of the run.
 
         Raises:
-          UserError: if `steps` has another form, or FIRST is after the last step.
+          UserError: if `steps` has another form, or FIRST is after the last step of the run.
         """
         self._folder, self._tracing = workdir / 'tensorboard', False
         match = re.fullmatch(r'(\d{1,18}):(\d{1,18})', '0:0' if steps is None else steps)
@@ -36,13 +36,13 @@ class ProfilerWindow:
             raise UserError(f'--profile_steps={steps} is after the last step. Use steps up to config.train.steps={of}')
 
     def before(self, step: int) -> None:
-        """Starts the trace before the first step of this start in the range."""
+        """Starts the trace before the first step in the range. A resumed run may begin inside the range."""
         if not self._tracing and self._first <= step <= self._last:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._tracing = True
 
     def after(self, step: int, results: Any) -> None:
-        """Ends the trace after the last step in the range, when its `results` are computed."""
+        """Ends the trace after the last step in the range. First waits until the `results` of the step are computed."""
         if self._tracing and step >= self._last:
             jax.block_until_ready(results)
             self.close()

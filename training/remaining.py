@@ -15,45 +15,47 @@ from runtime.agreement import is_leader
 from training.curve import in_notebook
 from training.summary import duration
 
-MEASURED = 10  # steps before the log has an estimate
+MEASURED = 10  # number of measured steps before an estimate is logged
 
 log = logging.getLogger('allyouneed.train')
 
 
 class RemainingTime:
-    """Estimates the remaining time from the steps and evaluations of this start.
+    """An estimate of the remaining time, from the steps and evaluations since this start of the run.
 
-    Steps are computed in the background. So they are measured between two moments at which the computed steps are
-    known: `restart` begins a measurement, and `step_done` ends one more of its steps.
+    Devices compute steps in the background, so the duration of a call is not the duration of a step. Instead, a
+    measurement counts the steps that are finished in an interval. `restart` begins a new interval, and `step_done`
+    counts a finished step.
     """
 
     def __init__(self, config: ConfigDict):
         self._last, self._every = config.train.steps, config.eval.every
-        self._seconds, self._steps = 0.0, 0          # of the measurements before the current one
+        self._seconds, self._steps = 0.0, 0          # the sums of all earlier measurements
         self._evaluation = 0.0                       # seconds of the latest evaluation
         self._began, self._now, self._done = time.perf_counter(), 0.0, 0  # the current measurement
         self._logged = False
 
     def restart(self) -> None:
-        """Begins a measurement: no step that began earlier counts, except one that begins now."""
+        """Begins a new measurement. Steps that have begun before must not be counted in this measurement."""
         self._seconds, self._steps = self._seconds + self._now, self._steps + self._done
         self._began, self._now, self._done = time.perf_counter(), 0.0, 0
 
     def step_done(self) -> None:
-        """Counts a step whose results are computed."""
+        """Counts a finished step."""
         self._now, self._done = time.perf_counter() - self._began, self._done + 1
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Measures an evaluation."""
+        """Measures the duration of an evaluation, which is the body."""
         began = time.perf_counter()
         yield
         self._evaluation = time.perf_counter() - began
 
     def seconds_after(self, step: int) -> float | None:
-        """Returns the estimated seconds after `step`, or None before any step is measured.
+        """Returns the estimated remaining seconds after `step`, or None if no step has been measured yet.
 
-        The estimate includes evaluations once one has been measured. Logs the first estimate from MEASURED steps.
+        The estimate includes evaluations after an evaluation has been measured. Logs the estimate once, after MEASURED
+        steps.
         """
         count = self._steps + self._done
         if not count:
@@ -69,17 +71,20 @@ class RemainingTime:
 
 
 class ProgressBar(tqdm):
-    """A progress bar on stderr whose remaining time is given by the training loop; tqdm's would include compiling."""
+    """A progress bar on stderr. The training loop sets the remaining time.
+
+    tqdm's own estimate would include the compile time.
+    """
 
     remaining = '?'
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """The values that the format of the bar refers to."""
+        """The values for the placeholders in the format of the bar."""
         return {**super().format_dict, 'left': self.remaining}
 
     def show_step(self, seconds: float | None) -> None:
-        """Advances by a step. `seconds` is the remaining time, if it is known."""
+        """Advances the bar by one step. `seconds` is the remaining time, or None if it is unknown."""
         self.remaining = '?' if seconds is None else duration(seconds)
         self.update()
 

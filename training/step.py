@@ -1,4 +1,4 @@
-"""The train step, a pure function, which `training/compiled.py` compiles."""
+"""The train step as a pure function. `training/compiled.py` compiles it."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -36,36 +36,36 @@ def key_for(use: str, seed: int) -> Key[Array, '']:
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """Returns a fresh state. `example` is any batch, of which only the shapes are used."""
+    """Returns a fresh state. `example` can be any batch, because only its shapes are used."""
     return nn.unbox(boxed_state(module, optimizer, example, seed))
 
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
                 tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
-    """Returns a fresh state with parameters and optimizer state in Flax's boxes, which name the axes.
+    """Returns a fresh state. Its arrays are in Flax metadata boxes, which contain the names of the axes.
 
-    `initial` are parameters that are not initialised randomly.
+    `initial` contains the values of the parameters that are not initialised randomly.
     """
     params = jax.jit(module.init)(key_for('params', seed), **example['inputs'])['params']
     params = tuning.prepare(with_initial(initial, params), key_for('adapters', seed))
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-# Arguments that change from step to step are positional; those fixed at compilation are keywords.
+# Arguments that change from step to step are positional. Arguments that are fixed at compilation are keywords.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
                precision: str = 'default', tuning: Tuning = EVERYTHING, axis_name: str | None = None,
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
-    """Makes one update on the mean of an objective over the real tokens of the global batch.
+    """Makes one update with the mean of an objective over the tokens of the global batch, without padding.
 
-    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` sequential parts; devices
-    along `axis_name`) and divided once. A mean of the parts' means would give more weight to the tokens of a part with
-    much padding. `precision` is that of matrix products (config.train.matmul_precision). `place` sets the shardings of
-    parameters and gradients for the computation.
+    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` sequential parts, and the
+    devices along `axis_name`). The totals are divided once. A mean of the means of the parts would give more weight to
+    the tokens of a part with much padding. `precision` is the precision of matrix products
+    (config.train.matmul_precision). `place` sets the shardings of parameters and gradients for the computation.
 
-    If the sum of the losses or the norm of the gradient is not finite, only the step changes: the returned `skipped` is
-    1, and all other sums are 0. The learning rate depends on the step, so it changes; Adam's bias correction depends on
-    the number of updates, so it does not.
+    If the sum of the losses or the norm of the gradient is not finite, the update is skipped. Then only the step number
+    changes, the returned `skipped` is 1, and all other sums are 0. A skipped step also changes the learning rate, which
+    depends on the step number. It does not change Adam's bias correction, which depends on the number of updates.
     """
     key = jax.random.fold_in(dropout_key, state.step)
     if axis_name is not None:
@@ -99,7 +99,8 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
         updates, opt_state = optimizer.update(gradients, schedule_at(opt_state, state.step), params)
         return optax.apply_updates(params, updates), opt_state
 
-    # A branch and not a select: a select would read the old state after the new one is computed, so XLA would copy it.
+    # This is `cond` and not `where`, because `where` would read the old state after the new state is computed, so XLA
+    # would copy the old state.
     params, opt_state = jax.lax.cond(finite, update, lambda *old: old, state.params, state.opt_state)
     sums = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), sums)
     return (state.replace(step=state.step + 1, params=params, opt_state=opt_state),
@@ -107,7 +108,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
 
 def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` traced with this jax.default_matmul_precision; 'default' keeps JAX's setting."""
+    """Returns `function`, traced with the given jax.default_matmul_precision. 'default' keeps JAX's setting."""
     def traced(*args):
         with jax.default_matmul_precision(precision):
             return function(*args)
@@ -116,7 +117,7 @@ def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """Sets the learning-rate schedules in an optimizer's state to `step`, because optax counts updates."""
+    """Sets the counters of learning-rate schedules in an optimizer's state to `step`. Optax itself counts updates."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 

@@ -15,7 +15,9 @@ LAYER = re.compile(r'layers_\d+')
 
 
 def parameter_table(params: Any) -> str:
-    """Returns a table with the number and the shapes of the parameters of each part. Equal layers share lines.
+    """Returns a table of the parts of a model, with the number and the shapes of their parameters.
+
+    Equal layers share the same lines.
 
     `params` is the nested dict of a module's parameters, or of their shapes.
     """
@@ -62,14 +64,14 @@ def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
 def _flops(jaxpr: core.Jaxpr) -> int:
     total, equations = 0, list[Any](jaxpr.eqns)
     for equation in equations:
-        if equation.primitive.name == 'ragged_dot_general':  # rows [m, k], each with one of several matrices [k, n]
+        if equation.primitive.name == 'ragged_dot_general':  # [m, k]; each row has one of several matrices [k, n]
             total += 2 * math.prod(equation.invars[0].aval.shape) * equation.outvars[0].aval.shape[-1]
         if equation.primitive.name == 'dot_general':
             (contracted, _), _ = equation.params['dimension_numbers']
             left, product = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
         values = equation.params.values()
-        if equation.primitive.name == 'cond':  # one of the branches runs
+        if equation.primitive.name == 'cond':  # only one branch runs: counts the largest
             total += max(_flops(branch.jaxpr) for branch in equation.params['branches'])
             continue
         inner = [item for value in values for item in (value if isinstance(value, tuple) else [value])]

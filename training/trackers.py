@@ -1,9 +1,9 @@
 """Experiment trackers, which receive a copy of the metrics: Weights & Biases and MLflow.
 
-Both are optional dependencies and off by default. A tracker finds its server and account in its usual settings, such as
-WANDB_MODE=offline, WANDB_API_KEY and MLFLOW_TRACKING_URI. RUN/trackers.json has the tracker's id of the run, so that a
-resumed training continues the same run there. A resumed training repeats some steps with the same results; metrics that
-the tracker already has are not sent again.
+Both packages are optional dependencies and off by default. A tracker finds its server and account in its usual
+settings, such as WANDB_MODE=offline, WANDB_API_KEY and MLFLOW_TRACKING_URI. RUN/trackers.json contains the id of the
+run in each tracker, so that a resumed training continues the same run in the tracker. A resumed training repeats some
+steps with the same results. Metrics that the tracker already has are not sent again.
 """
 
 import html
@@ -27,7 +27,7 @@ from runtime.files import read_json, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IDS = 'trackers.json'  # tracker -> the id of the run there
+IDS = 'trackers.json'  # {tracker: the id of the run in the tracker}
 RESOURCES = {'resident_gb', 'device_gb', 'device_peak_gb', 'compile_seconds'}
 
 log = logging.getLogger('allyouneed.train')
@@ -46,7 +46,10 @@ def grouped(name: str) -> str:
 
 
 class WeightsAndBiases:
-    """Sends metrics to a project of Weights & Biases. Offline, it writes to RUN/wandb, for `wandb sync`."""
+    """A tracker that sends metrics to a project of Weights & Biases.
+
+    In offline mode, the metrics are written to RUN/wandb. `wandb sync` can send them later.
+    """
 
     def __init__(self, wandb: ModuleType, project: str, config: ConfigDict, workdir: Path, saved: Mapping[str, Any]):
         self._wandb = wandb
@@ -62,7 +65,7 @@ class WeightsAndBiases:
             self._run.log(dict(metrics), step=step)
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends an evaluation's samples, as preformatted text, and its figure."""
+        """Sends an evaluation's samples as preformatted text, and the figure of the evaluation."""
         media = {'samples': self._wandb.Html(f'<pre>{html.escape(samples)}</pre>')} if samples else {}
         if figure:
             media['attention'] = self._wandb.Image(figure)
@@ -75,7 +78,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Sends metrics, the config as parameters, samples and figures to an experiment of MLflow."""
+    """A tracker that sends metrics, samples, figures and the config (as parameters) to an experiment of MLflow."""
 
     def __init__(self, mlflow: ModuleType, experiment: str, config: ConfigDict, workdir: Path,
                  saved: Mapping[str, Any]):
@@ -94,7 +97,7 @@ class MLflow:
         else:
             run = self._client.create_run(experiment_id, run_name=workdir.name).info.run_id
             parameters = [self._entities.Param(name, str(value)[:6000]) for name, value in flatten(config).items()]
-            for first in range(0, len(parameters), 100):  # a request may have at most 100
+            for first in range(0, len(parameters), 100):  # at most 100 in a request
                 self._client.log_batch(run, params=parameters[first:first + 100])
         self.id = {'experiment': experiment, 'server': server, 'run': run}
 
@@ -118,9 +121,10 @@ class MLflow:
 
 
 class Tolerant:
-    """A tracker that is dropped when it fails: training continues, and the run's own files have all metrics.
+    """A wrapper that stops using a tracker after the tracker has failed.
 
-    The tracker gets the `grouped` names of the metrics. A run that began with flat names there keeps them.
+    Training continues, and metrics.jsonl has all metrics. The tracker receives the `grouped` names of the metrics. If
+    `flat` is True, it receives the original names, because an earlier version has started the run with these names.
     """
 
     def __init__(self, tracker: WeightsAndBiases | MLflow, name: str, flat: bool = False):
@@ -146,11 +150,11 @@ class Tolerant:
             call(self._tracker)
         except Exception as error:  # noqa: BLE001 (trackers raise many classes, and none may end the training)
             self._tracker = None
-            log.warning('%s fails (%s). It receives nothing more until the next start; metrics.jsonl has all metrics',
-                        self._name, _first_line(error))
+            log.warning('%s has failed (%s). No more metrics are sent to it until the next start. metrics.jsonl has '
+                        'all metrics', self._name, _first_line(error))
 
 
-# The option of config.track, which is also the name of the package -> name, class, and how to set it up.
+# Option of config.track, which is also the name of a package -> name, class and setup of the tracker.
 TRACKERS: Mapping[str, tuple[str, type, str]] = {
     'wandb': ('Weights & Biases', WeightsAndBiases, 'wandb login, or WANDB_MODE=offline'),
     'mlflow': ('MLflow', MLflow, 'MLFLOW_TRACKING_URI=http://... or sqlite:///FILE'),
@@ -180,7 +184,7 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
     """
     check_trackers(config)
     path, trackers = workdir / IDS, []
-    ids = read_json(path, 'Delete it; then the run starts again in its trackers') if path.exists() else {}
+    ids = read_json(path, 'Delete the file. Then each tracker starts a new run') if path.exists() else {}
     for package, (name, make, setup) in TRACKERS.items():
         if not (project := config.track[package]):
             continue
@@ -188,10 +192,11 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
         try:
             tracker = make(importlib.import_module(package), project, config, workdir, saved)
         except Exception as error:  # noqa: BLE001 (trackers raise many classes)
-            raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {_first_line(error)}. Set it '
-                            f'up ({setup}), or remove the option: metrics.jsonl and TensorBoard have all metrics. If '
-                            f'the run was deleted there, also delete {path}') from None
-        flat = saved.get('run') == tracker.id['run'] and not saved.get('grouped')  # it began in an earlier version
+            raise UserError(f'config.track.{package}={project!r}: {name} cannot be used: {_first_line(error)}. Set up '
+                            f'{name} ({setup}), or remove the option: metrics.jsonl and TensorBoard have all metrics. '
+                            f'If the run was deleted in {name}, also delete {path}') from None
+        # True if the run began in an earlier version of this program.
+        flat = saved.get('run') == tracker.id['run'] and not saved.get('grouped')
         ids[package] = tracker.id | {'grouped': not flat}
         trackers.append(Tolerant(tracker, name, flat))
     if trackers:

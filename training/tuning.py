@@ -1,7 +1,7 @@
 """Fine-tuning: frozen parameters and low-rank adapters.
 
 Patterns such as 'encoder,*/norm' select parts of a model. A pattern matches the name of a parameter, such as
-'encoder/layers_0/self_attention/query/kernel', or the name of any part that contains it; * matches any text.
+'encoder/layers_0/self_attention/query/kernel', or the name of any part that contains the parameter. * matches any text.
 
 If a model has adapters (model/adapters.py), only the adapters are trained.
 """
@@ -25,7 +25,7 @@ from model.adapters import ADAPTERS, merged
 from runtime.errors import UserError, did_you_mean
 
 TRAINED, FROZEN = 'trained', 'frozen'
-MAX_NAMES = 12  # in a message
+MAX_NAMES = 12  # largest number of names in a message
 
 
 class Tuning(NamedTuple):
@@ -33,8 +33,8 @@ class Tuning(NamedTuple):
 
     Attributes:
       frozen: patterns of the parameters that keep their initial values.
-      rank: the rank of the adapters; 0: no adapters.
-      alpha: the adapters have the weight alpha / rank.
+      rank: the rank of the adapters, or 0 for no adapters.
+      alpha: the output of an adapter is multiplied by alpha / rank.
       adapted: patterns of the parts whose matrices have an adapter.
     """
     frozen: Sequence[str] = ()
@@ -43,10 +43,10 @@ class Tuning(NamedTuple):
     adapted: Sequence[str] = ()
 
     def prepare(self, boxed: Params, key: Key[Array, '']) -> Params:
-        """Adds the adapters to a model's fresh parameters, in Flax's boxes.
+        """Adds the adapters to a model's fresh parameters, which are in Flax metadata boxes.
 
         Raises:
-          UserError: if a pattern matches no parameter, or all are frozen.
+          UserError: if a pattern matches no parameter, or if all parameters are frozen.
         """
         leaves = flatten_dict(boxed, sep='/')
         _check(self.frozen, 'config.train.frozen', leaves)
@@ -76,22 +76,23 @@ class Tuning(NamedTuple):
         return jax.tree_util.tree_map_with_path(label, params)
 
     def used(self, params: Params) -> Params:
-        """Returns the model's parameters for a pass. Frozen parameters have no gradient."""
+        """Returns the model's parameters for a forward pass. Frozen parameters have no gradient."""
         if not (self.frozen or self.rank):
             return params
         return merged(jax.tree.map(lambda leaf, label: leaf if label == TRAINED else jax.lax.stop_gradient(leaf),
                                    params, self.labels(params)))
 
     def describe(self, params: Params) -> str:
-        """Returns a line for the log, or '' if all parameters are trained."""
+        """Returns the number of trained and frozen parameters for the log, or '' if all parameters are trained."""
         labels, leaves = jax.tree.leaves(self.labels(params)), jax.tree.leaves(params)
         numbers = {label: sum(math.prod(leaf.shape) for its_label, leaf in zip(labels, leaves, strict=True)
                               if its_label == label)
                    for label in (TRAINED, FROZEN)}
-        return f'{numbers[TRAINED]:,} numbers are trained, {numbers[FROZEN]:,} are frozen' if numbers[FROZEN] else ''
+        trained, frozen = f'{numbers[TRAINED]:,}', f'{numbers[FROZEN]:,}'
+        return f'{trained} parameters are trained, {frozen} are frozen' if numbers[FROZEN] else ''
 
     def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns the optimizer for the trained parameters only. Frozen ones have no update, decay or state."""
+        """Returns the optimizer for the trained parameters only. Frozen parameters have no update, decay or state."""
         if not (self.frozen or self.rank):
             return optimizer
         return optax.partition({TRAINED: optimizer, FROZEN: optax.set_to_zero()}, self.labels)
@@ -101,7 +102,7 @@ EVERYTHING = Tuning()
 
 
 def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
-    """Returns the selection of `config`, which is config.train."""
+    """Returns the selection in `config`, the section config.train."""
     def patterns(text):
         return tuple(part.strip() for part in text.split(',') if part.strip())
 
@@ -109,22 +110,25 @@ def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
 
 
 def parameter_name(path: Sequence[Any]) -> str:
-    """Returns the name of the parameter at a path of a JAX tree, with or without Flax's boxes.
+    """Returns the name of the parameter at a path of a JAX tree. The parameters may be in Flax metadata boxes.
 
-    A box adds an attribute to the path that is not part of the name.
+    A box adds an attribute to the path. The attribute is not part of the name.
     """
     return '/'.join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Returns whether a pattern matches the name of a parameter, or of a part that contains it."""
+    """Returns whether a pattern matches the name of a parameter, or the name of a part that contains the parameter."""
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
 
 
 def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
-    """Returns the factors of a matrix's adapter, in boxes. Inputs and outputs may have several axes."""
+    """Returns the two factors of a matrix's adapter, in Flax metadata boxes.
+
+    The inputs and the outputs of the matrix may have several axes.
+    """
     shape = nn.unbox(matrix).shape
     names = matrix.names if isinstance(matrix, nn.LogicallyPartitioned) else (None,) * len(shape)
     inputs = len(shape) - 1 if names[-1] == 'embed' else 1

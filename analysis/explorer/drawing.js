@@ -9,7 +9,7 @@ function drawTokens() {
       const made = tokenElement(side, group, index);
       const special = row.special[group[1]];
       made.classList.toggle('quiet', special || group[0] === BLANK);
-      made.append(special ? isolated(group[0]) : group[0] || BLANK);  // a <s> must not decide the row's direction
+      made.append(special ? isolated(group[0]) : group[0] || BLANK);  // isolated, because <s> must not determine the writing direction of the row
       const apart = special || row.pieces[group[1]].startsWith('▁') || row.special[group[1] - 1];
       made.classList.toggle('apart', apart);
       return apart ? [' ', made] : [made];
@@ -19,7 +19,8 @@ function drawTokens() {
   arrange();
 }
 
-// One row above the other where each fits into a line; otherwise two columns. Lines cross no token in either.
+// Draws queries and keys as two rows if each of them fits into one line, otherwise as two columns. So no line between
+// tokens runs behind another token.
 function arrange() {
   const place = $('sentences').classList;
   place.remove('columns', 'unlined');
@@ -53,13 +54,13 @@ const tokens = side => [...(item().picture ? $('picture') : $(side)).querySelect
 function pin(token) { state.pinned = token; state.pointed = null; highlight(); }
 function point(token) { state.pointed = token; highlight(); }
 
-// Everything that depends on the chosen token alone.
+// Updates only the parts of the page that depend on the chosen token.
 function highlight() {
   const active = state.pointed ?? state.pinned;
   const picture = Boolean(item().picture);
   const weights = weightsOf(active);
   const seen = opposite(active?.side ?? 'queries');
-  // A class token must not outshine the patches.
+  // The scale excludes the class token, because its weight may be much larger than the weights of the patches.
   const peak = Math.max(...(picture ? weights.slice(-item().grid[0] * item().grid[1]) : weights), 1e-9);
   for (const side of picture ? ['queries'] : ['queries', 'keys']) {
     tokens(side).forEach((token, index) => {
@@ -179,7 +180,7 @@ const color = of => getComputedStyle(of).color.match(/[\d.]+/g).slice(0, 3).map(
 
 const FONT = '12px system-ui, sans-serif';
 
-// Rows look, columns are looked at; the columns run as the text does.
+// Rows are queries and columns are keys. The columns have the writing direction of the text.
 function drawMatrix() {
   const {queries, keys, weights} = view;
   const canvas = $('matrix');
@@ -209,7 +210,7 @@ function drawMatrix() {
   ink.globalAlpha = 1;
   if (named) drawNames(ink);
   const {titles} = view.attention;
-  $('matrix-title').textContent = `Rows: ${titles[0]}, looking. Columns: ${titles[1]}, looked at. Strongest: ${percent(peak)}`;
+  $('matrix-title').textContent = `Rows: ${titles[0]} (queries). Columns: ${titles[1]} (keys). Largest weight: ${percent(peak)}`;
 }
 
 function drawNames(ink) {
@@ -238,7 +239,7 @@ function cellAt(event) {
   return x >= left && query >= 0 && query < view.queries.length && key >= 0 ? {side: 'queries', index: query, key} : null;
 }
 
-// Says the weight of the cell under the pointer; otherwise frames the row or the column of the chosen token.
+// Prints the weight of the cell under the pointer. Without a pointer, frames the row or column of the chosen token.
 function moveCursor(active) {
   const {left, top, cell, column} = view.matrix;
   $('cursor').hidden = !active;
@@ -258,7 +259,8 @@ function moveCursor(active) {
 
 /* ---- keyboard, theme, start ---- */
 
-// To the token beside, above or below: by where it is seen, so that arrows are right in every script.
+// Moves to the next token in the direction of an arrow key. Uses positions on the screen, so that the direction is
+// right for every script.
 function walk(key) {
   const {side, index} = state.pinned ?? {side: 'queries', index: -1};
   const forward = item().picture || getComputedStyle($(side)).direction === 'ltr' ? 'ArrowRight' : 'ArrowLeft';
@@ -297,7 +299,7 @@ function onKey(event) {
     return;
   }
   if (event.key.startsWith('Arrow')) {
-    if (event.target.type === 'radio') return;  // they change the kind
+    if (event.target.type === 'radio') return;  // in radio buttons, arrow keys change the kind
     walk(event.key);
   } else if (KEYS[event.key.toLowerCase()]) {
     KEYS[event.key.toLowerCase()](event.shiftKey ? -1 : 1);
@@ -335,7 +337,7 @@ async function start() {
   systemDark.addEventListener('change', showTheme);
   let width = innerWidth;
   addEventListener('resize', () => { if (view && innerWidth !== width) { width = innerWidth; draw(); } });
-  document.documentElement.dataset.ready = Math.round(performance.now());  // milliseconds since it was opened
+  document.documentElement.dataset.ready = Math.round(performance.now());  // milliseconds since the page was opened
 }
 
 start();

@@ -1,9 +1,9 @@
 'use strict';
-// Text of the data reaches the page as text nodes only, never as markup.
-const MEAN = -1;       // in the place of a head: the mean over all of them
-const FAINT = 0.08;    // weights below draw no line while no token is chosen
+// Texts of the data are inserted only as text nodes, never as markup.
+const MEAN = -1;       // the value of state.head for the mean over all heads
+const FAINT = 0.08;    // while no token is chosen, smaller weights have no line
 const MOST_LINES = 500;
-const MOST_LISTED = 64;  // tokens of a side in a column; longer texts are paragraphs, without lines
+const MOST_LISTED = 64;  // maximum number of tokens in a column; longer texts are shown as paragraphs without lines
 const BLANK = '␣';
 
 const $ = id => document.getElementById(id);
@@ -25,7 +25,8 @@ const spelled = piece => piece.replaceAll('▁', ' ').trim() || BLANK;
 
 /* ---- numbers ---- */
 
-// The weights are multiples of 1 / data.steps: all low bytes, all high bytes, deflated, in base 64. Unpacked when needed.
+// Unpacks weights when they are needed. They are multiples of 1 / data.steps, stored as all low bytes and then all high
+// bytes, deflated and in base 64.
 async function unpack(attention) {
   if (attention.values) return;
   const bytes = Uint8Array.from(atob(attention.weights), character => character.charCodeAt(0));
@@ -35,10 +36,10 @@ async function unpack(attention) {
   attention.values = Uint16Array.from({length: count}, (_, place) => halves[place] | halves[place + count] << 8);
 }
 
-// [text, first piece, one after the last] of each token or word.
+// [text, index of the first piece, index after the last piece] of each token or word.
 const groups = (row, merged) => merged ? row.words : row.pieces.map((piece, place) => [spelled(piece), place, place + 1]);
 
-// [query][key]: of a word the mean of its pieces' rows, to a word the sum of its pieces' columns.
+// Returns weights [query][key]. The row of a word is the mean over its pieces; the column is the sum over its pieces.
 function table({shape, values}, layer, head, queries, keys) {
   const [, heads, rows, columns] = shape;
   const [from, to] = head === MEAN ? [0, heads] : [head, head + 1];
@@ -54,7 +55,7 @@ function table({shape, values}, layer, head, queries, keys) {
   });
 }
 
-// What a token looks at, or who looks at it; with none chosen, the mean of all that look.
+// Returns the weights of a query over all keys, or of a key for all queries. Without a token, the mean over all queries.
 function weightsOf(token) {
   if (!token) return view.keys.map((_, key) => view.weights.reduce((sum, row) => sum + row[key], 0) / view.weights.length);
   return token.side === 'queries' ? [...view.weights[token.index]] : view.weights.map(row => row[token.index]);
@@ -100,7 +101,7 @@ function step(by) {
 async function show(index) {
   wanted = index;
   await Promise.all(data.items[index].attention.map(unpack));
-  if (wanted !== index) return;  // another one was chosen meanwhile
+  if (wanted !== index) return;  // another item was chosen in the meantime
   state.item = index;
   for (const [place, line] of [...$('list').children].entries()) {
     line.firstChild.setAttribute('aria-current', place === index);
@@ -113,7 +114,7 @@ async function show(index) {
   choose({kind: item().attention.some(each => each.kind === state.kind) ? state.kind : item().attention[0].kind});
 }
 
-// The only way to change what is looked at.
+// All changes of the item, kind, layer, head and merging go through this function.
 function choose(changes) {
   Object.assign(state, {pinned: null, pointed: null}, changes);
   const attention = item().attention.find(each => each.kind === state.kind);

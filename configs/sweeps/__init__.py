@@ -1,8 +1,8 @@
 """Sweeps: each file is one grid of overrides of a recipe. This module has the functions that build grids.
 
-A sweep file has a function `get_sweep(config)`, which takes the resolved recipe and returns a sweep: a list with the
-overrides of each run, as a dict from option to value such as {'model.num_heads': 2, 'seed': 1}. Sweeps are plain lists
-of dicts: `+` joins two sweeps, a comprehension selects runs, and [{}] is the recipe without overrides.
+A sweep file has a function `get_sweep(config)`. It gets the config of the recipe and returns a sweep. A sweep is a list
+with one dict of overrides for each run, such as {'model.num_heads': 2, 'seed': 1}. Because sweeps are plain lists of
+dicts, `+` joins two sweeps, and a comprehension selects runs. The sweep [{}] is the recipe without overrides.
 
     from configs.sweeps import over, product, seeds
 
@@ -21,7 +21,7 @@ from runtime.errors import UserError
 Overrides = dict[str, Any]  # {'model.num_heads': 2, ...}
 Sweep = list[Overrides]
 
-MOST_LETTERS = 160  # of a name: file systems allow 255 bytes, and names get suffixes
+MOST_LETTERS = 160  # maximum length of a name. File systems allow 255 bytes, and names get suffixes
 
 
 def over(option: str, values: Iterable[Any]) -> Sweep:
@@ -30,7 +30,7 @@ def over(option: str, values: Iterable[Any]) -> Sweep:
 
 
 def seeds(count: int) -> Sweep:
-    """Returns the same run `count` times, with seeds 0, 1, ...; a report gives their mean and spread."""
+    """Returns `count` runs that differ only in the seed, 0, 1, ... A report shows the mean and spread over seeds."""
     return over('seed', range(count))
 
 
@@ -44,7 +44,7 @@ def product(*sweeps: Sweep) -> Sweep:
 
 
 def zipped(*sweeps: Sweep) -> Sweep:
-    """Combines the sweeps run by run, as zip does: for options that change together.
+    """Combines the sweeps run by run, as `zip` does. This is for options that change together.
 
     Raises:
       UserError: if the sweeps differ in length, or two of them set the same option.
@@ -56,14 +56,15 @@ def zipped(*sweeps: Sweep) -> Sweep:
 
 
 def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
-    """Returns a name for each run, made from its differing options: 'num_heads=4,d_k=32,seed=1', or 'base' without any.
+    """Returns a name for each run, made from the options in which the runs differ, such as 'num_heads=4,d_k=32,seed=1'.
 
-    Names have only characters that any file system allows, and do not depend on the order of the runs. The seed comes
-    last, and is included wherever it is set, so that more seeds can be added later.
+    A run without such options is named 'base'. Names have only characters that any file system allows, and do not
+    depend on the order of the runs. The seed is at the end of a name. If a sweep sets the seed, it is always part of
+    the name, so that more seeds can be added later.
 
     Args:
       sweep: the runs, all different.
-      options: all options of the config, from which short unique names are made.
+      options: all options of the config. The names of runs contain short unique names of options.
     """
     options = list(options)
     short = short_names(options)
@@ -85,7 +86,7 @@ def differing(sweep: Sweep) -> list[str]:
 
 
 def short_names(options: Iterable[str]) -> dict[str, str]:
-    """Maps each option to the shortest suffix of its name that is unique: 'num_heads', but 'data.seed'."""
+    """Maps each option to the shortest unique suffix of its name, such as 'num_heads' or 'data.seed'."""
     options = list(options)
     ends = [_ends(option) for option in options]
     return {option: next((end for end in own if sum(end in other for other in ends) == 1), option)

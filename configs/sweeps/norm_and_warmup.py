@@ -1,8 +1,9 @@
-"""Post-norm and pre-norm over learning rates and warmup: why post-norm needs the warmup (Xiong et al. 2020).
+"""Post-norm and pre-norm with several learning rates, with and without warmup. Post-norm needs the warmup.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/norm_and_warmup.py --workdir=sweeps/norm
 
-Learning rates: the recipe's peak, a third of it, and three times it. Warmup: the recipe's, and a single step.
+This is an experiment of Xiong et al. 2020. The learning rates are the recipe's peak, a third of the peak, and three
+times the peak. The warmups are the recipe's warmup and a single step.
 """
 
 from configs.options import choices

@@ -3,10 +3,11 @@ r"""Each regulariser by itself, and all compatible regularisers together, with t
     python sweep.py --config=configs/multi30k.py --config.data.dir=DIR --sweep=configs/sweeps/regularisers.py \
                     --workdir=sweeps/regularisers
 
-The first setting has no regulariser. A regulariser of the recipe has the recipe's strength; the other strengths are
-from papers about small data. All settings have the same budget of passes through the model. R-Drop and SimCut make two
-passes in each step, so training has half as many steps with them. If a run averages its parameters, the average is
-evaluated; `decode.py --checkpoint=raw:best` scores the parameters themselves.
+The first setting has no regulariser. A regulariser that the recipe uses has the recipe's strength. The strengths of the
+other regularisers are from papers about small data. All settings have the same budget of passes through the model.
+R-Drop and SimCut make two passes in each step, so training with one of these two has half as many steps. If a run
+averages its parameters, the average is evaluated. `decode.py --checkpoint=raw:best` scores the parameters without
+averaging.
 """
 
 from configs.options import DEFAULTS, flatten, is_used
@@ -36,6 +37,6 @@ def get_sweep(config):
             wanted['train.cutoff'] = DEFAULTS['train.cutoff']
         return {option: value for option, value in wanted.items() if value != here[option]}
 
-    together = [option for option in used if option != 'train.simcut']  # it cannot be combined with R-Drop
-    # Seed by seed, so that an interrupted sweep has compared all settings, with fewer seeds.
+    together = [option for option in used if option != 'train.simcut']  # SimCut cannot be combined with R-Drop
+    # The runs are ordered by seed, so that an interrupted sweep has compared all settings, with fewer seeds.
     return product(seeds(3), [only(), *map(only, used), only(*together)])

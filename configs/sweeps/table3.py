@@ -3,8 +3,9 @@ r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled 
     python sweep.py --config=configs/demo.py --config.model.position=sinusoidal --sweep=configs/sweeps/table3.py \
                     --workdir=sweeps/table3
 
-The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64). Here each value of its table is
-scaled by the ratio of the recipe's value to the base model's. Dropout and label smoothing in (D) are not scaled.
+The paper varies its base model (6 layers, d_model 512, d_ff 2048, 8 heads of 64). Here each value of the paper's table
+is multiplied by the ratio of the recipe's value to the base model's value. Dropout and label smoothing in (D) are not
+scaled.
 """
 
 from configs.options import flatten
@@ -18,19 +19,19 @@ def get_sweep(config):
     d_v = model.d_v or model.d_model // model.num_heads
 
     heads = [h for h in shares(model.num_heads, 1 / 8, 1 / 2, 2, 4) if not (d_k * model.num_heads) % h]
-    a = zipped(over('model.num_heads', heads),  # the same computation with fewer, wider heads or more, narrower ones
+    a = zipped(over('model.num_heads', heads),  # the same computation with fewer wide heads or more narrow heads
                over('model.d_k', [d_k * model.num_heads // h for h in heads]),
                over('model.d_v', [d_v * model.num_heads // h for h in heads]))
-    b = over('model.d_k', shares(d_k, 1 / 4, 1 / 2))  # narrow keys: is compatibility harder than a dot product?
+    b = over('model.d_k', shares(d_k, 1 / 4, 1 / 2))  # narrow keys, which make it harder to match queries with keys
     c = (over('model.num_layers', shares(model.num_layers, 1 / 3, 2 / 3, 4 / 3))
          + zipped(over('model.d_model', [model.d_model // 2, model.d_model * 2]),
                   over('model.d_k', [max(1, d_k // 2), d_k * 2]), over('model.d_v', [max(1, d_v // 2), d_v * 2]))
-         + over('model.d_ff', shares(model.d_ff, 1 / 2, 2)))  # bigger is better
+         + over('model.d_ff', shares(model.d_ff, 1 / 2, 2)))  # larger models are better in the paper
     d = (over('model.dropout', sorted({0.0, 0.2} - {model.dropout}))
          + over('train.label_smoothing', sorted({0.0, 0.2} - {config.train.label_smoothing})))
     e = over('model.position', {'learned'} - {model.position})
     longest = flatten(config)[TASKS[config.task].longest or 'model.max_length']
-    if longest > model.max_length:  # rows of the table
+    if longest > model.max_length:  # the learned table needs a row for each position
         e = product(e, over('model.max_length', [longest]))
     return [{}] + a + b + c + d + e
 

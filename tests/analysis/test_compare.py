@@ -116,7 +116,7 @@ def test_the_plots_show_every_setting_and_every_option(sweep):
     assert [text.get_text() for text in legend.get_texts()] == ['num_heads=1,d_k=128', 'num_heads=2,d_k=64', 'base']
     [axes] = curves.axes
     assert list(axes.lines[0].get_xydata()[-1]) == [100, 24]  # its other seed is not there yet
-    assert legend.get_title().get_text() == 'by the last point, best first'
+    assert legend.get_title().get_text() == 'sorted by the last value, best first'
     assert axes.get_ylabel() == 'BLEU' and axes.get_title() == 'BLEU in training: greedy, 200 sentences of validation'
     varied = plot_varied(runs)
     assert varied.get_suptitle() == 'BLEU of decode.py: beam 4, all of validation'

@@ -218,7 +218,7 @@ def test_a_recurrent_models_alignment_is_one_head(translator):
     alignment = np.full((1, 1, 3, 4), 0.25, np.float32)  # such a model has 'cross' alone
     attention, = explain_text(translator, output('abc', 'de'), {'cross': alignment}).attention
     assert attention.kind == 'cross' and len(attention.queries) == 3 and len(attention.keys) == 4
-    with pytest.raises(UserError, match='no attention to look at'):
+    with pytest.raises(UserError, match='no attention weights'):
         explain_text(translator, output('abc', 'de'), {})
 
 

@@ -4,7 +4,7 @@ from tests.bad_inputs.cases import FOLDER, GONE, Case, with_values
 
 QUICK = [
     Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
-    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case('', '--config is missing'),
     Case('--config= --workdir=', '--config is missing'),
     Case('--config={root}/configs/demo.py --workdir={run}', '--config and --workdir exclude each other'),

@@ -20,7 +20,7 @@ def returning(what):
 
 QUICK = [
     Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
-    Case('--noconfig.model.remat', '--config.model.remat needs a recipe: give one'),
+    Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py', '--workdir is missing'),
     Case('--sweep={root}/configs/sweeps/seeds.py --workdir={new}', '--config is missing'),
     Case(DEMO, '--sweep is missing'),
@@ -44,7 +44,7 @@ QUICK = [
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --hours=inf --executor=slurm', 'hours'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --split=all', 'split=all'),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
-         '--split=test names 2 sets. Use one of a, b'),
+         '--split=test contains 2 sets. Use one of a, b'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/dev/null/sweep',
          '/dev/null/sweep'),

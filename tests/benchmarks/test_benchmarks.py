@@ -42,8 +42,8 @@ def lines(name, *arguments):
 
 
 @pytest.mark.parametrize('name, arguments, message', [
-    ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: no such peer. Use torch, torch.compile\n'),
-    ('decode', ['--peers=torch'], 'error: --peers=torch: no such peer. Use ctranslate2, ctranslate2.workers\n'),
+    ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: unknown peer. Use torch, torch.compile\n'),
+    ('decode', ['--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
 ])
 def test_bad_command_lines(name, arguments, message):
@@ -56,7 +56,7 @@ def test_peers_that_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)  # as if it were not installed
     with pytest.raises(UserError, match=r"--peers=torch needs torch. Run python -m pip install -e '\.\[benchmark\]'"):
         check_peers(['torch'], libraries, 'float32')
-    with pytest.raises(UserError, match='--peers has json twice'):
+    with pytest.raises(UserError, match='--peers contains json twice'):
         check_peers(['json', 'json'], libraries, 'float32')
     with pytest.raises(UserError, match='--dtype=bfloat16: peers compute in float32'):
         check_peers(['json'], libraries, 'bfloat16')
@@ -79,7 +79,7 @@ def test_turns(tmp_path):
     assert all(0 < timed.peak_memory_gb < 4 for timed in found.values())
     with pytest.raises(UserError, match='this cannot be'):
         in_turns([*systems, System('C', f'{here}:impossible_system')], 1)
-    with pytest.raises(RuntimeError, match='the process of D died'):
+    with pytest.raises(RuntimeError, match='the process of D has ended unexpectedly'):
         in_turns([System('D', f'{here}:dying_system')], 1)
 
 

@@ -30,11 +30,11 @@ def logs(cell, *last):
 def test_the_table_has_96_cells_and_the_reasons_below_it():
     assert len(ROWS) * len(COLUMNS) == 96
     text = table({'jit data 2x1 train': {'outcome': 'ok', 'reason': ''},
-                  'pmap 3x1 kill': {'outcome': 'FAILED', 'reason': 'silent for 60 s'}})
+                  'pmap 3x1 kill': {'outcome': 'FAILED', 'reason': 'no log grew for 60 s'}})
     lines = text.splitlines()
     assert lines[2].startswith('| jit data 2x1 | ok |  |') and len(lines[2].split('|')) == len(COLUMNS) + 3
     assert lines[13].startswith('| pmap 3x1 |  |  |  | FAILED |')
-    assert lines[14:] == ['', '- pmap 3x1 kill, FAILED: silent for 60 s']
+    assert lines[14:] == ['', '- pmap 3x1 kill, FAILED: no log grew for 60 s']
 
 
 def test_a_resumed_run_has_another_mode_and_other_processes():
@@ -67,7 +67,7 @@ def test_processes_that_hold_different_bits_fail(cell):
     saved(1, 'a')
     cell._same_bits('run.1')
     saved(1, 'b')
-    with pytest.raises(Failed, match=r"the processes differ in \['kernel'\] \(0:4\) at step 10"):
+    with pytest.raises(Failed, match=r"the processes have saved different bits of \['kernel'\] \(0:4\) at step 10"):
         cell._same_bits('run.1')
 
 
@@ -79,16 +79,16 @@ def test_other_parameters_losses_and_steps_than_those_of_one_process_fail(cell, 
         (run / 'checkpoints' / '10').mkdir(parents=True)
         (run / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
     cell.compare(reference, steps=[10])
-    with pytest.raises(Failed, match=r'steps \[20\] are missing; those of \[10\] exist'):
+    with pytest.raises(Failed, match=r'steps \[20\] are missing. Steps with a checkpoint: \[10\]'):
         cell.compare(reference, steps=[10, 20])
     (cell.folder / 'run' / 'metrics.jsonl').write_text(2 * (json.dumps(lines[0]) + '\n'))
     with pytest.raises(Failed, match='has other lines'):
         cell.compare(reference, steps=[10])
     (cell.folder / 'run' / 'metrics.jsonl').write_text(json.dumps(lines[0] | {'train_loss': 1.01}) + '\n')
-    with pytest.raises(Failed, match='losses differ from those of one process by 1.0e-02'):
+    with pytest.raises(Failed, match='losses differ from the reference run by 1.0e-02'):
         cell.compare(reference, steps=[10])
     values['run'] = [np.array([1, 1, 1.001])]
-    with pytest.raises(Failed, match='parameters of step 10 differ from those of one process by 1.0e-03'):
+    with pytest.raises(Failed, match='parameters of step 10 differ from the reference run by 1.0e-03'):
         cell.compare(reference, steps=[10])
 
 

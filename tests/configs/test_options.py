@@ -34,7 +34,7 @@ def test_the_page_says_all_of_an_option():
     page = options_page.page()
     assert ('| `decode.beam` \N{ANTICLOCKWISE OPEN CIRCLE ARROW} | `4` | number of hypotheses per sentence | '
             '1 to 1,000 | task: translation, ') in page
-    assert '| `model.max_length` | `256` | rows of a learned position table, tokens | 1 to 1,000,000 | ' \
+    assert '| `model.max_length` | `256` | number of positions in a learned table | 1 to 1,000,000 | ' \
            'model.kind: transformer, language_model |' in page
     for name in BY_NAME:
         assert re.search(rf'^\| `{re.escape(name)}`', page, re.MULTILINE)

@@ -170,7 +170,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
     (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be uniform, first or numbers"),
-    (('mean', f'{CROSS}/weights', ['a']), 'weights of different sentences have no mean')])
+    (('mean', f'{CROSS}/weights', ['a']), 'attention weights of sentences of different lengths have no mean')])
 def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
     with pytest.raises(UserError, match=message) as error:
         runs['transformer'].edited([Edit(*edit)])

@@ -119,7 +119,7 @@ def test_lines_of_two_columns(translating, generating):
     assert found[0].text.startswith('bb') and found[1].text == translating.translate(['b'], options)[0].text
     assert found[2].text == ''
     for lines in (['a\tb', 'ab'], ['a\tb', 'a\tb\tc']):
-        with pytest.raises(UserError, match='in.tsv:2: a line must be SOURCE<tab>TARGET, .* it has [02]'):
+        with pytest.raises(UserError, match='in.tsv:2: a line must be SOURCE<tab>TARGET, .* this line has [02] tabs'):
             list(score_all(translating, iter(lines), options, 'in.tsv'))
     parts = score_all(generating, iter(['a', '']), options, '-')
     assert [output.text for part in parts for output in part] == ['a', '']

@@ -171,8 +171,8 @@ def test_a_split_that_learned_positions_do_not_reach_is_cut_and_scored_as_it_say
     model.max_length = 6
     pairs = [('abc', 'cab'), ('abcabcabc', 'a'), ('b', 'abcabca'), ('c', 'abcabcab'), ('abcabcabca', 'abcabcabcabc')]
     said_before = []
-    monkeypatch.setattr(model, 'find_all', lambda *arguments, find=model.find_all: (
-        said_before.extend(caplog.messages), find(*arguments))[1])
+    monkeypatch.setattr(model, 'find_all', lambda *arguments, find=model.find_all, **options: (
+        said_before.extend(caplog.messages), find(*arguments, **options))[1])
     results, table = model.score(Pairs(pairs), 'test', base.get_config(), SearchOptions(beam=2))
     assert [cells[:2] for cells in table] == pairs  # what is written down is whole
     assert any(said.startswith('2 of 5 sources have more than 5 tokens') for said in said_before)

@@ -49,8 +49,8 @@ def test_idx_files(idx):
 
 @pytest.mark.parametrize('damage, message', [
     (lambda whole: whole[:-1], r'train-images-idx3-ubyte is truncated or damaged: its header announces 12 x 5 x 4, '
-                               r'which is 256 bytes in all, but it has 255\. Download it again'),
-    (lambda whole: whole + b'x', 'is truncated or damaged: .* is 256 bytes in all, but it has 257'),
+                               r'so the file must have 256 bytes, but it has 255\. Download the file again'),
+    (lambda whole: whole + b'x', 'is truncated or damaged: .* must have 256 bytes, but it has 257'),
     (lambda whole: b'', 'not an IDX file of unsigned bytes with 3 axes: it begins with nothing instead of 00000803'),
     (lambda whole: b'\0\0\x0d\3' + whole[4:], 'it begins with 00000d03 instead of 00000803'),
 ])
@@ -106,13 +106,13 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
 
 
 @pytest.mark.parametrize('arrays, message', [
-    ({'inputs': INPUTS}, r"train\.npz has no array 'targets', only inputs. Write it with numpy\.savez"),
+    ({'inputs': INPUTS}, r"train\.npz has no array 'targets'\. It contains inputs\. Write it with numpy\.savez"),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(str)}, r'train\.npz: targets must be finite numbers \(.*U'),
     ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
     ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz: 10 inputs, but targets of shape \(10, 7, 2\)'),
-    ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes are 0, 1'),
-    ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\): they must be'),
+    ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes must be'),
+    ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\)\. They must be'),
     ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz has no examples'),
     ({'inputs': np.where(INPUTS > 6, np.nan, INPUTS), 'targets': CLASSES}, r'train\.npz: inputs must be finite'),
     ({'inputs': INPUTS * 1e300, 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers .*float64.* 3\.4e38'),
@@ -244,29 +244,29 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     np.testing.assert_array_equal(read(tmp_path, labelled=False)[1], np.float64([[3], [4]]), strict=True)
     np.testing.assert_array_equal(read(tmp_path)[1], np.int32([3, 4]), strict=True)
     write_csv(tmp_path, 'series,x,target', 'a,1,3', 'b,2,3.5')
-    with pytest.raises(UserError, match=r'train\.csv: class 3\.5 of example 1: classes are 0, 1'):
+    with pytest.raises(UserError, match=r'train\.csv: class 3\.5 of example 1: classes must be whole numbers from 0'):
         read(tmp_path)
 
 
 @pytest.mark.parametrize('lines, message', [
     ([], r'train\.csv is empty. It must begin with a header'),
     ([HEADER], r'train\.csv has a header but no rows'),
-    (['series,x', 'a,1'], r"train\.csv:1: no column 'target', only series, x"),
-    (['id,x,target', 'a,1,1'], r"train\.csv:1: no column 'series', only id, x, target"),
+    (['series,x', 'a,1'], r"train\.csv:1: column 'target' is missing\. The columns are series, x"),
+    (['id,x,target', 'a,1,1'], r"train\.csv:1: column 'series' is missing\. The columns are id, x, target"),
     (['series,time,target', 'a,1,1'], r'train\.csv:1: no column is a channel'),
     (['series,x,x,target', 'a,1,2,1'], r"train\.csv:1: column 'x' appears 2 times"),
     ([HEADER, ROWS[0], 'a,1,2.5,,1'], r"train\.csv:3: y is '', not a number"),
     ([HEADER, 'a,0,nan,1,1'], r"train\.csv:2: x is 'nan', not a number"),
     ([HEADER, ROWS[0], 'a,1,1_0,1,1'], r"train\.csv:3: x is '1_0', not a number"),
     ([HEADER, 'a,0,1,1,1_0'], r"train\.csv:2: target is '1_0', not a number"),
-    ([HEADER, ROWS[0], 'a,1,1,-1e300,1'], r"train\.csv:3: y is '-1e300', beyond 3\.4e38"),
-    ([HEADER, 'a,0,1,1,1e300'], r"train\.csv:2: target is '1e300', beyond 3\.4e38"),
+    ([HEADER, ROWS[0], 'a,1,1,-1e300,1'], r"train\.csv:3: y is '-1e300', which exceeds 3\.4e38"),
+    ([HEADER, 'a,0,1,1,1e300'], r"train\.csv:2: target is '1e300', which exceeds 3\.4e38"),
     ([HEADER, 'a,0,1,1,cat'], r"train\.csv:2: target is 'cat', not a number"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
-    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but 'a', the first series, has 2: all must be"),
+    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but the first series, 'a', has 2\. All series"),
     ([HEADER, *ROWS[:3], 'c,0,1,1,1', 'c,1,1,1,1'], r"train\.csv:4: series 'b' has 1 rows"),
     ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: series 'a' continues here, but it began at line 2"),
-    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2: a series has one target"),
+    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2\. All rows of a series"),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):
@@ -278,7 +278,7 @@ def test_csv_mistakes_are_located(tmp_path, lines, message):
 def test_csv_split_with_other_columns(tmp_path):
     write_csv(tmp_path, HEADER, *ROWS)
     write_csv(tmp_path, 'series,x,target', 'a,1,1', split='test')
-    with pytest.raises(UserError, match=r"test\.csv:1: no column 'y', only series, x, target"):
+    with pytest.raises(UserError, match=r"test\.csv:1: column 'y' is missing\. The columns are series, x, target"):
         read(tmp_path, 'test')
     write_csv(tmp_path, 'series,x,y,z,target', 'a,1,1,1,1', split='test')
     with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):

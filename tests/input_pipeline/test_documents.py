@@ -220,7 +220,7 @@ def test_a_module_stays_in_its_split_and_only_the_library_counts(tmp_path, caplo
     after = splits(tmp_path)
     assert [[text for text in split if len(text) < 4] for split in after] == before
     assert sum(map(len, after)) == 400
-    assert '1 modules that are not UTF-8 are not used' in caplog.text
+    assert 'ignored 1 modules that are not UTF-8' in caplog.text
     assert all(LibraryDocuments(tmp_path).fingerprint(split) != old
                for split, old in zip(SPLITS, fingerprints, strict=True))
 

@@ -143,7 +143,7 @@ def test_an_empty_test_split_is_an_error_where_it_is_scored(folder, tmp_path, co
     write_pairs(folder, 'test', content)
     data = open_data(config_of(folder, tmp_path))
     assert len(data.pairs('train')) == len(LINES)
-    with pytest.raises(UserError, match=r'the test split has no text\. Looked at: .*test\.en'):
+    with pytest.raises(UserError, match=r'the test split has no text\. The split was read from .*test\.en'):
         data.pairs('test')
 
 

@@ -230,5 +230,5 @@ def test_if_all_workers_are_killed_it_says_so(folder, tmp_path, monkeypatch):
             super().__init__([command[0], '-c', 'import os; os.kill(os.getpid(), 9)'], **options)
 
     monkeypatch.setattr(shards.subprocess, 'Popen', Killed)
-    with pytest.raises(UserError, match='were killed: is there too little memory'):
+    with pytest.raises(UserError, match='were killed, perhaps because there is too little memory'):
         build_together(tmp_path / 'store', *parts(folder))

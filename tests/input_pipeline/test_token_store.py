@@ -232,7 +232,7 @@ def test_what_a_killed_build_left_is_never_opened_and_removed_by_the_next(tmp_pa
         assert texts(store, tokenizers) == PAIRS
         left = stores(tmp_path)
         assert len(left) == 2 and '.building-' not in left[0].name and '.building-' in left[1].name
-        assert 'was left by a killed process: removed' in logged.text
+        assert 'which a killed process had left' in logged.text
         assert sorted(path.name for path in left[0].iterdir()) == [
             'checksums.json', 'source.offsets.npy', 'source.tokens', 'stats.json', 'target.offsets.npy',
             'target.tokens', 'verified.json']
@@ -327,7 +327,7 @@ def test_a_damaged_store_is_built_again_and_runs_nothing(name, damage, tokenizer
     damage_file(stores(tmp_path)[0] / name, damage, tmp_path / 'canary')
     logged.clear()
     assert texts(open_store(Listed(PAIRS), 'train', tokenizers, 64, tmp_path), tokenizers) == PAIRS
-    assert 'is damaged: ' in logged.text and name in logged.text and 'It is built again' in logged.text
+    assert 'is damaged: ' in logged.text and name in logged.text and 'The folder is built again' in logged.text
     assert not (tmp_path / 'canary').exists() and len(stores(tmp_path)) == 1
     logged.clear()
     open_store(Listed(PAIRS, readings=0), 'train', tokenizers, 64, tmp_path)
@@ -340,7 +340,7 @@ def test_a_damaged_tokenizer_in_the_cache_is_learned_again(damage, tmp_path, log
     path, = (tmp_path / 'tokenizers').glob('*/tokenizer.model')
     damage_file(path, damage, tmp_path / 'canary')
     assert learn(Listed(PAIRS), tmp_path)['source'].model == first.model
-    assert 'tokenizer.model' in logged.text and 'It is built again' in logged.text
+    assert 'tokenizer.model' in logged.text and 'The folder is built again' in logged.text
 
 
 def test_a_copied_store_is_verified_once(tokenizers, tmp_path, monkeypatch):

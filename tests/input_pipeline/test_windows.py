@@ -98,7 +98,7 @@ def test_batches_have_one_shape_and_padding_weighs_nothing(lengths, options):
         positions, targets = positions + padding.size, targets + int(batch['weights'].sum())
     assert plan.padding_share == pytest.approx(1 - targets / positions)
     shape = f'{options["rows"]} windows x {options["context"]} tokens'
-    assert plan.describe().startswith(f'{len(plan)} batches an epoch, of {shape}; ')
+    assert plan.describe().startswith(f'{len(plan)} batches per epoch, of {shape}; ')
 
 
 @slow

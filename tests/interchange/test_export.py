@@ -81,7 +81,7 @@ def test_a_model_that_has_no_form_there_is_refused_by_the_name_of_the_option(kin
 def test_a_translator_of_characters_has_no_form_there(tmp_path):
     trained = random_model('transformer', {'norm_epsilon': 1e-5}, tmp_path)
     trained.config.data.tokenizer.kind = 'char'
-    with pytest.raises(UserError, match='kind=char: Marian has tokenizers of subwords only'):
+    with pytest.raises(UserError, match='kind=char: Marian supports only subword tokenizers'):
         write_huggingface(trained, tmp_path)
     assert not list(tmp_path.iterdir())
 

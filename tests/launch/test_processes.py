@@ -84,7 +84,7 @@ def whole(tmp_path_factory, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize('count, numbers, patience, status, message', [
     (3, [0, 1, 1], 60, 2, 'two processes have --process_id=1'),
-    (2, [0], 2, STOPPED, 'process 1 of 2 did not arrive at localhost:.*; process 0 did'),
+    (2, [0], 2, STOPPED, 'process 1 of 2 did not arrive at localhost:.*; process 0 arrived'),
     (2, [1], 2, STOPPED, 'process 0 does not answer there')])
 def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, numbers, patience, status, message,
                                                                        cache, tmp_path):
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_damaged_for_one_process_is_used_by_none(whole, cac
         path.unlink()  # a flipped byte may be in a part that the merged checkpoint does not use
     with Job(2, arguments(run, cache, **TWO), tmp_path / 'logs') as job:
         assert job.end() == [0, 0], job.said(0)
-        assert re.search(r'checkpoints/9 is damaged for process \d: .*; it is left as it is', job.said(0))
+        assert re.search(r'checkpoints/9 is damaged for process \d: .*\. The damaged .* is left unchanged', job.said(0))
         assert 'resuming from step 8' in job.said(0)
     assert outcome(run) == outcome(whole)
     assert (run / 'checkpoints' / '9.damaged').exists()
@@ -228,8 +228,8 @@ compiled.Compiled.train = other
     with Job(2, sabotaged(diverges, run, cache), tmp_path / 'logs') as job:
         assert job.end() == [2, 2], job.said(0)
         for number in (0, 1):
-            assert ('the parameters or the optimizer state of process 1 differ from those of process 0 at step 6, '
-                    'which is not saved. The checkpoint of step 4 is still valid') in job.said(number)
+            assert ('process 1 and process 0 have different parameters or optimizer states at step 6. This step is not '
+                    'saved. The checkpoint of step 4 is still valid') in job.said(number)
     assert steps(run) == [3, 4]
 
 

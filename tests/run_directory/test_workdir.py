@@ -49,7 +49,7 @@ def test_safe_changes_of_the_config_are_said_and_kept(copy, cache, said):
 
 def test_a_change_of_the_mesh_promises_nothing_about_dropout_by_pmap():
     for option in ('mode', 'data', 'fsdp', 'tensor'):
-        assert 'agree to rounding; by pmap with dropout they differ' in run_directory.may_change(f'parallel.{option}')
+        assert 'up to rounding; with pmap and dropout they differ' in run_directory.may_change(f'parallel.{option}')
 
 
 def test_the_lease_is_checked_where_there_are_no_locks(copy, cache):
@@ -75,7 +75,7 @@ def test_a_longer_cosine_is_said(copy, cache, said):
     with RunDirectory(str(copy), config) as directory:
         data = open_data(config)
         directory.claim(config, data, make_objective(config, data))
-    assert 'train.steps 12 -> 14 (the cosine ends there now' in said.text
+    assert 'train.steps 12 -> 14 (the cosine schedule ends at the new value' in said.text
 
 
 def test_a_start_that_was_killed_early_leaves_nothing_in_the_way(tmp_path, cache):

@@ -51,7 +51,7 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog):
     with caplog.at_level('INFO', 'allyouneed.train'):
         errors = gather((4, 0), (4, 2), patience=1)
     assert all(isinstance(error, Missing) for error in errors)
-    assert all('processes 1, 3 of 4 did not arrive' in str(error) and 'processes 0, 2 did' in str(error)
+    assert all('processes 1, 3 of 4 did not arrive' in str(error) and 'processes 0, 2 arrived' in str(error)
                for error in errors)
     assert re.search(r'waiting for processes 1, (2, )?3 \(the start\)', caplog.text)  # process 2 may come a bit later
 
@@ -63,8 +63,8 @@ def test_a_missing_process_0_is_no_error_of_the_user():
 
 @pytest.mark.parametrize('processes, message', [
     ([(3, 0), (3, 1), (3, 1)], 'two processes have --process_id=1: .* and .*processes 0, 1 arrived'),
-    ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, process 0 .* has 3'),
-    ([(2, 0), (3, 2), (2, 1)], 'has --num_processes=3, process 0 .* has 2')])
+    ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, but process 0 .* has 3'),
+    ([(2, 0), (3, 2), (2, 1)], 'has --num_processes=3, but process 0 .* has 2')])
 def test_wrong_numbers_are_errors_of_the_user_in_every_process(processes, message):
     errors = gather(*processes)
     assert all(isinstance(error, UserError) for error in errors), errors

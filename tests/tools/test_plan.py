@@ -61,8 +61,8 @@ def test_a_plan_by_formula_is_printed():
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
      '--topology=h100:8 --slices=1000000: 8,000,000 devices are more than a plan supports. Use at most 1,000,000'),
     (['--config=configs/demo.py', '--topology=a100:4096', '--search'],
-     'a100:4096: a batch has 16 rows, which no mesh of the search divides into equal shares. Use a batch of 4096 rows, '
-     'for example, or fewer devices'),
+     'a100:4096: a batch has 16 rows, and no mesh of the search divides 16 rows into equal shares. Use a batch of 4096 '
+     'rows, for example, or fewer devices'),
 ])
 def test_mistakes_are_told_in_a_line(arguments, message):
     done = plan(*arguments)
@@ -161,7 +161,7 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     assert by_formula(config, topology).fits
     config.model.update(d_model=2 ** 15, num_heads=128, d_ff=2 ** 17)
     huge = Plan(config, topology, sizes_of_mesh(config, topology), whole.shape, {}, whole.train)
-    assert 'no mesh, remat or parts of a batch would fit' in str(too_large(huge, whole.train.peak))
+    assert 'no mesh, remat or train.accumulate would fit' in str(too_large(huge, whole.train.peak))
 
 
 @pytest.mark.slow

@@ -75,6 +75,7 @@ def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
 
 def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp_path):
     config = series_config(cache, write_series(tmp_path / 'data', classes=5))
+    config.train.steps += 2  # a finished run reads no data
     with pytest.raises(UserError, match='examples of 8 x 2 with 5 classes or values, but the run in .* with 3 classes'):
         start(three, config)
 
@@ -91,8 +92,8 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
             assert found[name].shape[-1] == classes
         else:
             np.testing.assert_allclose(found[name], theirs[name], atol=1e-9, err_msg=name)
-    for name, shapes in (('head/bias', rf'\(3,\) in that run, \({classes},\) in this one'),
-                         ('head/kernel', rf'\(16, 3\) in that run, \(16, {classes}\) in this one')):
+    for name, shapes in (('head/bias', rf'\(3,\) in that run, \({classes},\) in this run'),
+                         ('head/kernel', rf'\(16, 3\) in that run, \(16, {classes}\) in this run')):
         line = next(record.getMessage() for record in caplog.records if 'randomly: ' in record.getMessage())
         assert re.search(f'{name} \\({shapes}\\)', line), line
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6

@@ -187,7 +187,7 @@ def checkpoint(workdir, choice='best'):
 def test_an_adapted_run_resumes_bit_for_bit_and_is_read_without_its_parent(run, data, cache, tmp_path):
     arguments = tuned(tmp_path / 'lora', run, data, cache, train__lora_rank=2, train__steps=12, eval__every=6)
     done = script(*arguments)
-    assert done.returncode == 0 and b'initial parameters from' in done.stderr, done.stderr.decode()
+    assert done.returncode == 0 and b'initialised ' in done.stderr, done.stderr.decode()
     whole = parameters(tmp_path / 'lora')
     shutil.rmtree(tmp_path / 'lora' / 'checkpoints' / '12')
     resumed = script(*arguments)
@@ -211,7 +211,8 @@ def test_another_vocabulary_keeps_the_rows_of_the_pieces_that_both_have(run, dat
     arguments = tuned(tmp_path / 'new', run, folder, cache, train__init_vocabulary=False, train__steps=1,
                       optimizer__warmup=1, optimizer__schedule='inverse_sqrt', optimizer__peak=1e-12)
     done = script(*arguments)
-    assert done.returncode == 0 and b'only the rows that are in both runs: ' in done.stderr, done.stderr.decode()
+    assert done.returncode == 0 and b'initialised only in the rows that both runs have: ' in done.stderr, (
+        done.stderr.decode())
     theirs, found = checkpoint(run[0]), checkpoint(tmp_path / 'new', 'latest')
     vocabularies = [[each.pieces(range(len(each))) for each in (inference.load(path).model.tokenizers['target'],)][0]
                     for path in (run[0], tmp_path / 'new')]
@@ -233,7 +234,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
     for changes, message in (
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
             ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
-            ({'data__tokenizer__vocab_size': 290}, 'set train.init_vocabulary=False'),
+            ({'data__tokenizer__vocab_size': 290}, 'set config.train.init_vocabulary=False'),
             ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has other sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
             ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
