@@ -65,9 +65,9 @@ def _imported(*names: str) -> Any:
     for package in PACKAGES:
         file = getattr(sys.modules.get(package), '__file__', None)
         if package in sys.modules and (file is None or HOME not in Path(file).resolve().parents):
-            raise ImportError(f'{file or "a folder without __init__.py"} was imported as `{package}`, the name of a '
-                              f'package of allyouneed ({HOME / package}). Rename that module, or use allyouneed in '
-                              'another process')
+            file = file or 'a folder without __init__.py'
+            raise ImportError(f'{file} was imported as `{package}`, but allyouneed has a package of this name '
+                              f'({HOME / package}). Rename {file}, or use allyouneed in another process')
     sys.path.insert(0, str(HOME))
     try:
         return [importlib.import_module(name) for name in names][-1]

@@ -77,9 +77,10 @@ def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Seque
 
 def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'length',
             count: int = COUNT) -> dict[str, list[Bucket]]:
-    """Returns the buckets of several runs, from the translations that `decode.py --split` has written.
+    """Returns the scores of several runs for groups of sentences, such as groups by length.
 
-    All runs have the same sentences. Frequencies are counted in the training data of the first run.
+    Reads the translations that `decode.py --split` has written. All runs must have the same sentences. Word frequencies
+    are counted in the training data of the first run.
 
     Raises:
       UserError: if a run has no translations of this split, or its sentences differ from those of the first run.

@@ -102,11 +102,11 @@ def attention_figure(weights: Float[np.ndarray, 'panel target source'], target: 
 
 def example_figure(weights: Float[np.ndarray, 'panel t s'], example: Num[np.ndarray, '*space channels'],
                    grid: tuple[int, ...], titles: Sequence[str], title: str) -> 'Figure':
-    """Draws the attention of a model of patches over the image or the series.
+    """Draws an image or a series, and the attention weights of its patches on top.
 
-    The weights are those of the class token as query. Without a class token, they are the mean over all patches as
-    queries. Patches with large weights are bright over an image and dark over a series. Each panel has its own scale,
-    from 0 to its largest weight.
+    The query is the class token. Without a class token, the weights are the mean over all patches as queries. Patches
+    with large weights are bright over an image and dark over a series. Each panel has its own scale, from 0 to its
+    largest weight.
     """
     from matplotlib.ticker import MaxNLocator
     patches = math.prod(grid)

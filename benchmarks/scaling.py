@@ -1,10 +1,10 @@
 """Measures how the cost of a train step grows: python -m benchmarks.scaling [--figure=scaling.png]
 
 Measures the time and the memory of a train step of a small model. One size grows, and the other sizes are constant. The
-sizes are the length of the sequences, the batch, the vocabulary, and the width (d_ff is 2 d_model, and heads have 32
-numbers). Prints a JSON line per point, and then a JSON line per size with the exponents p of cost ~ size^p. An exponent
-is the slope of the larger half of the points in the figure, because constant costs matter least there. Memory is the
-memory of the step that XLA reports. All sizes together take a few minutes.
+sizes are the length of the sequences, the batch, the vocabulary, and the width d_model (with d_ff = 2 d_model and
+d_k = 32). Prints a JSON line per point, and then a JSON line per size with the exponents p of cost ~ size^p. An
+exponent is the slope of a line through the half of the points with the largest sizes, because constant costs matter
+least there. The memory is the value that XLA reports for the step. All sizes together take a few minutes.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def resized(size: str, value: int) -> Workload:
 
 
 def exponent(points: Sequence[Point], cost: str) -> float:
-    """Returns the p of cost ~ value^p that best fits the larger half of the points, including the middle point."""
+    """Returns the best p of cost ~ value^p for the half of the points with the largest values and the middle point."""
     larger = sorted(points)[(len(points) - 1) // 2:]
     return statistics.linear_regression([math.log(point.value) for point in larger],
                                         [math.log(getattr(point, cost)) for point in larger]).slope

@@ -2,11 +2,11 @@
 
     python train.py --config=configs/llama_tiny.py --workdir=runs/llama_tiny
 
-The paper's block has post-norm, layer norm, relu, sinusoids and one head of keys for each head of queries. This block
-has pre-norm and RMSNorm, SwiGLU with two thirds of the width (so the number of parameters is the same), rotary
-positions, grouped queries, and no biases. Training takes a few minutes on 2 cores. The sweep
-configs/sweeps/llama_block.py trains the paper's block, the block with each single change, and the block with all
-changes, with the same size and budget:
+The block of *Attention Is All You Need* has post-norm, layer norm, relu, sinusoids, and as many heads of keys as heads
+of queries. The block of this recipe has pre-norm and RMSNorm, SwiGLU with two thirds of the width (so the number of
+parameters is the same), rotary positions, grouped queries, and no biases. Training takes a few minutes on 2 cores. The
+sweep configs/sweeps/llama_block.py trains the block of the paper, the block with each single change, and the block with
+all changes, with the same size and budget:
 
     python sweep.py --config=configs/llama_tiny.py --sweep=configs/sweeps/llama_block.py --workdir=sweeps/llama_block
 

@@ -1,9 +1,9 @@
 """The table of tasks: the names of the parts of each task, its kinds of model, and its metrics.
 
 Each part is defined elsewhere: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
-(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). `configs/options.py`
-lists the parts that use an option, so a task has the options of its parts. A new combination of existing parts needs
-only one entry in this table.
+(OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). For each option,
+`configs/options.py` lists the parts that use it. The options of a task are the options that its parts use. A new
+combination of existing parts needs only one entry in this table.
 """
 
 from collections.abc import Callable, Mapping

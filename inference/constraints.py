@@ -170,7 +170,7 @@ class Automaton:
     """
 
     def __init__(self, phrases: Sequence[str], tokenizer: Tokenizer, continued: bool):
-        """Builds the table. With `continued`, outputs may continue a prompt (`behind`).
+        """Builds the table. If `continued` is True, outputs may continue a prompt; see the method `behind`.
 
         Raises:
           UserError: if there are too many phrases.

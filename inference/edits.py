@@ -139,8 +139,8 @@ def without(heads: str) -> Edit:
     kind, layer, numbers, *rest = [*heads.split(':'), '', '', ''][:max(3, 1 + heads.count(':'))]
     listed = numbers.split(',')
     if rest or kind not in ATTENTION or not all(each.isdecimal() and int(each) for each in (layer, *listed)):
-        raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS, with KIND {", ".join(ATTENTION)} and numbers '
-                        'from 1. Use for example --without=cross:1:2,3')
+        raise UserError(f'--without={heads}: must be KIND:LAYER:HEADS. KIND is {", ".join(ATTENTION)}; numbers start '
+                        'at 1. Example: --without=cross:1:2,3')
     place = ATTENTION[kind].format(int(layer) - 1) + '/heads'
     return Edit('zero', place, heads=[int(each) - 1 for each in listed])
 
@@ -217,7 +217,8 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     if edit.heads is not None:
         count = sizes.get('head')
         if count is None:
-            raise UserError(f'{where}: this place has no heads. Remove "heads", or use {name}/heads')
+            raise UserError(f'{where}: the values at this place are not split into heads. Remove "heads", or use '
+                            f'{name}/heads')
         for head in edit.heads:
             if not 0 <= head < count:
                 raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
@@ -227,7 +228,8 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     if edit.edit == 'freeze' and not name.endswith('/weights'):
         raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
     if edit.edit == 'mean' and pairs:
-        raise UserError(f'{where}: attention weights of sentences of different lengths have no mean. Use "freeze"')
+        raise UserError(f'{where}: attention weights cannot be averaged over sentences of different lengths. '
+                        'Use "freeze"')
     if given is None:
         return
     shape = np.shape(given)

@@ -25,7 +25,7 @@ Tokens = UInt32[np.ndarray, ' _']
 
 
 class BpeDropout:
-    """A random segmenter of text that has been tokenised. The text itself is not needed, only the tokens.
+    """Splits the words of tokenised text into tokens at random. Needs only the tokens, not the text.
 
     Bytes and user-defined symbols are not changed, and are not part of any merge.
     """

@@ -183,9 +183,9 @@ def _build_all(folder: Path, shards: Callable[[], Iterable[tuple[int, Iterator[A
 
 
 def _build_free(folder: Path, shards: Iterable[tuple[int, Iterator[Any]]], write: Write) -> tuple[int, list[int]]:
-    """Builds every missing shard that is not locked. Returns the number of all shards, and the locked shards.
+    """Builds every missing shard that is not locked. Returns the number of all shards, and the list of locked shards.
 
-    Stops if another process has joined the shards and removed them.
+    Stops if another process has already merged the shards into a store and deleted the shards.
     """
     count, taken = 0, []
     for number, rows in shards:

@@ -129,7 +129,7 @@ def refusals(model: ConfigDict) -> list[str]:
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
     """Returns Hugging Face's config.json for a model of this project.
 
-    `orders` contains the token numbers of Hugging Face's tokenizer.
+    `orders['text']` maps each token of this project to its token in Hugging Face's tokenizer.
     """
     order = orders['text']
     kind = 'mistral' if model.window else 'qwen2' if model.attention_bias == 'qkv' else 'llama'

@@ -91,7 +91,7 @@ def refusals(model: ConfigDict) -> list[str]:
 def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], longest: int) -> dict[str, Any]:
     """Returns Hugging Face's config.json for a model of this project.
 
-    `orders` contains the token numbers of Hugging Face's tokenizers of 'source' and 'target'.
+    `orders` maps 'source' and 'target' to an array that maps each token to its token in Hugging Face's tokenizer.
     """
     target = orders['target']
     special = {'pad_token_id': int(target[BOS] if target[PAD] < 0 else target[PAD]), 'bos_token_id': None,

@@ -22,14 +22,14 @@ PRODUCT = 'product'  # the name by which rematerialisation finds these products,
 def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_and_f'], dimension_numbers: Dimensions,
                 precision: None = None,
                 preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch_and_f']:
-    """Returns `inputs` times `matrix`, for the argument dot_general of nn.Dense and nn.DenseGeneral.
+    """Returns `inputs` times `matrix`, as the function dot_general of nn.Dense and nn.DenseGeneral.
 
     The product sums over the last axes of `inputs` and the first axes of `matrix`. Its values are those of
-    jax.lax.dot_general. The gradient of the matrix is computed as inputs^T gradient. jax.lax.dot_general computes
-    (gradient^T inputs)^T, which takes XLA for CPUs three times as long.
+    jax.lax.dot_general. With the gradient g of the product, the gradient of the matrix is computed as
+    inputs^T @ g. jax.lax.dot_general computes it as (g^T @ inputs)^T, which is three times slower on CPUs.
 
-    Within `jax.default_matmul_precision('bfloat16')` values and gradients are products of bfloat16, with sums in
-    float32. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
+    Within `jax.default_matmul_precision('bfloat16')`, values and gradients are computed by products in bfloat16 and
+    sums in float32. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
     """
     (axes, matrix_axes), batch = dimension_numbers
     count = len(axes)

@@ -65,9 +65,10 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
 def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],
                   weights: Float[Array, ' batch']) -> Sums:
-    """Returns sums over the examples. The loss of an example is the mean of (output - target)^2 over its values.
+    """Returns the losses and the absolute errors, summed over the examples.
 
-    'absolute_error' is the mean of |output - target|.
+    The loss of an example is the mean of (output - target)^2 over its values. The absolute error of an example is the
+    mean of |output - target|.
     """
     error = outputs - targets
     return Sums(loss=jnp.sum(jnp.mean(error ** 2, axis=-1) * weights), tokens=jnp.sum(weights),

@@ -90,4 +90,4 @@ def answer_once(folder: Path, params: Params) -> None:
     run = Run(make_model(folder, read_config(folder), params, [0]))
     output, = run.forced([('a', 'a')] if run.config.task == 'translation' else ['a'])
     if not math.isfinite(output.hypotheses[0].log_prob):
-        raise UserError('the imported model gives NaN for its first line. Use other weights, or --allow_nonfinite')
+        raise UserError('the imported model returns NaN for a line of text. Use other weights, or --allow_nonfinite')

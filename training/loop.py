@@ -82,8 +82,8 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
         `analysis.pictures.answer_figure`. By default, nothing is drawn.
 
     Raises:
-      UserError: with the message that train.py prints, such as for values that are not allowed, missing data, or a
-        directory that is in use.
+      UserError: if a value is not allowed, data is missing, or the directory is in use. The message is the message of
+        train.py.
       KeyboardInterrupt: if a signal stopped the training. No completed step is lost.
     """
     if not isinstance(config, ConfigDict):

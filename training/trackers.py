@@ -124,7 +124,7 @@ class Tolerant:
     """A wrapper that stops using a tracker after the tracker has failed.
 
     Training continues, and metrics.jsonl has all metrics. The tracker receives the `grouped` names of the metrics. If
-    `flat` is True, it receives the original names, because an earlier version has started the run with these names.
+    `flat` is True, the tracker receives the names in metrics.jsonl. This is for runs that an earlier version started.
     """
 
     def __init__(self, tracker: WeightsAndBiases | MLflow, name: str, flat: bool = False):

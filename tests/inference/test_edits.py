@@ -159,7 +159,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('zero', 'decoder/layer_1'), "place 'decoder/layer_1': the model has no such place. Did you mean decoder/"),
     (('zero', 'decoder/layers_7/*'), "place 'decoder/layers_7/.': the model has no such place. Did you mean decoder/l"),
     (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. The heads are 0 to 1'),
-    (('zero', 'decoder', None, [0]), 'this place has no heads'),
+    (('zero', 'decoder', None, [0]), 'the values at this place are not split into heads'),
     (('zero', 'decoder', None, None, [-1]), r'positions=\[-1\] must be at least 0'),
     (('zer', 'decoder'), "there is no edit 'zer'. Did you mean zero"),
     (('zero', 'decoder', 3), '"by" has no effect'),
@@ -170,7 +170,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),
     (('freeze', f'{CROSS}/weights', 'unifrom'), "by='unifrom' must be uniform, first or numbers"),
-    (('mean', f'{CROSS}/weights', ['a']), 'attention weights of sentences of different lengths have no mean')])
+    (('mean', f'{CROSS}/weights', ['a']), 'attention weights cannot be averaged over sentences')])
 def test_an_impossible_edit_is_refused_in_one_line(edit, message, runs):
     with pytest.raises(UserError, match=message) as error:
         runs['transformer'].edited([Edit(*edit)])
