@@ -65,13 +65,17 @@ class Text:
 
     Attributes:
       file: whether the text is a file name, which need not be UTF-8: Linux allows any bytes except NUL.
+      names: whether the text is one or more names separated by commas. Then no name may be empty.
     """
     file: bool = False
+    names: bool = False
 
     def problem(self, value: str) -> str:
         """Returns an error message if the value is not allowed, otherwise ''."""
         if '\0' in value:
             return 'must not contain the character NUL'
+        if self.names and not all(map(str.strip, value.split(','))):
+            return 'must not have an empty name. Names are separated by commas'
         try:
             value.encode(errors='surrogateescape' if self.file else 'strict')
         except UnicodeEncodeError:

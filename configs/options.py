@@ -56,6 +56,7 @@ MOST_STEPS = 10 ** 9
 MOST_TOKENS = 100_000_000  # maximum number of tokens in a batch
 SEED, COUNT, SOME = Between(0, 2 ** 32 - 1), Between(0, MOST_STEPS), Between(1, MOST_STEPS)
 FRACTION, TEXT, FILE, SWITCH = Fraction(), Text(), Text(file=True), Switch()
+NAMES = Text(file=True, names=True)
 METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
@@ -176,12 +177,12 @@ OPTIONS = (
     Option('data.name', '',
            'tfds: the dataset, such as wmt14_translate/de-en; builtin: the set of images or series', TEXT),
     Option('data.splits.train', 'train', 'name of the split on disk; for text files also several names separated by '
-           "commas, and patterns such as 'train-*'; all these files are concatenated", FILE,
+           "commas, and patterns such as 'train-*'; all these files are concatenated", NAMES,
            {'data.source': ('files', 'tfds')}),
-    Option('data.splits.validation', 'validation', 'name of the split on disk', FILE,
+    Option('data.splits.validation', 'validation', 'name of the split on disk', NAMES,
            {'data.source': ('files', 'tfds')}),
     Option('data.splits.test', 'test', 'name of the split on disk; several names, separated by commas, are separate '
-           'test sets', FILE, {'data.source': ('files', 'tfds')}, resume=''),
+           'test sets', NAMES, {'data.source': ('files', 'tfds')}, resume=''),
     Option('data.seed', 0, 'seed of the generated data', SEED,
            {'data.source': ('builtin',), 'task.data': ('pairs', 'classes', 'values')}),
     Option('data.plain_spaces', 0.5, 'share of the sources with no-break spaces in which plain spaces replace the '

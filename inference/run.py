@@ -224,7 +224,7 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
         raise UserError('the list of run directories is empty. Give at least one run directory')
+    check_devices()
     # Not config.cache_dir: the cache contains machine code, and the run directory may come from an untrusted source.
     use_compilation_cache(cache_folder(''))
-    check_devices()
     return Run(read_models([expanded(each) for each in workdirs], str(checkpoint), dtype))
