@@ -151,5 +151,5 @@ for head in [None, *order]:
         gates = without_head(gates, last, int(head))
     outputs = [output.text for output in heads.model(gates).translate([*sources, *lines[:2]], greedy)]
     exact = corpus_scores(outputs[:len(pairs)], references)['exact_match']
-    print(f'{"all heads" if head is None else f"without head {1 + head}":20} {100 * exact:3.0f} % exact   ',
+    print(f'{"all heads" if head is None else f"and without head {1 + head}":20} {100 * exact:3.0f} exact   ',
           ' | '.join(outputs[len(pairs):]))

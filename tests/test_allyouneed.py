@@ -50,7 +50,7 @@ def test_a_foreign_module_that_was_imported_before_is_named(foreign):
     done = python(foreign, 'import model, allyouneed; allyouneed.load')
     assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
-    assert f'{foreign / "model.py"} was imported as `model`' in message and 'Rename that module' in message
+    assert f'{foreign / "model.py"} was imported as `model`' in message and f'Rename {foreign / "model.py"}' in message
 
 
 def test_a_copy_without_the_packages_says_how_to_install(tmp_path):

@@ -61,7 +61,7 @@ def test_a_vocabulary_that_the_text_does_not_allow_is_lowered_and_stays_so(table
     for changes, asked in ({}, ['data.tokenizer.vocab_size']), ({'vocab_size': 1300}, []):
         again = config()
         again.data.tokenizer.update(changes)
-        with pytest.raises(UserError, match=f'data.tokenizer.vocab_size: {most} there, 1[23]00 asked for'):
+        with pytest.raises(UserError, match=f'data.tokenizer.vocab_size: {most} in the run, 1[23]00 now'):
             RunDirectory(str(tmp_path / 'run'), again, asked=asked)
 
 

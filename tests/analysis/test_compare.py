@@ -210,7 +210,7 @@ def test_show_run_reports_damaged_lines_of_the_metrics(tmp_path):
     path = tmp_path / 'run/metrics.jsonl'
     path.write_bytes(b'\xff\n[]\n' + path.read_bytes() + b'}\n{"step": "x"}\n{"step": 3, "lo')
     [run] = load_runs(tmp_path)
-    assert dict(describe(run))['damaged'] == ['metrics.jsonl: 3 lines, which are left out: 1, 2, 9']
+    assert dict(describe(run))['damaged'] == ['metrics.jsonl: 3 damaged lines are ignored: 1, 2, 9']
 
 
 @pytest.mark.parametrize('installed, advice', [

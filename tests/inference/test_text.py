@@ -131,10 +131,10 @@ def test_a_continuation_of_every_prompt_in_order(lines, context, whole_documents
 
 
 @pytest.mark.parametrize('model, options, kept', [
-    (Echo(max_length=8), OPTIONS, 'only the first 7 are translated'),
-    (Parrot(context=8), OPTIONS, 'only the last 4 are read'),
-    (Parrot(context=8, whole_documents=True), OPTIONS, 'only the last 4 are read'),
-    (Parrot(context=8), SearchOptions(extra_length=3), 'only the last 5 are read'),
+    (Echo(max_length=8), OPTIONS, 'only the first 7 tokens are translated'),
+    (Parrot(context=8), OPTIONS, 'only the last 4 tokens are read'),
+    (Parrot(context=8, whole_documents=True), OPTIONS, 'only the last 4 tokens are read'),
+    (Parrot(context=8), SearchOptions(extra_length=3), 'only the last 5 tokens are read'),
 ])
 def test_a_line_over_the_limit_is_cut_with_a_warning(model, options, kept, warned):
     found = answers(model, ['short', '0123456789', 'short'], options)

@@ -232,7 +232,7 @@ def test_tfds_images(prepared):
     ({'name': 'no_labels'}, r'name=no_labels: the dataset has images of shape \(None, None, 3\) and the label .*'),
     ({'name': 'no_images'}, r'name=no_images: the dataset has the features label, text, but it must have image and'),
     ({'train': 'training'}, r"splits\.train='training' cannot be read from .*Unknown split"),
-    ({'name': 'mnist'}, r'mnist is not in .* TensorFlow, .*tfds build mnist --file_format=array_record'),
+    ({'name': 'mnist'}, r'mnist is not in .* TensorFlow .*tfds build mnist --file_format=array_record'),
 ])
 def test_tfds_mistakes_are_explained(prepared, monkeypatch, changes, message):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)  # no TensorFlow

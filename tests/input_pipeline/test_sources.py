@@ -285,7 +285,7 @@ def test_tfds_subsplits(prepared):
     ({'train': 'training'}, r"splits\.train='training' cannot .*Unknown split 'training'.* one of \['train', 'test'\]"),
     ({'train': 'train[:5'}, r"splits\.train='train\[:5' cannot .*Error parsing split"),
     ({'name': 'wmt14_translate/de-en', 'target_lang': 'de'},
-     r'wmt14_translate/de-en is not in .* TensorFlow, .*tfds build wmt14_translate/de-en --file_format=array_record'),
+     r'wmt14_translate/de-en is not in .* TensorFlow .*tfds build wmt14_translate/de-en --file_format=array_record'),
 ])
 def test_tfds_mistakes_are_explained(prepared, monkeypatch, options, message):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)  # no TensorFlow

@@ -45,7 +45,7 @@ def test_one_number_stands_for_all_axes():
 
 
 @pytest.mark.parametrize('inputs, patch, message', [
-    (IMAGES, 4, r'patch=\(4, 4\) does not divide inputs of 4 x 6: choose sizes that divide them, or pad'),
+    (IMAGES, 4, r'patch=\(4, 4\) does not divide inputs of 4 x 6: choose sizes that divide the inputs'),
     (IMAGES, (3, 3), r'patch=\(3, 3\) does not divide inputs of 4 x 6'),
     (IMAGES, 0, r'patch=\(0, 0\) does not divide'),
     (IMAGES, (2,), r'patch=\(2,\) has 1 sizes, but the inputs have 2 axes besides the batch and the channels'),
