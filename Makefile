@@ -36,7 +36,7 @@ demo: $(VENV)/installed  ## Train English -> French in four minutes, translate, 
 	@$(VENV)/bin/python decode.py --workdir=$(DEMO) --input=$(DEMO)/sample.txt --pictures=$(DEMO)/pictures > $(DEMO)/sample.out
 	@paste $(DEMO)/sample.txt $(DEMO)/sample.out
 
-test: $(VENV)/installed  ## Run the tests, in at most six minutes
+test: $(VENV)/installed  ## Run the tests
 	$(VENV)/bin/python -m pytest
 
 test-all: $(VENV)/installed  ## Run also the tests that take minutes, such as those of several processes
