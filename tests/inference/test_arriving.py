@@ -1,5 +1,6 @@
 """Lines are answered as they come: from a slow pipe one by one, from a fast one in large batches, typed at a prompt."""
 
+import contextlib
 import os
 import pty
 import select
@@ -88,8 +89,10 @@ def test_a_terminal_prompts_and_ends_cleanly(last, status, tmp_path):
         while last and process.poll() is None and time.monotonic() < deadline:
             os.write(ours, last)  # what comes before the prompt, while the terminal is in another mode, is lost
             time.sleep(0.5)
-        if not last:
-            process.send_signal(signal.SIGINT)
+        while not last and process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)  # readline may ignore a signal while it prepares the terminal
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
         said = process.communicate(timeout=120)[1]
     finally:
         process.kill()
