@@ -115,7 +115,7 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
 
 def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
                     output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
-    """Returns the explanation of `output`, the prediction of `model.predict` for a raw image or series.
+    """Returns the explanation of `output`, the prediction of the model for a raw image or series.
 
     Raises:
       UserError: if the example is neither a series nor an image.

@@ -49,7 +49,9 @@ default_role = 'py:obj'  # `name` in a docstring is a link if the name exists, a
 # or to no object. But a name that begins with a package of this project must exist.
 nitpicky = True
 # Type variables have no page.
-nitpick_ignore = [('py:class', name) for name in ('runtime.agreement.T', 'runtime.flags.Values')]
+nitpick_ignore = [('py:class', name) for name in (
+    'input_pipeline.builds.Content', 'input_pipeline.sources.T', 'runtime.agreement.T', 'runtime.flags.Values',
+    'runtime.schema.Content')]
 nitpick_ignore_regex = [('py:obj', rf'(?!({PACKAGES})(\.\w+)+$).*'), ('py:(class|exc|data)', rf'(?!({PACKAGES})\.).*')]
 
 

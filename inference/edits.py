@@ -40,17 +40,14 @@ class Edit:
     Attributes:
       edit: one of KINDS, or a function (value, at) -> value of the same shape; `at` is a `model.places.At`.
       place: the name of a place, or a shell pattern such as '*/self_attention/heads'.
-      by: the argument of the edit.
-        'zero': no argument.
-        'scale': a number, or numbers that broadcast to the last axes of the place, such as [heads, 1] for 'heads'.
-        'add': a vector (steering), or numbers that broadcast to the last axes of the place.
-        'mean': numbers, texts, or the name of a split. With texts or a split, the value at every token is replaced by
-          the mean over all tokens of these texts.
-        'replace': numbers [position, ...], another text, or (source, target). With another text, the value is replaced
-          by the value of that text at the same position (activation patching). If that text has fewer positions, the
-          remaining positions are unchanged.
-        'freeze' (attention weights only): 'uniform' for equal weights of all keys that a query may attend to, 'first'
-          for weight 1 on the first token, or numbers [query, key] or [head, query, key].
+      by: the argument of the edit. 'zero' has none. 'scale' has a number, or numbers that broadcast to the last axes of
+        the place, such as [heads, 1] for 'heads'. 'add' has a vector (steering), or numbers that broadcast to the last
+        axes. 'mean' has numbers, texts, or the name of a split; with texts or a split, the value at every token is
+        replaced by the mean over all tokens of these texts. 'replace' has numbers [position, ...], another text, or
+        (source, target); with another text, the value is replaced by the value of that text at the same position
+        (activation patching), and positions that the other text does not have are unchanged. 'freeze', for attention
+        weights only, has 'uniform' for equal weights of all keys that a query may attend to, 'first' for weight 1 on
+        the first token, or numbers [query, key] or [head, query, key].
       heads: numbers of heads, from 0; None: all heads.
       positions: numbers of tokens, from 0; None: all tokens. For 'scores' and 'weights', these are the query tokens.
     """

@@ -70,7 +70,7 @@ class Inspected(dict[str, Values]):
 def list_places(model: Answerer) -> dict[str, Sizes]:
     """Returns {name: {axis: size}} of all places. A size is None if it depends on the text.
 
-    `model.params` may be {}, because only shapes are computed.
+    The parameters of the model may be {}, because only shapes are computed.
     """
     if isinstance(model, Predictor):
         inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}

@@ -25,7 +25,7 @@ class Prompt(flax.struct.PyTreeNode):
     """The keys and values of a prompt.
 
     Attributes:
-      pasts: the `model.cache.Past` of each layer, arrays [batch, groups, width, prompt].
+      pasts: the past of each layer, arrays [batch, groups, width, prompt].
       visible: bool [batch, prompt], False at padding.
     """
     pasts: Any
