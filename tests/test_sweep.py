@@ -229,7 +229,7 @@ def test_a_sweep_waits_for_the_runs_that_outlived_another(bench):
 SLURM = {
     'srun': 'shift 5; exec "$@"',  # --unbuffered --output X --error Y
     'sbatch': '''
-id=4; script=$(eval echo '$'$#)
+id=4; submitted=$(eval echo '$'$#); script=$(dirname $0)/submitted.sh; cp $submitted $script  # as Slurm does
 for task in $(seq 0 $(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' $script)); do
   (export SLURM_JOB_ID=$id$task SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1
    export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
