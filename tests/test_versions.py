@@ -139,9 +139,9 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'version': 99}, 'its version is 99, but this program supports versions 1 to '),
-    ({'version': '2'}, "its version is '2'"),
-    ({'version': True}, 'its version is True'),
+    ({'version': 99}, 'the config has version 99, but this program supports versions 1 to '),
+    ({'version': '2'}, "the config has version '2'"),
+    ({'version': True}, 'the config has version True'),
     ({'model__d_modle': 8}, 'there is no option model.d_modle: did you mean model.d_model?'),
     ({'model__d_model': '8'}, "model.d_model='8': must be a whole number, such as 512"),
     ({'model__d_model': 8.0}, 'model.d_model=8.0: must be a whole number'),
