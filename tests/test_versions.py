@@ -124,7 +124,7 @@ def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypat
     caplog.set_level('INFO', logger='allyouneed')
     with RunDirectory(str(workdir), config):
         assert config.seed == 7
-    assert 'config.seed=7 is used, not 0: the run began before this option existed' in caplog.text
+    assert 'config.seed=7 is used instead of 0, because the run began before this option existed' in caplog.text
     config.seed = 0
     with pytest.raises(UserError, match='seed: 7 in the run, 0 now'):
         RunDirectory(str(workdir), config, asked=['seed'])

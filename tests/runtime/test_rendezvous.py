@@ -58,7 +58,7 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog):
 
 def test_a_missing_process_0_is_no_error_of_the_user():
     [error] = gather((2, 1), patience=0.5)
-    assert isinstance(error, Missing) and 'process 0 does not answer there' in str(error)
+    assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 
 @pytest.mark.parametrize('processes, message', [
@@ -118,7 +118,7 @@ def test_another_program_at_the_address_is_named():
             connection.close()
         threading.Thread(target=answer, daemon=True).start()
         [error] = gather((2, 1), port=other.getsockname()[1], patience=0.3)
-    assert isinstance(error, UserError) and 'another program answers there' in str(error)
+    assert isinstance(error, UserError) and 'another program answers at this address' in str(error)
 
 
 def test_noise_at_the_port_does_not_disturb_the_meeting():
