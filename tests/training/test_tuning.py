@@ -154,9 +154,9 @@ def test_a_mesh_learns_what_one_device_learns(mode, tuning):
 
 @pytest.mark.parametrize('tuning, message', [
     (Tuning(frozen=('encodr',)), "'encodr' matches no parameter of this model: did you mean encoder?"),
-    (Tuning(frozen=('encoder', 'decoder', '*')), 'leaves nothing to train'),
+    (Tuning(frozen=('encoder', 'decoder', '*')), 'freezes all parameters'),
     (Tuning(rank=2, adapted=('*norm',)), "config.train.lora_parts: '*norm' matches no matrix"),
-    (Tuning(rank=2), 'config.train.lora_parts names no part')])
+    (Tuning(rank=2), 'config.train.lora_parts is empty')])
 def test_patterns_that_mean_nothing_are_refused(tuning, message):
     with pytest.raises(UserError) as error:
         compiled(tuning)
