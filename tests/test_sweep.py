@@ -197,6 +197,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     assert set(times_begun(bench).values()) == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
     process = start(bench)
     process.send_signal(signal.SIGTERM)

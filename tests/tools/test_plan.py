@@ -87,6 +87,7 @@ def test_what_cannot_be_planned(options, length, message):
         by_formula(small(**options), parse_topology('h100:8'), length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [{'train__accumulate': 7}, {'batch__tokens': 512}])
 def test_rows_of_padding_are_planned_as_they_are_trained(options):
     """7 parts, or 8 devices, do not divide the rows of a batch."""
@@ -108,6 +109,7 @@ def test_arithmetic_and_memory_are_those_of_the_model():
     assert not figures.collectives
 
 
+@pytest.mark.slow
 def test_flops_are_six_for_each_parameter_and_token():
     recipe = Recipe(wmt14_base.get_config())
     embedded = 37_000 * 512  # as the output projection it is a matrix too
@@ -144,6 +146,7 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_told_with_what_would_fit():
     config, topology = lm_1b.get_config(), parse_topology('v5e:4x4')
     config.model.update(num_layers=1, d_model=8192, d_ff=32_768)

@@ -59,6 +59,7 @@ class Client:
     log_text = set_terminated = log_figure
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_does_not_end_the_training(tmp_path, cache, monkeypatch, said):
     fake_mlflow(monkeypatch, Client)
     start(tmp_path / 'run', tiny_config(cache, track__mlflow='digits'))

@@ -116,6 +116,7 @@ def test_adapters_begin_as_nothing_and_are_all_that_is_trained():
         assert np.linalg.matrix_rank(delta, tol=1e-6) <= 3
 
 
+@pytest.mark.slow
 def test_the_gradient_of_adapters_is_that_of_the_matrix_through_its_factors():
     """dL/dA = scale dL/dW B^T and dL/dB = scale A^T dL/dW, of a step of plain gradient descent."""
     lora, plain = (compiled(each, optimizer=optax.sgd(1.0)) for each in (LORA, Tuning()))
