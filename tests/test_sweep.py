@@ -202,7 +202,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
     process = start(bench)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=100)[1]
-    assert process.returncode == 130 and 'interrupted. The same command resumes the sweep' in said
+    assert process.returncode == 130 and 'the sweep was interrupted. Run the same command again' in said
     assert not list(bench.glob('out/logs/*.failed'))
     report = sweep(bench, '--report', config=False)
     assert report.returncode == 0 and '| not started |' in report.stdout

@@ -55,7 +55,7 @@ def test_a_plan_by_formula_is_printed():
 @pytest.mark.parametrize('arguments, message', [
     (['--config=configs/demo.py'], '--topology is missing. Use for example --topology=v5e:4x4'),
     (['--config=configs/digits_vit.py', '--topology=h100:8'],
-     'config.task=classification: plans support translation and language_model only'),
+     'config.task=classification: must be translation or language_model for a plan'),
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000000000'],
      '--slices=1000000000000: must be from 1 to 1,000,000'),
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
@@ -78,7 +78,7 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 
 
 @pytest.mark.parametrize('options, length, message', [
-    ({'parallel__data': 3}, None, 'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices of h100:8. Set one'),
+    ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 is not the number of devices of h100:8, 8'),
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
 ])
@@ -153,7 +153,7 @@ def test_what_is_too_large_is_told_with_what_would_fit():
     whole = by_formula(config, topology)
     assert not whole.fits  # parameters and moments of 1.3 billion on every chip of 16 GiB
     assert 'available 16.00 GiB' in described(whole)
-    with pytest.raises(UserError, match='By formula this would fit: .*fsdp=') as error:
+    with pytest.raises(UserError, match='By formula, these options would fit: .*fsdp=') as error:
         raise too_large(whole, 2.0 ** 35, 2.0 ** 34)
     assert '16.00 GiB, but the step needs about 32.00 GiB' in str(error.value)
     flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)
