@@ -306,6 +306,8 @@ OPTIONS = (
     Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric that are also kept', SOME,
            resume=''),
 
+    Option('track.places', '', 'places inside the model whose statistics evaluations log: names or patterns, separated '
+           "by commas, such as '*/weights,decoder/layers_*' (docs/inside.md); '': none", TEXT, resume=''),
     Option('track.wandb', '', "project in Weights & Biases that also gets the metrics; '': none", TEXT, resume=''),
     Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 
