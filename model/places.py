@@ -15,7 +15,7 @@ This file uses only one feature of Flax: the path of a module.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -134,6 +134,18 @@ def place_name(module: Any, name: str = '') -> str:
 def axes_of(name: str) -> tuple[str, ...]:
     """Returns the names of the axes of the value at the place `name`."""
     return AXES.get(name.rpartition('/')[2], SEQUENCE)
+
+
+def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
+    """Returns the argument of the module whose tokens are the entries of an axis of a place.
+
+    `arguments` are the names of the arguments: one name, or 'source' and 'target'.
+    """
+    if len(arguments) == 1:
+        return arguments[0]
+    name = name.partition('/')[2] if name.startswith('members_') else name
+    cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
+    return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
 
 
 def wanted(module: Any, *names: str) -> bool:
