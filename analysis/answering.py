@@ -17,11 +17,12 @@ from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
 from analysis.request import Request, results_name
-from inference.arriving import input_lines
-from inference.columns import read_phrases, score_all, translate_all
+from inference.columns import input_texts, read_phrases, score_all, translate_all
 from inference.edits import read_edits, without
+from inference.generate import Generator
 from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
+from inference.report import Report
 from inference.run import Run, load
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.tables import as_json
@@ -94,6 +95,8 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     With `head`, the word alignment of each answer is also written.
     """
     search = with_all_hypotheses(options) if page else options
+    unit = 'line' if request.documents == 'line' else 'document'
+    report = Report(model, unit, scored=request.score and isinstance(model, Generator))
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
@@ -101,25 +104,30 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')
-                output.write(output_line(request, model, answer, number, options.n_best, page) + '\n')
+                output.write(output_line(request, report, answer, number, options.n_best, page) + '\n')
                 if aligned and head and isinstance(model, Translator):
                     aligned.write(as_pharaoh(align(model, answer, head)) + '\n')
             output.flush()
             count += len(answers)
+            report.add(answers)
+            if request.typed:  # each line is answered and reported at once
+                report.write()
+                report = Report(model, unit, scored=report.scored)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
                               f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
                               f'{compile_time.seconds - compiled_before:.1f}')
     if start:
         log.info('%s', start)
+    report.write()
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
-    log.info('%d lines in %.1f s: %.1f s of compilation, and %.1f lines per second in the remaining time', count,
-             seconds, compiling, count / max(seconds - compiling, 1e-9))
+    log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
+             seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
 
 
 def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:
     """Yields lists of answers to the lines of the input, or to lines that are typed."""
     path = request.input or ''
-    lines = input_lines(path)
+    lines = input_texts(path, request.documents)
     if request.score:
         return score_all(model, lines, options, path)
     if request.prefixes:
@@ -132,9 +140,9 @@ def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
-def output_line(request: Request, model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+def output_line(request: Request, report: Report, answer: Output, number: int, n_best: int, page: Page | None) -> str:
     """Returns a line of the output. Also draws and explains the answer, if the flags request it."""
-    weights = None
+    model, weights = report.model, None
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
         page = None
@@ -149,6 +157,8 @@ def output_line(request: Request, model: TextModel, answer: Output, number: int,
     if request.format == 'text':
         return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+    if report.scored:
+        line |= report.scores(answer)
     if request.attention and weights is not None:
         line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)

@@ -18,6 +18,7 @@ from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
+DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -41,8 +42,10 @@ class Request:
                        ('text', 'jsonl'))
     split: str | None = flag(None, 'Score the model on this split of the data: train, validation, test (all of its '
                              'sets), or the name of one set of the test.')
+    documents: str = flag('line', 'The texts of --input for a language model: each line, the whole file, the lines up '
+                          'to a blank line, or JSON Lines (strings, or objects with "text").', DOCUMENTS)
     score: bool = flag(False, 'Print the log-probability of given translations: each line of --input is '
-                       'SOURCE<tab>TARGET, or a text for a language model.')
+                       'SOURCE<tab>TARGET, or a text for a language model. For texts, also report bits per byte.')
     prefixes: bool = flag(False, 'Each line of --input is SOURCE<tab>PREFIX. Translations begin with PREFIX.')
     avoid: str | None = flag(None, 'A file of words or phrases, one per line, that outputs must not contain.')
     confidence: bool = flag(False, 'With --split, add the 95 % interval of each score of translations.')
@@ -92,6 +95,8 @@ class Request:
             raise UserError(f'{flags} can be used only with --split. Give --split=test')
         if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
             raise UserError(f'{flags} cannot be used with --split. Give --input=FILE (or -)')
+        if self.documents != 'line' and not self.input:
+            raise UserError(f'--documents={self.documents} needs --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
             raise UserError(f'{flags} cannot be used with --score, because --score does not search. Remove --score '
                             'or the other flags')
@@ -156,6 +161,9 @@ class Request:
             raise UserError(f'{flags} can be used only for translation, but the run has task={task}. Remove the flag')
         if answerer == 'predictor' and (flags := self._given('score', 'avoid')):
             raise UserError(f'{flags} can be used only for text, but the run has task={task}. Remove the flag')
+        if answerer != 'generator' and self.documents != 'line':
+            raise UserError(f'--documents={self.documents} can be used only for a language model, but the run has '
+                            f'task={task}. Remove the flag')
         options = flatten(run.config)
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):

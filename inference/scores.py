@@ -4,6 +4,7 @@ sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of the
 whether two scores can be compared.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,6 +147,24 @@ def bits_per_character(nll: float, characters: int) -> float:
     `nll` includes end tokens. Models with different vocabularies can be compared by this value.
     """
     return nll / np.log(2) / characters
+
+
+def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
+    """Returns the perplexity per token, and the bits per character and per byte of texts; None for empty texts.
+
+    Bits per byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can
+    be compared only between models with the same vocabulary.
+
+    Args:
+      log_prob: the log-probability of all tokens, in nats.
+      tokens: the number of tokens, including end tokens.
+      characters: the number of characters of the texts.
+      bytes: the number of bytes of the texts in UTF-8.
+    """
+    bits = -log_prob / math.log(2)
+    return {'perplexity': float(np.exp(-log_prob / tokens)),
+            'bits_per_character': bits / characters if characters else None,
+            'bits_per_byte': bits / bytes if bytes else None}
 
 
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
