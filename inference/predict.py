@@ -13,9 +13,8 @@ from ml_collections import ConfigDict
 from configs.options import SEARCH_NUMBERS
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
-from input_pipeline.array_files import as_inputs
 from input_pipeline.data import ExampleData
-from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.input_format import InputFormat
 from model import Params
 from model.losses import Sums
 from runtime.errors import UserError
@@ -35,15 +34,15 @@ class Predictor:
     Attributes:
       module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
+      form: the form of the inputs, and the names of the outputs.
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
     """
 
-    def __init__(self, module: nn.Module, params: Params, classes: Sequence[str] | None, preprocessing: Preprocessing,
-                 shape: Sequence[int]):
-        self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
-        self.shape = tuple(shape)
+    def __init__(self, module: nn.Module, params: Params, form: InputFormat):
+        self.module, self.params, self.form = module, params, form
+        self.classes, self.preprocessing, self.shape = form.classes, form.preprocessing, form.shape
         self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
         self._attention = jax.jit(
             lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
@@ -59,13 +58,13 @@ class Predictor:
 
         Raises:
           UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs
-            to be computed, or if `batch_size` is not allowed.
+            to be computed, or if `batch_size` is not allowed. Also if images have another encoding than the training
+            images, and cannot be converted exactly (`InputFormat.prepare`).
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
-        inputs = as_inputs(inputs, self.shape, where)
-        self.preprocessing.check_inputs(inputs, where)
+        inputs = self.form.prepare(inputs, where)
         outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])

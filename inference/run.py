@@ -21,7 +21,7 @@ from inference.report import note_unknown
 from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.data import Data, open_data
-from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.input_format import InputFormat
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
@@ -50,7 +50,7 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'generator': lambda module, params, tokenizers, sizes, data: Generator(
         module, params, tokenizers['text'], data.context, data.packing == 'packed'),
     'predictor': lambda module, params, tokenizers, sizes, data: Predictor(
-        module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape']),
+        module, params, InputFormat.of(sizes)),
 }
 
 

@@ -10,20 +10,20 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Num, Shaped, UInt8
+from jaxtyping import Num, UInt8
 
+from input_pipeline.input_format import FLOAT32_END, as_inputs
 from input_pipeline.sources import open_binary, read_lines
 from input_pipeline.splits import SPLITS, Parts, without_files
 from runtime.errors import UserError
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
 NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; every other column is a channel
-FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
 
 
 class Examples(NamedTuple):
@@ -163,42 +163,6 @@ def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples 
         raise UserError(f'{path} is not a file. Give an .npz file with an array inputs [n, *space, channels]')
     inputs, = _arrays(Path(path), ('inputs',))
     return as_inputs(inputs, shape, f'{path}: inputs')
-
-
-def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
-              where: str) -> Num[np.ndarray, 'examples *space channels']:
-    """Returns `inputs` as an array of examples.
-
-    Args:
-      inputs: the examples, as an array or as nested lists.
-      shape: the shape of one example, [*space, channels], that the model reads.
-      where: the name of the inputs in error messages.
-
-    Raises:
-      UserError: if the examples have another shape, or contain values that are not finite numbers.
-    """
-    try:
-        array = np.asarray(inputs)
-    except (TypeError, ValueError) as error:  # lists of different lengths
-        raise UserError(f'{where} are not an array: {error}') from None
-    if array.shape[1:] != shape or not array.ndim:
-        raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]')
-    check_numbers(array, where)
-    return array
-
-
-def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
-    """Checks that all values are numbers and are finite in float32, the type that models use.
-
-    Raises:
-      UserError: if a value is not a finite number. The message begins with `where`.
-    """
-    # Computing minimum and maximum needs no copy of the array. Both are NaN if a value is NaN, and NaN < FLOAT32_END
-    # is False.
-    if array.dtype.kind not in 'uif' or array.size and not (
-            max(-float(array.min()), float(array.max())) < FLOAT32_END):
-        raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) below 3.4e38, the maximum of '
-                        'float32')
 
 
 def read_csv(folder: Path, split: str) -> Examples:

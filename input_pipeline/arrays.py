@@ -1,5 +1,6 @@
 """Images and time series with classes or values as targets: one interface for all sources, and batches."""
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
@@ -11,8 +12,9 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples, check_numbers, open_folder
+from input_pipeline.array_files import Examples, open_folder
 from input_pipeline.batches import ALL, Batch, Part
+from input_pipeline.input_format import InputFormat, check_numbers, described_inputs
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
 from input_pipeline.splits import HeldOut, Parts, key
@@ -82,6 +84,19 @@ class ArrayData:
         return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
 
     @functools.cached_property
+    def described(self) -> dict[str, Any]:
+        """The entries of the sizes that describe the inputs and the outputs, as JSON; see `InputFormat`."""
+        targets = None if self.classes else [str(number) for number in range(self.sizes['outputs'])]
+        return {'classes': self.classes, 'targets': targets,
+                'preprocessing': dataclasses.asdict(self.preprocessing),
+                'inputs': described_inputs(self.inputs('train'))}
+
+    @functools.cached_property
+    def form(self) -> InputFormat:
+        """The form of the training inputs, to which the inputs of the other splits are converted."""
+        return InputFormat.of(self.sizes | self.described)
+
+    @functools.cached_property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing, fitted to the training split."""
         inputs, targets, where = self._split('train')
@@ -91,9 +106,10 @@ class ArrayData:
 
     def _read(self, split: str) -> Examples:
         examples = self._part(split) if self.parts.is_part(split) else self._checked(split)
-        if split != 'train':
-            self._require_like_training(*examples)
-        return examples
+        if split == 'train':
+            return examples
+        self._require_like_training(*examples)
+        return examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
 
     def _part(self, split: str) -> Examples:
         """Returns the examples of the training files that belong to `split`.
@@ -138,7 +154,7 @@ class ArrayData:
     def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
         """Raises UserError if the examples of another split are not like the examples of the training split."""
         train = self._split('train')
-        if inputs.shape[1:] != train.inputs.shape[1:] or is_byte_images(inputs) != is_byte_images(train.inputs):
+        if inputs.shape[1:] != train.inputs.shape[1:]:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
                             f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
         if targets.shape[1:] != train.targets.shape[1:]:
@@ -147,7 +163,6 @@ class ArrayData:
         if self.classes and targets.max() >= len(self.classes):
             raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the classes of the '
                             f'training split are 0 to {len(self.classes) - 1}')
-        self.preprocessing.check_inputs(inputs, f'{where}: inputs')
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 

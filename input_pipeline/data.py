@@ -15,6 +15,7 @@ from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.input_format import ENCODINGS, FLOAT32_END, InputFormat
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
@@ -219,11 +220,11 @@ class ExampleData:
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
                 raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
-            self._preprocessing = Preprocessing(**sizes['preprocessing'])
+            kept_sizes = {name: sizes[name] for name in self.arrays.described if name in sizes}
         else:
-            self._preprocessing = self.arrays.preprocessing
-        self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
-                                          'preprocessing': dataclasses.asdict(self._preprocessing)}
+            kept_sizes = self.arrays.described
+        self.sizes: dict[str, Any] = self.arrays.sizes | kept_sizes
+        self._preprocessing = Preprocessing(**self.sizes['preprocessing'])
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
@@ -325,9 +326,9 @@ def _is_size(name: str, value: Any) -> bool:
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
-    def numbers(values) -> bool:
+    def numbers(values, largest=LARGEST_SCALE) -> bool:
         return isinstance(values, list) and bool(values) and all(
-            type(value) in (int, float) and abs(value) <= LARGEST_SCALE for value in values)
+            type(value) in (int, float) and abs(value) <= largest for value in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
@@ -337,6 +338,13 @@ def _is_size(name: str, value: Any) -> bool:
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':
         return value is None or isinstance(value, list) and all(map(_is_name, value)) and len(set(value)) == len(value)
+    if name == 'targets':
+        return value is None or isinstance(value, list) and all(map(_is_name, value))
+    if name == 'inputs':
+        return isinstance(value, dict) and set(value) <= {field.name for field in dataclasses.fields(InputFormat)} and (
+            value.get('encoding') in ENCODINGS and isinstance(value.get('dtype'), str)
+            and numbers(value.get('low'), FLOAT32_END) and numbers(value.get('high'), FLOAT32_END)
+            and isinstance(value.get('channels'), list) and all(map(_is_name, value['channels'])))
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
@@ -358,6 +366,11 @@ def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | No
         return f'classes={str(classes)[:200]} does not fit task={task} in config.json'
     if classes is not None and len(classes) != outputs:
         return f'{len(classes)} classes, but outputs={outputs}'
+    if len(sizes.get('targets') or [None] * outputs) != outputs:
+        return f'{len(sizes["targets"])} names of values, but outputs={outputs}'
+    for end in ('low', 'high'):
+        if len(sizes.get('inputs', {end: [0] * channels})[end]) != channels:
+            return f'inputs: {end} must have {channels} numbers'
     for part, numbers in sizes['preprocessing'].items():
         wanted = channels if part.startswith('input') else outputs if classes is None else None
         if (numbers and len(numbers)) != wanted:

@@ -442,7 +442,10 @@ def test_splits_may_be_of_different_types(kind):
     np.testing.assert_array_equal(data.inputs('test'), raw)
 
 
-def test_images_of_bytes_and_of_other_numbers_do_not_go_together():
+def test_a_split_of_images_in_another_encoding_is_converted_if_this_is_exact():
     pictures = images(10)
-    with pytest.raises(UserError, match=r'file of test: inputs are float32 .* training split they are uint8'):
-        in_memory(pictures, CLASSES, test=(pictures.astype(np.float32) / 255, CLASSES)).inputs('test')
+    data = in_memory(pictures, CLASSES, test=(pictures.astype(np.float32) / 255, CLASSES),
+                     validation=(pictures / 510, CLASSES))
+    np.testing.assert_array_equal(data.inputs('test'), pictures, strict=True)
+    with pytest.raises(UserError, match=r'file of validation: inputs: value 0\.\d+ of example 0 is neither a byte'):
+        data.inputs('validation')
