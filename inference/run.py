@@ -17,6 +17,7 @@ from inference.generate import Generator
 from inference.inspection import MOST_GB, Inspected, inspect, list_places, resolved
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
+from inference.predictions import Predictions
 from inference.report import note_unknown
 from inference.text import Output, TextModel
 from inference.translate import Translator
@@ -133,6 +134,21 @@ class Run:
         """Returns continuations in the order of `prompts`. `translate` explains the other arguments."""
         generator = self._text_model(Generator, 'continuation of prompts')
         return self._noted(generator.generate(prompts, self._options(options, avoid)))
+
+    def predict(self, inputs: np.ndarray | Sequence, batch_size: int = 64) -> Predictions:
+        """Returns the predictions for images or series, in order, with the names and probabilities of the classes.
+
+        Args:
+          inputs: raw inputs [n, *space, channels], in the encoding of the training inputs.
+          batch_size: the number of inputs at a time.
+
+        Raises:
+          UserError: if the inputs do not have the form of the training inputs. `Predictor.predict` gives the details.
+        """
+        if not isinstance(self.model, Predictor):
+            raise UserError(f'{self.workdir}: task={self.config.task} does not support predictions of classes or '
+                            'values. Use run.translate, run.generate or run.forced')
+        return self.model.answer(inputs, batch_size)
 
     def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
         """Scores given translations or texts: returns them as outputs with their log-probabilities under the model.
