@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -15,7 +14,7 @@ from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
-from input_pipeline.input_format import ENCODINGS, FLOAT32_END, InputFormat
+from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
 from input_pipeline.sources import Pair, open_corpus
@@ -337,26 +336,21 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'shape':
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':
-        return value is None or isinstance(value, list) and all(map(_is_name, value)) and len(set(value)) == len(value)
+        return value is None or isinstance(value, list) and all(map(is_name, value)) and len(set(value)) == len(value)
     if name == 'targets':
-        return value is None or isinstance(value, list) and all(map(_is_name, value))
+        return value is None or isinstance(value, list) and all(map(is_name, value))
     if name == 'inputs':
-        return isinstance(value, dict) and set(value) <= {field.name for field in dataclasses.fields(InputFormat)} and (
-            value.get('encoding') in ENCODINGS and isinstance(value.get('dtype'), str)
-            and numbers(value.get('low'), FLOAT32_END) and numbers(value.get('high'), FLOAT32_END)
-            and isinstance(value.get('channels'), list) and all(map(_is_name, value['channels'])))
+        entries = {'dtype', 'encoding', 'low', 'high', 'channels', 'resized'}
+        return isinstance(value, dict) and value.keys() == entries and (
+            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str) and isinstance(value['resized'], bool)
+            and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
+            and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
             numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
             or statistic is None and part.startswith('target') for part, statistic in value.items())
     return True  # accepts unknown names, because a later version may have written them
-
-
-def _is_name(value: Any) -> bool:
-    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
-    return isinstance(value, str) and all(
-        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:

@@ -1,8 +1,7 @@
 """The form of the inputs of a model of images or series. A run stores it, and new inputs are checked against it."""
 
 import dataclasses
-import functools
-import logging
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.splits import warn
 from runtime.errors import UserError
 
 FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
@@ -19,8 +19,6 @@ BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
 ENCODINGS = (BYTES, UNIT, NUMBERS)
 MEANINGS = {BYTES: 'bytes (0 to 255)', UNIT: 'bytes divided by 255 (0 to 1)'}
 EXACT = 0.01  # largest distance from a byte, in units of a byte; bytes / 255 in float32 are closer
-
-log = logging.getLogger('allyouneed.data')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +35,7 @@ class InputFormat:
       encoding: the encoding of the training inputs, one of ENCODINGS.
       low: the smallest training input of each channel; () in runs of earlier versions.
       high: the largest training input of each channel.
+      resized: whether images from files are scaled to `shape`.
     """
     shape: tuple[int, ...]
     preprocessing: Preprocessing
@@ -47,6 +46,7 @@ class InputFormat:
     encoding: str = NUMBERS
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    resized: bool = False
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> 'InputFormat':
@@ -133,7 +133,7 @@ class InputFormat:
 
 
 def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
-                     channels: Sequence[str] = ()) -> dict[str, Any]:
+                     channels: Sequence[str] = (), resized: bool = False) -> dict[str, Any]:
     """Returns the dtype, the encoding and the range of training inputs, as JSON: the entry 'inputs' of the sizes."""
     flat = inputs.reshape(-1, inputs.shape[-1])
     low, high = flat.min(axis=0), flat.max(axis=0)
@@ -145,12 +145,18 @@ def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
                 scale == 1 or not np.isin(inputs, (0, 1)).all()):
             encoding = UNIT if scale == 255 else BYTES
     return {'dtype': str(inputs.dtype), 'encoding': encoding, 'low': low.astype(float).tolist(),
-            'high': high.astype(float).tolist(), 'channels': list(channels)}
+            'high': high.astype(float).tolist(), 'channels': list(channels), 'resized': resized}
 
 
 def _are_bytes(image: Num[np.ndarray, '*axes'], scale: int) -> bool:
     numbers = image.astype(np.float64) * scale
     return bool((np.abs(numbers - np.round(numbers)) <= EXACT).all())
+
+
+def is_name(value: Any) -> bool:
+    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
+    return isinstance(value, str) and all(
+        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
 def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
@@ -204,9 +210,3 @@ def _first(array: Shaped[np.ndarray, '*axes'], wrong: Bool[np.ndarray, '*axes'])
     """Returns the index of the first example with a wrong value, and this value."""
     index = np.unravel_index(int(wrong.argmax()), wrong.shape)
     return (int(index[0]) if index else 0), array[index]
-
-
-@functools.cache
-def warn(message: str) -> None:
-    """Logs a warning only once per process."""
-    log.warning('%s', message)

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from input_pipeline import input_format
-from input_pipeline.array_files import Examples
+from input_pipeline import splits
 from input_pipeline.arrays import ArrayData
+from input_pipeline.examples import Examples
 from input_pipeline.input_format import InputFormat
 from runtime.errors import UserError
 
@@ -53,7 +53,7 @@ def test_images_that_are_only_0_and_1_keep_their_numbers():
 
 
 def test_series_far_outside_the_range_of_training_are_predicted_with_a_warning(caplog):
-    input_format.warn.cache_clear()
+    splits.warn.cache_clear()
     series = np.linspace(0, 1, 40).reshape(4, 5, 2)
     form = form_of(series)
     np.testing.assert_array_equal(form.prepare(series + 0.5), series + 0.5)
