@@ -204,6 +204,8 @@ OPTIONS = (
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
            'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
+    Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
+           'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
