@@ -213,18 +213,28 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
-    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is already
-    active and the argument `edit` or `read` is None, the value of the active lens is used. So the places of an
-    `Observed` module can be read, too.
+    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active,
+    its edits are applied after `edit`, and its `read` is used if the argument is None. So the places of an `Observed`
+    module can be read and edited, too.
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()
-        lens = dataclasses.replace(lens, edit=edit or lens.edit, read=read or lens.read,
+        lens = dataclasses.replace(lens, edit=_in_turn(edit, lens.edit) if edit else lens.edit, read=read or lens.read,
                                    captured=lens.captured if read is None else {})
         with _active(lens):
             result = apply(*args, **kwargs)
         return result, lens.captured
     return observed
+
+
+def _in_turn(first: Editor, second: Editor) -> Editor:
+    """Returns an editor that applies the edits of `first`, and then the edits of `second`."""
+    def edit_of(name):
+        one, other = first(name), second(name)
+        if one is None or other is None:
+            return one or other
+        return lambda value, at: other(one(value, at), at)
+    return edit_of
 
 
 class Observed:
