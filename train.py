@@ -51,6 +51,10 @@ def main() -> None:
     from training.profiling import ProfilerWindow
 
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
+    if config.train.edits or config.track.places:
+        from inference.run import check_places
+
+        check_places(config)
     with (StopSignals() as stop, ending_together(),
           RunDirectory(WORKDIR.value, config, asked=asked_options()) as directory):
         profiler = ProfilerWindow(PROFILE.value, directory.path, config.train.steps)

@@ -204,6 +204,8 @@ OPTIONS = (
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
            'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
+    Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
+           'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
@@ -258,6 +260,12 @@ OPTIONS = (
            TEXT, TEXTS, resume='its parameters are the same'),
     Option('train.teacher_weight', 0.5, "share of the loss that uses the teacher's distributions; the rest of the loss "
            'uses the targets', Between(0, 1), TEXTS),
+    Option('train.guided_alignment', 0.0, 'weight of the cross-entropy between gold word alignments and the weights of '
+           'cross-attention (guided alignment), such as 0.05; files: the gold alignments are in DIR/SPLIT.align '
+           '(docs/inside.md); 0: none', Between(0, 1000), PAIRS | {'data.source': ('builtin', 'files')}),
+    Option('train.guided_head', '', "guided alignment: the head of cross-attention; 'cross:2:1': layer 2, head 1, "
+           "counted from 1; 'cross:2': the mean of the heads of layer 2; '': the mean of the heads of the "
+           'second-to-last layer', TEXT, PAIRS),
     Option('train.edits', '', 'edits of the values inside the model, in training and afterwards: a JSON list, such as '
            '[{"edit": "freeze", "place": "encoder/layers_0/self_attention/weights", "by": "uniform"}] (docs/inside.md)',
            TEXT),
@@ -307,6 +315,8 @@ OPTIONS = (
     Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric that are also kept', SOME,
            resume=''),
 
+    Option('track.places', '', 'places inside the model whose statistics evaluations log: names or patterns, separated '
+           "by commas, such as '*/weights,decoder/layers_*' (docs/inside.md); '': none", TEXT, resume=''),
     Option('track.wandb', '', "project in Weights & Biases that also gets the metrics; '': none", TEXT, resume=''),
     Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 

@@ -16,6 +16,27 @@ class Rule(NamedTuple):
     requirement: str  # text for the message, such as 'must be at most 8'
 
 
+def cross_heads(model: ConfigDict) -> tuple[int, int]:
+    """Returns the number of layers with cross-attention of `config.model`, and the number of heads of each layer."""
+    if model.kind == 'rnnsearch':
+        return 1, 1
+    return model.num_decoder_layers or model.num_layers, model.num_heads
+
+
+def cross_head(look: str, layers: int, heads: int) -> tuple[int, int | None] | None:
+    """Returns the layer and the head that `look` names, from 0; the head is None for the mean of the heads.
+
+    `look` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers from 1. Returns None if `look` has
+    another form, or if there is no such head.
+    """
+    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
+    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
+    exists = 1 <= numbers[0] <= layers and (head == 'mean' or 1 <= numbers[1] <= heads)
+    if kind != 'cross' or any(rest) or not exists:
+        return None
+    return numbers[0] - 1, None if head == 'mean' else numbers[1] - 1
+
+
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
     """Returns the rules, evaluated for a config. Each value of the config must be allowed by itself.
 
@@ -73,6 +94,13 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
+        needs('train.guided_head', 'train.guided_alignment'),
+        Rule('train.guided_alignment', train.guided_alignment > 0 and model.kind == 'rnnsearch',
+             model.recurrent.attention, 'needs model.recurrent.attention=True'),
+        Rule('train.guided_head', bool(train.guided_head),
+             cross_head(train.guided_head, *cross_heads(model)) is not None,
+             'must be cross:LAYER:HEAD or cross:LAYER, with LAYER from 1 to {} and HEAD from 1 to {}'.format(
+                 *cross_heads(model))),
         needs('train.teacher_checkpoint', 'train.teacher'),
         needs('train.teacher_weight', 'train.teacher'),
         needs('train.init_vocabulary', 'train.init_from'),

@@ -15,7 +15,7 @@ This file uses only one feature of Flax: the path of a module.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -136,6 +136,18 @@ def axes_of(name: str) -> tuple[str, ...]:
     return AXES.get(name.rpartition('/')[2], SEQUENCE)
 
 
+def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
+    """Returns the argument of the module whose tokens are the entries of an axis of a place.
+
+    `arguments` are the names of the arguments: one name, or 'source' and 'target'.
+    """
+    if len(arguments) == 1:
+        return arguments[0]
+    name = name.partition('/')[2] if name.startswith('members_') else name
+    cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
+    return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
+
+
 def wanted(module: Any, *names: str) -> bool:
     """Returns whether the active lens reads or edits at least one of the places `names` of `module`."""
     lens = _lens.get()
@@ -201,18 +213,28 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
-    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is already
-    active and the argument `edit` or `read` is None, the value of the active lens is used. So the places of an
-    `Observed` module can be read, too.
+    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active,
+    its edits are applied after `edit`, and its `read` is used if the argument is None. So the places of an `Observed`
+    module can be read and edited, too.
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()
-        lens = dataclasses.replace(lens, edit=edit or lens.edit, read=read or lens.read,
+        lens = dataclasses.replace(lens, edit=_in_turn(edit, lens.edit) if edit else lens.edit, read=read or lens.read,
                                    captured=lens.captured if read is None else {})
         with _active(lens):
             result = apply(*args, **kwargs)
         return result, lens.captured
     return observed
+
+
+def _in_turn(first: Editor, second: Editor) -> Editor:
+    """Returns an editor that applies the edits of `first`, and then the edits of `second`."""
+    def edit_of(name):
+        one, other = first(name), second(name)
+        if one is None or other is None:
+            return one or other
+        return lambda value, at: other(one(value, at), at)
+    return edit_of
 
 
 class Observed:

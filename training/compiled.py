@@ -1,7 +1,7 @@
 """Compiles the train step, the eval step and the initialisation of the state for a mesh of devices."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from training.mesh import (
     shardings_of,
     without_fsdp,
 )
+from training.place_statistics import tracked
 from training.step import TrainState, boxed_state, train_step
 from training.tuning import EVERYTHING, Tuning
 
@@ -57,8 +58,10 @@ class Compiled:
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
-                 devices: Devices | None = None):
+                 places: Sequence[str] = (), devices: Devices | None = None):
         """Defines the programs, but does not compile. `example` can be any batch, because only its shapes are used.
+
+        The eval step also computes the statistics of `places` (training/place_statistics.py).
 
         Raises:
           UserError: if the mesh does not fit the devices, or the state is larger than the memory of all devices.
@@ -96,6 +99,7 @@ class Compiled:
                               tuning=tuning, **how)
 
         def evaluation(params, batch, objective, **how):
+            objective = tracked(objective, places) if places else objective
             return eval_step(params, batch, objective=objective, apply=apply, **how)
 
         self._step, self._compiled = step, set()

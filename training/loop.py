@@ -27,7 +27,8 @@ import optax
 from ml_collections import ConfigDict
 
 from configs.checks import config_problems
-from inference.run import Answerer, Run, load, make_answerer, trained_under_edits
+from inference.inspection import list_places
+from inference.run import Answerer, Run, check_places, load, make_answerer, tracked_places, trained_under_edits
 from inference.scores import Evaluation
 from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
@@ -55,6 +56,7 @@ from training.curve import LiveCurve, in_notebook, log_shown
 from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
+from training.place_statistics import separated
 from training.profiling import ProfilerWindow
 from training.remaining import ProgressBar, RemainingTime, show_bar
 from training.step import TrainState, key_for
@@ -95,6 +97,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
         problems += data_problems(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
+    check_places(config)
     notebook = in_notebook()
     with (log_shown() if notebook else contextlib.nullcontext(),
           StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory):
@@ -185,10 +188,11 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     objective = make_objective(config, data)
     directory.check_objective(objective)
     tuning = make_tuning(config.train)
+    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule, tuning), plan.batch(0),
                         parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
-                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning)
-    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
+                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning,
+                        places=tracked_places(config, list_places(model)) if config.track.places else ())
     return TrainingParts(config, directory, data, plan, validation, model, schedule, objective, compiled, draw)
 
 
@@ -351,7 +355,7 @@ def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoin
         checkpoints.wait()
         raise
     checkpoints.wait()  # a reported evaluation implies that its step is saved
-    metrics.write(step, result.metrics | memory() | {'compile_seconds': compile_time.seconds})
+    metrics.write(step, {**result.metrics, **result.statistics, **memory(), 'compile_seconds': compile_time.seconds})
     metrics.show(step, result.samples, figure)
     if result.samples:
         log.info('%s', result.samples)
@@ -383,11 +387,13 @@ def measure(parts: TrainingParts, state: TrainState, before_batch: Callable[[], 
     try:
         model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
         sums = evaluate(eval_batch, model.params, prefetch(validation, 0, len(validation), compiled.part))
+        sums, statistics = separated(sums)
         result = model.validate(parts.data, sums, parts.config)
     finally:
         model.params = {}  # frees memory, because every device has a complete copy of these parameters
     measured = sums.means() | result.metrics
-    return result._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
+    return result._replace(metrics={EVALUATED + name: value for name, value in measured.items()},
+                           statistics=statistics)
 
 
 def judge(progress: Progress, value: float, config: ConfigDict) -> Progress:

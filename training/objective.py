@@ -22,14 +22,17 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from configs.rules import cross_head, cross_heads
 from configs.tasks import TASKS
 from input_pipeline.data import Data
 from model import Params
 from model.evaluation import Apply, Measure, Objective, forward, supervised, whole, with_sown
 from model.losses import cross_entropy, divergence, squared_error, symmetric_divergence
+from model.places import observing
 from run_directory.trained import read_teacher
 
 Variant = Callable[[Measure], Objective]
+SMALLEST = 1e-9  # guided alignment: smaller attention weights count as this number, because log 0 is infinite
 
 
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
@@ -55,6 +58,8 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     if train.simcut:  # an embedding is set to zero by SimCut, or by the word dropout of the model
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
+    if train.guided_alignment:
+        variant = functools.partial(guided, variant=variant, head=guided_head(config), weight=train.guided_alignment)
     if not train.teacher:
         return variant(measure)
     assert data is not None, 'a teacher needs the vocabulary of the data'
@@ -126,6 +131,50 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
         apart = jnp.sum(divergence(logits, whole(cut)) * batch['weights'])
         return sums.replace(loss=sums.loss + alpha * apart, others=sums.others | {'divergence': apart})
     return objective
+
+
+def guided_head(config: ConfigDict) -> tuple[int, int | None]:
+    """Returns the layer and the head of config.train.guided_head, from 0. The head is None for the mean of all heads.
+
+    The default is the mean of the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
+    """
+    layers, heads = cross_heads(config.model)
+    return cross_head(config.train.guided_head, layers, heads) or (max(0, layers - 2), None)
+
+
+def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], weight: float) -> Objective:
+    """Returns the objective of guided alignment (Chen et al. 2016, arXiv:1607.01628; Garg et al. 2019,
+    arXiv:1909.02074, section 3.2).
+
+    It adds the cross-entropy between gold links and the weights A of a head of cross-attention to the loss:
+
+        L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
+
+    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A are
+    the weights of the step that predicts token t. So tokens without links, such as the end token, have CE_t = 0. With
+    two passes, such as those of R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
+    CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from `measure`.
+    """
+    objective, (layer, number) = variant(measure), head
+    place = f'decoder/layers_{layer}/cross_attention/weights'
+
+    def with_alignment(apply, params, batch, key):
+        if key is None or 'links' not in batch:
+            return objective(apply, params, batch, key)
+        weights = []
+
+        def observed(*args, **attributes):
+            result, captured = observing(apply, read=place.__eq__)(*args, **attributes)
+            weights.append(captured[place].mean(axis=1) if number is None else captured[place][:, number])
+            return result
+
+        sums = objective(observed, params, batch, key)
+        links = batch['links'].astype(jnp.float32)
+        gold = links / jnp.maximum(links.sum(axis=-1, keepdims=True), 1)
+        losses = [-jnp.sum(gold * jnp.log(jnp.maximum(one, SMALLEST))) for one in weights]
+        loss = sum(losses) / len(losses)
+        return sums.replace(loss=sums.loss + weight * loss, others=sums.others | {'alignment_loss': loss})
+    return with_alignment
 
 
 def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:

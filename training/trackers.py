@@ -37,8 +37,11 @@ def grouped(name: str) -> str:
     """Returns the name of a metric in TensorBoard and in trackers, which group metrics by the part before a slash.
 
     'train_loss' becomes 'train/loss', 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in the
-    group 'resources', and other names, such as 'learning_rate', in 'train'.
+    group 'resources', and other names, such as 'learning_rate', in 'train'. The names of statistics of places already
+    have a group, such as 'entropy/'.
     """
+    if '/' in name:
+        return name
     group, _, rest = name.partition('_')
     if group in ('train', 'validation'):
         return f'{group}/{rest}'
