@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class LogitLens:
-    """The predictions after each layer.
+    """The predictions of a model after each of its layers, for one text.
 
     Attributes:
       places: the place of each row: the input of the first layer, and the output of each layer.

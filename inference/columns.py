@@ -78,7 +78,7 @@ def read_phrases(path: str) -> list[str]:
     """
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
-    raise UserError(f'--avoid={path} has no words. Write one word or phrase on each line')
+    raise UserError(f'--avoid={path} contains no words. Write one word or phrase on each line')
 
 
 def _translator(model: TextModel, flag: str) -> Translator:
@@ -94,7 +94,7 @@ def _json_text(line: str, where: str) -> str:
         text = value['text'] if isinstance(value, dict) else value
         text.encode()
     except (ValueError, KeyError, AttributeError, RecursionError):
-        raise UserError(f'{where}: must be a JSON string or an object with a string "text", but is {line[:40]!r}'
+        raise UserError(f'{where}: must be a JSON string, or an object with a string "text", but is {line[:40]!r}'
                         ) from None
     return text
 

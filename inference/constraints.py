@@ -1,9 +1,9 @@
-"""Words to avoid. An automaton reads the tokens of an output and excludes tokens that would complete a phrase to avoid.
+"""Words that outputs must not contain. An automaton reads an output and excludes tokens that would complete a phrase.
 
 A phrase is excluded for every way of splitting it into tokens, but only as a whole word, not inside another word. The
-last letter of a phrase is allowed, because another letter may follow and make a different word: if 'Mann' is to be
-avoided, 'Mannschaft' is still allowed. After the last letter, everything that ends the word is excluded: a space, a
-full stop, the end of the text.
+last letter of a phrase is allowed, because another letter may follow and make a different word: if 'Mann' is excluded,
+'Mannschaft' is still allowed. After the last letter, everything that ends the word is excluded: a space, a full stop,
+the end of the text.
 
 Words consist of letters, digits, marks and the underscore. Upper case equals lower case, and the composed form of a
 character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no word
@@ -83,7 +83,7 @@ class _State(NamedTuple):
 
 
 class _Phrases:
-    """The transitions between states. The symbols are the characters of the phrases, WORD, OTHER and BYTES."""
+    """The transitions between the automaton's states. Symbols are the characters of phrases, WORD, OTHER and BYTES."""
 
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
@@ -96,7 +96,7 @@ class _Phrases:
                             for end in range(1, len(character.encode()))}
 
     def read(self, written: bytes) -> list[str]:
-        """Returns the symbols of some bytes."""
+        """Returns the symbols that the automaton reads for the bytes `written`."""
         return [symbol if symbol in self.symbols else WORD if _in_word(symbol) else OTHER
                 for symbol in _folded(written.decode('utf-8', 'surrogateescape'))]
 
@@ -136,7 +136,7 @@ class _Phrases:
         return functools.reduce(lambda state, symbol: state and self.step(state, symbol), symbols, state)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'rows symbols']]:
-        """Returns all states, and a table [state, symbol] of next states. Its last row is the dead state."""
+        """Returns all states, and a table of next states [state, symbol]. The last row is the dead state."""
         states, numbers, rows = [_State()], {_State(): 0}, []
 
         def number(state):
@@ -156,7 +156,7 @@ class _Phrases:
 
 
 def _opened(state: _State) -> _State:
-    """Returns the state at the end of a prompt, which may contain any words. A new word may begin here."""
+    """Returns the state at the end of a prompt, where a new word may begin. The prompt may contain any words."""
     return state._replace(ended=False, free=True)
 
 
@@ -208,7 +208,10 @@ class Automaton:
         return state
 
     def allows(self, tokens: Sequence[int], whole: bool, text: str) -> bool:
-        """Returns whether an output may begin with the tokens of `text`. With `whole`, no other token can follow."""
+        """Returns whether an output may begin with the tokens of `text`.
+
+        If `whole` is True, the tokens fill the output, so that only the end token can follow.
+        """
         state = self.after(token for token in tokens if token > UNK)
         if state != DEAD and text.endswith(' '):
             return state < self.ends

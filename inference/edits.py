@@ -25,7 +25,7 @@ from runtime.errors import UserError
 
 FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
 KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
-PATTERNS = 'uniform', 'first'  # of attention weights, for 'freeze'
+PATTERNS = 'uniform', 'first'  # named attention weights, for the edit 'freeze'
 ATTENTION = {'encoder': 'encoder/layers_{}/self_attention', 'decoder': 'decoder/layers_{}/self_attention',
              'cross': 'decoder/layers_{}/cross_attention'}
 FREE = 'batch', 'position', 'query', 'key'  # axes whose length depends on the text
@@ -61,7 +61,7 @@ class Edit:
         if callable(self.edit):
             return
         if self.edit not in KINDS:
-            raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
+            raise UserError(f'there is no edit named {self.edit!r}. {nearest(self.edit, KINDS)}')
         if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
             raise UserError(f'edit {self.edit!r} at {self.place}: "by" '
                             + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
@@ -106,7 +106,7 @@ def read_edits(path: str) -> list[Edit]:
     try:
         text = Path(path).read_text('utf-8')
     except (OSError, ValueError) as error:
-        raise UserError(f'--edit={path} cannot be read: {error}. Give a JSON file with a list of edits') from None
+        raise UserError(f'--edit={path} cannot be read: {error}. Use a JSON file with a list of edits') from None
     return parsed(text, f'--edit={path}')
 
 
@@ -119,7 +119,7 @@ def parsed(text: str, where: str) -> list[Edit]:
     try:
         listed = json.loads(text)
     except ValueError as error:
-        raise UserError(f'{where} is not JSON: {error}. Give a list of edits') from None
+        raise UserError(f'{where} is not JSON: {error}. Write a list of edits') from None
     if not isinstance(listed, list):
         raise UserError(f'{where} must be a list of edits, [{{"edit": ..., "place": ...}}, ...]')
     return [Edit.of(fields, where) for fields in listed]
@@ -143,7 +143,7 @@ def without(heads: str) -> Edit:
 
 
 def has_text(by: Any) -> bool:
-    """Returns whether `Edit.by` has texts, the name of a split or an output, and not numbers."""
+    """Returns whether `by`, an `Edit.by`, is not numbers but texts, the name of a split, or an output."""
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
@@ -161,7 +161,7 @@ def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the end of an error message, which suggests the names that are most similar to `name`."""
+    """Returns the last sentence of an error message. It suggests the names that are most similar to `name`."""
     close = difflib.get_close_matches(name, names, 3, 0.4)
     return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
 
@@ -190,7 +190,7 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns a function that returns the edit of a place. `numbers` replaces the attribute `numbers`."""
+        """Returns a function from the name of a place to its edit, or to None. `numbers` replaces `self.numbers`."""
         numbers = self.numbers if numbers is None else numbers
 
         def edit_of(name):
@@ -247,7 +247,7 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
                             f'{name}/heads')
         for head in heads:
             if not 0 <= head < count:
-                raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
+                raise UserError(f'{where}: there is no head {head}. Use numbers from 0 to {count - 1}')
     if any(position < 0 for position in positions or ()):
         raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
     if positions is not None and not {'position', 'query'} & {*sizes}:
@@ -260,7 +260,7 @@ def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
 
 
 def _check_apart(first: Edit, second: Edit, name: str) -> None:
-    """Raises UserError if both edits replace the same values."""
+    """Raises UserError if two edits replace the same values at the place `name`."""
     def shared(one, other):
         return one is None or other is None or bool(set(one) & set(other))
 
@@ -271,7 +271,7 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the value, edited at the heads and positions of the edit and unchanged elsewhere."""
+    """Returns `value` after an edit. Only the heads and positions that the edit selects are changed."""
     if callable(edit.edit):
         new = edit.edit(value, at)
         if edit.heads is None and edit.positions is None:
@@ -300,7 +300,7 @@ def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) ->
 
 
 def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the edited value for all heads and positions."""
+    """Returns the value after an edit, as if the edit selected all heads and positions."""
     numbers = None if numbers is None else jnp.asarray(numbers)
     if edit.edit == 'zero':
         return jnp.zeros_like(value)
@@ -324,7 +324,7 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 
 
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
-    """Returns the attention weights or scores in `numbers`. Queries that `numbers` does not cover are unchanged."""
+    """Returns attention weights or scores from `numbers`. Queries beyond the shape of `numbers` keep their values."""
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape
     assert at.keys is not None, 'weights have keys'

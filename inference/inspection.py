@@ -26,7 +26,7 @@ from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
 MOST_GB = 4.0  # default limit for the size of all captured values
-ROWS = 64  # texts at a time
+ROWS = 64  # number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
 
@@ -56,7 +56,7 @@ class Values:
 
 
 class Inspected(dict[str, Values]):
-    """The values of one text, by the names of the places."""
+    """The captured values for one text: a dict from the name of a place to its `Values`."""
 
     def stacked(self, pattern: str) -> Values:
         """Stacks the values of all places that match a pattern, one place for each layer.
@@ -82,7 +82,7 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
 
 def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
-    """Returns the places of a module with these inputs, as `list_places` does. `params` may be {}."""
+    """Returns {name: {axis: size}} of the places of a module that gets `inputs`. `params` may be {}."""
     apply = observing(module.apply, read=lambda name: True)
     params = params or nn.unbox(jax.eval_shape(module.init, jax.random.key(0), **inputs))['params']
     _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
@@ -184,7 +184,7 @@ def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str, Sizes], most_gb: float) -> None:
-    """Raises UserError if the values are too large."""
+    """Raises UserError if the requested values together are larger than `most_gb`."""
     def size(row, name):
         lengths = {axis: len(row.inputs[row.side(name, axis)]) for axis in FREE if axis != 'batch'}
         return 4 * math.prod(size or lengths[axis] for axis, size in listed[name].items() if axis != 'batch')
@@ -227,7 +227,7 @@ def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Fl
 
 
 def _in_order(name: str) -> list[tuple[str, int]]:
-    """Returns a key that sorts layers by their numbers."""
+    """Returns a sort key for names of places that orders layers by number: layer 2 comes before layer 10."""
     parts = [(part, part.rpartition('_')) for part in name.split('/')]
     return [(head, int(number)) if number.isdecimal() else (part, -1) for part, (head, _, number) in parts]
 

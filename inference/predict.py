@@ -60,9 +60,9 @@ class Predictor:
 
     def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                where: str = 'inputs', names: Sequence[str] = ()) -> Predictions:
-        """Returns the result of `predict` with the inputs and the names of classes or values.
+        """Returns the predictions for raw inputs as objects, with the names of classes or values.
 
-        `names` are the names of the inputs.
+        `names` are the names of the inputs, such as file names. `predict` explains the other arguments and the errors.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
@@ -84,7 +84,7 @@ class Predictor:
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
+        """Returns the prediction for the first example and its attention weights. The metrics are already in `sums`."""
         [answer] = self.answer(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 

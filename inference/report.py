@@ -16,7 +16,7 @@ SHOWN = 10  # maximum number of unknown characters in a message
 
 
 class Report:
-    """Counts over the outputs of a model, which are logged at the end of the input.
+    """Statistics of all inputs and outputs of a model. They are logged at the end of the input.
 
     Attributes:
       model: the model.

@@ -42,7 +42,7 @@ WINDOWS = 100  # number of windows of a split over which edit 'mean' averages fo
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """Returns a Translator, Generator or Predictor for a module, as the config's task requires."""
+    """Returns the object that computes answers with a module: a Translator, a Generator or a Predictor."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
@@ -75,8 +75,8 @@ def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
     edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.edit in ('mean', 'replace') and has_text(edit.by):
-            raise UserError(f'{EDITS_OPTION}: edit {edit.edit!r} at {edit.place} needs the model to read texts, which '
-                            'is not possible in training. Give numbers')
+            raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
+                            'computes from texts. This is not possible in training. Use numbers')
     numbers = [{} if edit.by is None or isinstance(edit.by, str) else
                dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
     return Editor(edits, numbers, places)
@@ -246,7 +246,7 @@ class Run:
         return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
 
     def data(self) -> Data:
-        """Opens the training data again, with the tokenizers of the run."""
+        """Opens the data on which the run was trained, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
@@ -287,7 +287,7 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
         raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
-        raise UserError('the list of run directories is empty. Give at least one run directory')
+        raise UserError('the list of run directories is empty. Use at least one run directory')
     check_devices()
     # Not config.cache_dir: the cache contains machine code, and the run directory may come from an untrusted source.
     use_compilation_cache(cache_folder(''))

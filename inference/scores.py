@@ -125,7 +125,7 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
       UserError: if the other run has no such results.
     """
     if not expanded(workdir).is_dir():
-        raise UserError(f'--compare={workdir}: there is no such directory')
+        raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
     tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:

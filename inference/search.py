@@ -51,7 +51,7 @@ class Hypotheses(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The special tokens. A search never produces `pad`, `bos` and `others`."""
+    """The special tokens of a vocabulary. A search never produces the tokens `pad`, `bos` and `others`."""
     pad: int
     bos: int
     eos: int
@@ -64,7 +64,7 @@ class Vocabulary:
 
 
 class Follow(NamedTuple):
-    """Rules about which tokens may follow.
+    """Rules about which tokens a search may choose next.
 
     Attributes:
       table: int [states, vocab], the state after each token, or DEAD (-1) if the token is excluded; None without
@@ -232,7 +232,7 @@ class Sample:
         return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
     def found(self, state: SampleState) -> Hypotheses:
-        """Returns the outputs so far."""
+        """Returns the outputs that the search has produced so far."""
         scores = state.log_probs / length_penalty(state.lengths, self.alpha)
         best = jnp.argsort(-scores, axis=1)
         rows = jnp.arange(len(best))[:, None]
@@ -359,7 +359,7 @@ class Beam:
         return given_up & others[:, None]
 
     def found(self, state: BeamState) -> Hypotheses:
-        """Returns the ended hypotheses so far."""
+        """Returns the hypotheses that have ended so far."""
         return Hypotheses(*(array[:, :self.n_best] for array in (state.ended_tokens, state.ended_probs,
                                                                state.ended_scores)))
 
@@ -378,7 +378,7 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """Returns the result of `Sample(**settings)`. `keys` are required for a temperature above 0."""
+    """Runs `Sample(**settings)` to its end, and returns the outputs. `keys` are required for a temperature above 0."""
     search = Sample(**settings)
     state = search.begin(cache, start, limits, keys)
     return search.found(advance(search, decode_step, state, search.max_length))
@@ -386,6 +386,6 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
 
 def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
                 **settings: Any) -> Hypotheses:
-    """Returns the result of `Beam(**settings)`."""
+    """Runs `Beam(**settings)` to its end, and returns the hypotheses."""
     search = Beam(**settings)
     return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

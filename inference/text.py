@@ -1,4 +1,4 @@
-"""The common base of models that write text: translators and language models."""
+"""The base classes of models that write text: translators and language models."""
 
 import abc
 import collections
@@ -81,7 +81,7 @@ class Output:
 
 
 class TokenProbability(NamedTuple):
-    """A token, its probability, and the most probable alternatives at its position, best first."""
+    """A token with its probability, and the most probable alternative tokens at the same position, best first."""
     piece: str
     probability: float
     alternatives: list[tuple[str, float]]
@@ -139,7 +139,7 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UserError(f'text {number} is {text!r:.80}: must be a string that UTF-8 can encode') from None
+            raise UserError(f'text {number} is {text!r:.80}, but must be a string that UTF-8 can encode') from None
     return texts
 
 
@@ -198,7 +198,10 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
-        """Returns names of the input and the output: ('source', 'translation'). The second is '' without an output."""
+        """Returns the names of the input and the output, such as ('source', 'translation').
+
+        The name of the output is '' if the output has no text.
+        """
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
@@ -282,7 +285,7 @@ class SearchModel(TextModel):
 
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        """Returns the maximum `SearchInput.limit` of sources that are padded to `width`."""
+        """Returns the largest possible `SearchInput.limit` for sources that are padded to `width` tokens."""
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
         """Returns the automaton that excludes the words to avoid, or None if there are none."""
@@ -293,7 +296,7 @@ class SearchModel(TextModel):
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
-        """Returns the hypotheses for each tokenised source, best first; see `find`."""
+        """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments."""
         threads = threads_for(options.batch_size)
         share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
         self.automaton(options)  # built once, before the threads start
@@ -348,7 +351,7 @@ class SearchModel(TextModel):
                                   self._follow(automaton, batch))
 
     def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
-        """Returns the rules about the tokens that may follow in this batch, or None if there are no rules."""
+        """Returns the rules that restrict the next tokens of a batch, or None if there are no rules."""
         new_word = None
         if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
             new_word = begin_words(self.tokenizers['target'])
@@ -396,7 +399,7 @@ def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndar
       UserError: for an ensemble, because each run of an ensemble has its own weights.
     """
     if 'members_0' in collections.get('attention', {}):
-        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open one run')
+        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open a single run')
     weights: dict[str, np.ndarray] = {}
     # In a training with several processes, each process has only a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():

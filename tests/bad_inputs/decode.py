@@ -52,7 +52,7 @@ QUICK = [
     Case('--workdir={run} --split=none', 'none.en', {'run/config.json': with_values(data__splits__test='test,none')}),
     Case('--workdir={run} --split=test --pictures={here}/p', '--split=test or --split=validation2',
          {'run/config.json': with_values(data__splits__test='test,validation2')}),
-    Case(RUN + '--confidence', 'error: --confidence can be used only with --split. Give --split=test'),
+    Case(RUN + '--confidence', 'error: --confidence can be used only with --split. Add --split=test'),
     Case(RUN + '--compare={run}', '--split=test'),
     Case(RUN + '--by=length', 'error: --by can be used only with --split'),
     Case(RUN + '--without=cross', '--without=cross: must be KIND:LAYER:HEADS'),

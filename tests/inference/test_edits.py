@@ -161,7 +161,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
 @pytest.mark.parametrize('edit, message', [
     (('zero', 'decoder/layer_1'), "place 'decoder/layer_1': the model has no such place. Did you mean decoder/"),
     (('zero', 'decoder/layers_7/*'), "place 'decoder/layers_7/.': the model has no such place. Did you mean decoder/l"),
-    (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. The heads are 0 to 1'),
+    (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. Use numbers from 0 to 1'),
     (('zero', 'decoder', None, [0]), 'the values at this place are not split into heads'),
     (('zero', 'decoder', None, None, [-1]), r'positions=\[-1\] must be at least 0'),
     (('zer', 'decoder'), "there is no edit 'zer'. Did you mean zero"),
