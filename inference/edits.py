@@ -61,7 +61,7 @@ class Edit:
         if callable(self.edit):
             return
         if self.edit not in KINDS:
-            raise UserError(f'there is no edit named {self.edit!r}. {nearest(self.edit, KINDS)}')
+            raise UserError(f'there is no edit {self.edit!r}. {nearest(self.edit, KINDS)}')
         if self.by is None and self.edit != 'zero' or self.by is not None and self.edit == 'zero':
             raise UserError(f'edit {self.edit!r} at {self.place}: "by" '
                             + ('is missing. See docs/inside.md' if self.by is None else 'has no effect. Remove "by"'))
