@@ -157,7 +157,7 @@ def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]
     paths = []
     for name in names.split(','):
         if not name.strip():
-            raise UserError(f'config.data.splits: {names!r} has a comma without a name beside it. Remove the comma')
+            raise UserError(f'config.data.splits: {names!r} has an empty name beside a comma. Remove the comma')
         if glob.has_magic(name):
             paths += sorted({Path(str(path).removesuffix(suffix)) for suffix in suffixes
                              for path in map(Path, glob.glob(f'{glob.escape(str(folder))}/{name}{suffix}'))
