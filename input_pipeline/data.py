@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -16,6 +15,7 @@ from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
 from input_pipeline.links import Links
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
@@ -245,11 +245,11 @@ class ExampleData:
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
                 raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
-            self._preprocessing = Preprocessing(**sizes['preprocessing'])
+            kept_sizes = {name: sizes[name] for name in self.arrays.described if name in sizes}
         else:
-            self._preprocessing = self.arrays.preprocessing
-        self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
-                                          'preprocessing': dataclasses.asdict(self._preprocessing)}
+            kept_sizes = self.arrays.described
+        self.sizes: dict[str, Any] = self.arrays.sizes | kept_sizes
+        self._preprocessing = Preprocessing(**self.sizes['preprocessing'])
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
@@ -351,9 +351,9 @@ def _is_size(name: str, value: Any) -> bool:
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
-    def numbers(values) -> bool:
+    def numbers(values, largest=LARGEST_SCALE) -> bool:
         return isinstance(values, list) and bool(values) and all(
-            type(value) in (int, float) and abs(value) <= LARGEST_SCALE for value in values)
+            type(value) in (int, float) and abs(value) <= largest for value in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
@@ -362,19 +362,21 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'shape':
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':
-        return value is None or isinstance(value, list) and all(map(_is_name, value)) and len(set(value)) == len(value)
+        return value is None or isinstance(value, list) and all(map(is_name, value)) and len(set(value)) == len(value)
+    if name == 'targets':
+        return value is None or isinstance(value, list) and all(map(is_name, value))
+    if name == 'inputs':
+        entries = {'dtype', 'encoding', 'low', 'high', 'channels', 'resized'}
+        return isinstance(value, dict) and value.keys() == entries and (
+            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str) and isinstance(value['resized'], bool)
+            and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
+            and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
             numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
             or statistic is None and part.startswith('target') for part, statistic in value.items())
     return True  # accepts unknown names, because a later version may have written them
-
-
-def _is_name(value: Any) -> bool:
-    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
-    return isinstance(value, str) and all(
-        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
@@ -384,6 +386,11 @@ def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | No
         return f'classes={str(classes)[:200]} does not fit task={task} in config.json'
     if classes is not None and len(classes) != outputs:
         return f'{len(classes)} classes, but outputs={outputs}'
+    if len(sizes.get('targets') or [None] * outputs) != outputs:
+        return f'{len(sizes["targets"])} names of values, but outputs={outputs}'
+    for end in ('low', 'high'):
+        if len(sizes.get('inputs', {end: [0] * channels})[end]) != channels:
+            return f'inputs: {end} must have {channels} numbers'
     for part, numbers in sizes['preprocessing'].items():
         wanted = channels if part.startswith('input') else outputs if classes is None else None
         if (numbers and len(numbers)) != wanted:

@@ -85,9 +85,9 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
     except UserError as error:
         return [str(error)]
-    if not _is_small([path for path in folder.iterdir() if path.is_file()]):
+    if not _is_small([path for path in folder.rglob('*') if path.is_file()]):
         return []
-    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, 'test') else SPLITS[:2]
+    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, config.data.splits.test) else SPLITS[:2]
     return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]
 
 

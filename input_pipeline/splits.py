@@ -168,6 +168,12 @@ def say(message: str) -> None:
     log.info('%s', message)
 
 
+@functools.cache
+def warn(message: str) -> None:
+    """Logs a warning only once per process, like `say`."""
+    log.warning('%s', message)
+
+
 def key(content: bytes) -> int:
     """Returns the 64-bit hash of an example."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8])

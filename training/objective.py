@@ -38,13 +38,13 @@ SMALLEST = 1e-9  # guided alignment: smaller attention weights count as this num
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
     """Returns the objective of the config's task, with the options of config.train.
 
-    Without `data`, every token of the vocabulary can occur, and no teacher can be read.
+    Without `data`, the objective assumes that every token of the vocabulary can occur, and cannot use a teacher.
     """
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
 def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the cross-entropy with one pass, with R-Drop or with SimCut. Adds a teacher if config.train has one.
+    """Returns the cross-entropy objective, optionally with R-Drop, SimCut or a teacher, as config.train requests.
 
     Raises:
       UserError: if the teacher cannot be read, or has another vocabulary.
@@ -55,7 +55,7 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)
-    if train.simcut:  # a token is zero if SimCut cuts it, or if the model's word dropout drops it
+    if train.simcut:  # an embedding is set to zero by SimCut, or by the word dropout of the model
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
     if train.guided_alignment:
@@ -68,7 +68,7 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
 
 
 def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the squared error. It has no options."""
+    """Returns the squared-error objective. It has no options."""
     return supervised(squared_error)
 
 
@@ -80,7 +80,7 @@ OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data | None], Objective]] = {
 def r_drop(measure: Measure, alpha: float) -> Objective:
     """Returns the objective R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4).
 
-    It makes the outputs of two passes with different dropout masks similar:
+    R-Drop makes the outputs of two forward passes with different dropout masks similar:
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
@@ -107,15 +107,16 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     """Returns the objective SimCut (Gao et al. 2022, arXiv:2206.02368).
 
-    It makes the outputs of a pass without some of the tokens (the cut pass) similar to the outputs of the whole pass:
+    SimCut makes two forward passes: the whole pass, and the cut pass, which lacks some of the input tokens. It makes
+    the outputs of the two passes similar:
 
         CE(p) + alpha * KL(p || p_cut)
 
     The cut pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
     `word_dropout`. The loss is summed over the targets, and each target counts once. The gradient flows through both
-    passes, as in the published code. The published code has alpha=3 and a probability of 0.05. It does not cut the end
-    of the source and the start token of the target, but here any token may be cut. Metrics, and losses that modules
-    sow, are taken from the whole pass. An evaluation makes only the whole pass.
+    passes, as in the published code. The published code uses alpha=3 and a probability of 0.05. It never cuts the end
+    token of the source or the start token of the target, but this function may cut any token. Metrics, and losses that
+    modules sow, are taken from the whole pass. An evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -184,8 +185,9 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
     q is the teacher's distribution of the next token after the same tokens, without dropout and with temperature 1.
-    `variant` makes an objective from this loss: one pass, R-Drop or SimCut. The two passes of R-Drop and SimCut have
-    the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
+    `variant` makes an objective from this loss: with a single pass, with R-Drop or with SimCut. The two passes of
+    R-Drop and SimCut have the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the
+    teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:

@@ -8,6 +8,7 @@ from sacrebleu.metrics.bleu import BLEU
 from analysis.pictures import attention_figure, chosen, save_figure
 from inference.moses import MosesTokens
 from inference.scores import (
+    classification_scores,
     compare_translations,
     confidence_intervals,
     corpus_scores,
@@ -94,7 +95,8 @@ def test_moses_bleu_is_bleu_of_its_tokens():
     assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
 
 
-@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'), ('ja', 'ja'),
+@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'),
+                                             pytest.param('ja', 'ja', marks=pytest.mark.slow),
                                              ('xx', 'en'), ('', 'en'), ('tlh', 'en')])
 def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
     caplog.set_level('WARNING', logger='allyouneed')
@@ -112,6 +114,7 @@ LINES = [f'{noun} number {number} sits near the {other} , and the {other} sees i
          enumerate([('cat', 'dog'), ('House', 'tree'), ('man', 'river')] * 20)]
 
 
+@pytest.mark.slow
 def test_a_confidence_interval_is_that_of_resampled_sentences():
     outputs = noisy(LINES, 0.3, seed=0)
     found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en')
@@ -225,3 +228,15 @@ def test_errors_of_a_regression_in_any_unit(unit):
 def test_targets_that_do_not_vary_have_no_r_squared():
     scores = regression_scores(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]))
     assert 'r_squared' not in scores and scores['mean_absolute_error'] == 1.5
+
+
+def test_a_confusion_matrix_of_10001_classes_has_only_its_entries():
+    targets = np.array([10_000, 3, 3, 3, 0])
+    log_probs = np.full((5, 10_001), -9.0, np.float32)
+    log_probs[np.arange(5), [10_000, 3, 7, 7, 2]] = -0.1
+    results = classification_scores(log_probs, targets, [f'c{index}' for index in range(10_001)])
+    assert results['accuracy'] == 0.4 and results['confusion_matrix'] == {
+        'target': [0, 3, 3, 10_000], 'predicted': [2, 3, 7, 10_000], 'count': [1, 1, 2, 1]}
+    assert results['most_confused'] == [
+        {'target': 'c3', 'predicted': 'c7', 'count': 2, 'share_of_target': 0.6667},
+        {'target': 'c0', 'predicted': 'c2', 'count': 1, 'share_of_target': 1.0}]

@@ -57,7 +57,8 @@ def programs(module, variables, inputs):
     return [hashlib.md5(jax.jit(function).lower(variables).as_text().encode()).hexdigest() for function in functions]
 
 
-@pytest.mark.parametrize('kind', MODELS)
+@pytest.mark.parametrize('kind', [
+    pytest.param(kind, marks=[pytest.mark.slow] if kind in ('remat', 'chunked') else []) for kind in MODELS])
 def test_a_program_without_a_lens_is_the_program_of_a_model_without_places(kind, monkeypatch):
     with_places = programs(*MODELS[kind]())
     for package in attention, blocks, language_model, patches, recurrent, transformer:
