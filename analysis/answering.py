@@ -166,23 +166,22 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each image or series of the input: the class and its probability, or the values."""
     names, inputs = read_inputs(request.input or '', model.form)
-    predictions = model.answer(inputs, options.batch_size, f'{request.input}: inputs', names)
+    predictions = model.answer_raw(inputs, options.batch_size, names)
+    named = request.format == 'tsv' or names != list(map(str, range(len(names))))  # not the indices of an array
     with open_output(request.output) as output:
         if request.format == 'tsv':
             header = model.form.targets if model.classes is None else ('class', 'probability')
             output.write(table_line(('name', *header)))
-        for number, prediction in enumerate(predictions):
-            output.write(predicted_line(request, model, prediction, number))
+        for prediction in predictions:
+            output.write(predicted_json(request, model, prediction) if request.format == 'jsonl' else
+                         table_line([prediction.name] * named + [*prediction.cells]))
     draw_examples(request, model, predictions)
     explain_examples(model, predictions, page)
 
 
-def predicted_line(request: Request, model: Predictor, prediction: Prediction, number: int) -> str:
-    """Returns a line of the output for an image or a series. An example without a name has its index as name."""
-    name = prediction.name or str(number)
-    if request.format != 'jsonl':
-        return table_line([name] * bool(prediction.name or request.format == 'tsv') + [*prediction.cells])
-    line = {'name': name} | prediction.as_json(request.search['n_best'] or 1)
+def predicted_json(request: Request, model: Predictor, prediction: Prediction) -> str:
+    """Returns a line of --format=jsonl for an image or a series."""
+    line = prediction.as_json(request.search['n_best'] or 1)
     if request.attention:
         weights = model.attention(prediction)
         line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
@@ -238,7 +237,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
-        predictions = run.model.answer(inputs, options.batch_size)
+        predictions = run.model.answer_raw(inputs, options.batch_size)
         draw_examples(request, run.model, predictions)
         explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
         if request.draws_attention and run.model.classes:

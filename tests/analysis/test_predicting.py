@@ -99,6 +99,10 @@ def test_answers_are_text_json_lines_or_a_table(run, images, folder, tmp_path):
         assert [each['class'] for each in line['n_best']] == [label for label, _ in prediction.best(10)]
         assert sum(each['probability'] for each in line['n_best']) == pytest.approx(1)
         np.testing.assert_allclose(line['attention'], run.model.attention(prediction)['encoder'])
+    asked(run, input=f'{folder}/png', output=str(out))
+    assert out.read_text().splitlines() == [f'{index}.png\t{text}' for index, text in enumerate(texts)]
+    asked(run, input=f'{folder}/png/1.png', output=str(out))
+    assert out.read_text() == f'{folder}/png/1.png\t{texts[1]}\n'
     asked(run, input=f'{folder}/in.npz', output=str(out), format='jsonl')
     assert len(json.loads(out.read_text().splitlines()[0])['n_best']) == 1
 
