@@ -15,7 +15,7 @@ import numpy as np
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
 from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
-from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
+from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request, results_name
 from inference.arriving import input_lines
 from inference.columns import read_phrases, score_all, translate_all
@@ -38,6 +38,7 @@ from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
+NOT_PRINTED = ('classes', 'confusion_matrix')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
@@ -156,7 +157,7 @@ def output_line(request: Request, model: TextModel, answer: Output, number: int,
 
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(request.input or '', model.shape)
+    _, inputs = read_inputs(request.input or '', model.form)
     outputs = model.predict(inputs, options.batch_size, f'{request.input}: inputs')
     with open_output(request.output) as output:
         for each in outputs:
@@ -173,7 +174,9 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
     scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
-    print(as_text(scored if len(splits) > 1 else scored[splits[0]]))
+    shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
+             for split, results in scored.items()}
+    print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
@@ -184,11 +187,14 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
     """
     results, table = run.model.score(data, split, run.config, options)
+    decoding = dataclasses.asdict(options)
+    if isinstance(run.model, Predictor):  # does not search
+        decoding = {'batch_size': options.batch_size}
     results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
-                'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
+                'dtype': run.config.model.dtype, 'decoding': decoding}
     if request.confidence or request.by or others:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
@@ -214,6 +220,9 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
         outputs = run.model.predict(inputs, options.batch_size)
         draw_examples(request, run.model, inputs, outputs)
+        if request.draws_attention and run.model.classes:
+            figure = confusion_figure(results['confusion_matrix'], run.model.classes)
+            save_figure(figure, Path(request.pictures or '') / f'confusion_{name}.png')
         explain_examples(run.model, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
     elif page or request.draws_attention:
         explain_split(request, run.model, data, split, options, page)

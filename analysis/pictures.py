@@ -19,6 +19,7 @@ from runtime.errors import UserError
 if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
     from matplotlib.figure import Figure
 
+MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 
 
@@ -143,6 +144,41 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
         axes.set_yticks(range(values.shape[0]), [f'layer {1 + layer}' for layer in range(values.shape[0])], fontsize=7)
         axes.tick_params(length=0)
     figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
+    """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
+
+    If there are more than MOST_CLASSES classes, only the classes with the most errors are drawn.
+
+    Args:
+      confusion: {true class: {predicted class: number of examples}}.
+      classes: the names of the classes, in the order of the rows.
+    """
+    errors = dict.fromkeys(classes, 0)
+    for true, row in confusion.items():
+        for predicted, count in row.items():
+            if predicted != true:
+                errors[true] += count
+                errors[predicted] += count
+    drawn = set(sorted(classes, key=lambda name: -errors[name])[:MOST_CLASSES])
+    names = [name for name in classes if name in drawn]
+    counts = np.array([[confusion.get(true, {}).get(predicted, 0) for predicted in names] for true in names])
+    totals = np.array([sum(confusion.get(true, {}).values()) for true in names])
+    side = 2 + 0.3 * len(names)
+    figure, (axes,) = _panels(1, (side, side))
+    axes.imshow(counts / np.maximum(totals, 1)[:, None], cmap='Blues', vmin=0, vmax=1)
+    labels = [_printable(name[:20]) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90)
+    axes.set_yticks(range(len(names)), labels)
+    axes.set(xlabel='predicted class', ylabel='true class')
+    if len(names) < len(classes):
+        axes.set_title(f'the {len(names)} of {len(classes)} classes with the most errors')
+    for row, column in np.argwhere(counts):
+        dark = counts[row, column] > totals[row] / 2
+        axes.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
+                  color='white' if dark else 'black')
     return figure
 
 

@@ -93,10 +93,10 @@ class Predictor:
         outputs = self.predict(inputs, options.batch_size)
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
-            header = tuple(f'{name}_{index}' for name in ('target', 'value') for index in range(outputs.shape[1]))
+            header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
             rows = [tuple(f'{value:.6g}' for value in (*target, *output))
                     for target, output in zip(targets, outputs, strict=True)]
-            return regression_scores(outputs, targets), [header, *rows]
+            return regression_scores(outputs, targets, self.form.targets), [header, *rows]
         rows = [(self.named_target(target), *self.named(output))
                 for target, output in zip(targets, outputs, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
