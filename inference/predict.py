@@ -102,10 +102,10 @@ class Predictor:
         outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
-            header = tuple(f'{name}_{index}' for name in ('target', 'value') for index in range(outputs.shape[1]))
+            header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
             rows = [(*(f'{value:.6g}' for value in target), *prediction.cells)
                     for target, prediction in zip(targets, predictions, strict=True)]
-            return regression_scores(outputs, targets), [header, *rows]
+            return regression_scores(outputs, targets, self.form.targets), [header, *rows]
         rows = [(self.named_target(target), *prediction.cells)
                 for target, prediction in zip(targets, predictions, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
