@@ -1,5 +1,6 @@
 """Pictures of attention (matrices of tokens, or shades over an image or a series) and of positional encodings."""
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
     `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'. An empty KIND selects 'cross' if the model
     has it, otherwise the first kind of the model. LAYER is a number from 1, or 'last' (the default). HEAD is a number
-    from 1, 'mean', or 'all' (the default), which selects the mean and each head.
+    from 1, 'mean', or 'all' (the default), which selects the mean and each head. 'encoder:rollout' is the attention
+    rollout over all layers.
 
     Raises:
       UserError: if the model has no such attention. The message lists the choices.
@@ -39,6 +41,10 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     if any(rest):
         raise UserError(f'look={look!r} must be KIND[:LAYER[:HEAD]]')
     kind = chosen_kind(weights, kind)
+    if layer == 'rollout':
+        if kind != 'encoder' or head:
+            raise UserError(f'look={look!r}: the attention rollout exists only for encoder:rollout, without a head')
+        return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
     if head not in ('', 'all', 'mean'):
@@ -49,6 +55,17 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     if head == 'mean' or heads == 1:
         return kind, mean, [f'layer {number}, mean of the heads' if heads > 1 else f'layer {number}']
     return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
+
+
+def attention_rollout(weights: Float[np.ndarray, 'layer head t t']) -> Float[np.ndarray, 't t']:
+    r"""Returns the attention rollout: how much of each input token reaches each output token through all layers.
+
+    With the mean A_l over the heads of layer l, the rollout is $\prod_l (A_l + I) / 2$. The last layer is on the left.
+    The identity stands for the residual connection. Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+    """
+    identity = np.eye(weights.shape[-1])
+    mixed = (weights.mean(axis=1, dtype=np.float64) + identity) / 2
+    return functools.reduce(lambda below, layer: layer @ below, mixed, identity).astype(weights.dtype)
 
 
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
