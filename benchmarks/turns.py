@@ -48,7 +48,7 @@ class Ready(NamedTuple):
     Attributes:
       call: does the work once, and returns when the work is done.
       facts: further entries of the system's JSON line, such as 'compile_s' and versions.
-      answer: the tokens of each decoded sentence; None if the system does not decode.
+      answer: the tokens or the text of each decoded sentence; None if the system does not decode.
       peak_memory_gb: returns the peak memory so far.
     """
     call: Callable[[], Any]
@@ -127,10 +127,15 @@ def report_turns(results: Mapping[str, Timed], tokens: int, what: Mapping[str, A
             'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **same}), flush=True)
 
 
-def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> dict[str, float]:
-    """Returns {'same_tokens': share of equal tokens in two answers}. Returns {} if a system has no answer."""
+def agreement(ours: list[Any] | None, theirs: list[Any] | None) -> dict[str, float]:
+    """Returns {'same_tokens': share of equal tokens in two answers}; for texts, {'same_translations': share}.
+
+    Returns {} if a system has no answer.
+    """
     if ours is None or theirs is None:
         return {}
+    if isinstance(ours[0], str):
+        return {'same_translations': round(statistics.mean(map(str.__eq__, ours, theirs)), 4)}
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in zip(one, other, strict=True)]
     return {'same_tokens': round(statistics.mean(one == other for one, other in pairs), 4)}
 
