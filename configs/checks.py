@@ -1,7 +1,8 @@
 """Checks of a config. They run before data is read, a model is built or a file is written."""
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -15,6 +16,8 @@ from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
 NO_CONFIG = '--config is missing. Set it to a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # maximum number of characters of a value in a message
+
+log = logging.getLogger('allyouneed.train')
 
 
 def config_from(flag: flags.FlagHolder,
@@ -37,11 +40,26 @@ def config_from(flag: flags.FlagHolder,
         raise UserError(no_recipe(path))
     with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
+    shorten_warmup(flag.value, config_flags.get_override_values(flags.FLAGS['config']))
     problems = config_problems(flag.value)
     problems += more(flag.value, problems)
     if problems:
         raise UserError('\n'.join(problems))
     return flag.value
+
+
+def shorten_warmup(config: ConfigDict, asked: Collection[str]) -> None:
+    """Shortens a warm-up that is too long for a cosine schedule to a tenth of the steps, with a warning.
+
+    A warm-up in `asked`, the options that the user set, is not changed.
+    """
+    if _misshapen(config) or 'optimizer.warmup' in asked or config.optimizer.schedule != 'cosine':
+        return
+    warmup, steps = config.optimizer.warmup, config.train.steps
+    if warmup >= steps > 1:
+        config.optimizer.warmup = max(1, steps // 10)
+        log.warning('config.optimizer.warmup=%d instead of %d, because the training has only %d steps. To choose '
+                    'another value, set config.optimizer.warmup', config.optimizer.warmup, warmup, steps)
 
 
 def no_recipe(path: str) -> str:

@@ -59,15 +59,21 @@ class Predictor:
         return self.answer(inputs, batch_size, where).outputs
 
     def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
-               where: str = 'inputs', names: Sequence[str] = ()) -> Predictions:
-        """Returns the predictions for raw inputs as objects, with the names of classes or values.
+               where: str = 'inputs') -> Predictions:
+        """Returns the predictions for raw inputs as objects, with the names of classes or values."""
+        return self.answer_raw(self.form.prepare(inputs, where), batch_size)
 
-        `names` are the names of the inputs, such as file names. `predict` explains the other arguments and the errors.
+    def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
+                   names: Sequence[str] = ()) -> Predictions:
+        """Returns the predictions for inputs that `InputFormat.prepare` or the data has returned, named `names`.
+
+        Raises:
+          UserError: if `batch_size` is not allowed.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
-        inputs, outputs = self.form.prepare(inputs, where), []
+        outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
@@ -84,21 +90,22 @@ class Predictor:
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example and its attention weights. The metrics are already in `sums`."""
-        [answer] = self.answer(data.arrays.inputs('validation')[:1], batch_size=1)
+        """Returns the prediction for the first example and its attention weights. `sums` already has the metrics."""
+        [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and the prediction for each example."""
-        targets, predictions = data.arrays.targets(split), self.answer(data.arrays.inputs(split), options.batch_size)
+        targets, predictions = data.arrays.targets(split), self.answer_raw(
+            data.arrays.inputs(split), options.batch_size)
         outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
-            header = tuple(f'{name}_{index}' for name in ('target', 'value') for index in range(outputs.shape[1]))
+            header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
             rows = [(*(f'{value:.6g}' for value in target), *prediction.cells)
                     for target, prediction in zip(targets, predictions, strict=True)]
-            return regression_scores(outputs, targets), [header, *rows]
+            return regression_scores(outputs, targets, self.form.targets), [header, *rows]
         rows = [(self.named_target(target), *prediction.cells)
                 for target, prediction in zip(targets, predictions, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]

@@ -26,7 +26,7 @@ IMAGES = 'images'
 
 
 def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
-                image_size: int = 0) -> tuple[Callable[[str], Examples], Parts]:
+                image_size: int = 0) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
     """Opens the data set in `folder`.
 
     Args:
@@ -36,8 +36,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       image_size: config.data.image_size.
 
     Returns:
-      (read, parts): `read` is a function that reads the examples of a split. `parts` are the splits without files,
-      which are held out from the training data.
+      (read, parts, has_file): `read` is a function that reads the examples of a split. `parts` are the splits without
+      files, which are held out from the training data. `has_file` is a function that returns whether a split has files.
 
     Raises:
       UserError: if the folder has no data set.
@@ -65,7 +65,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
         size = {'size': image_size} if kind == IMAGES else {}
         return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **size)
 
-    return read, parts
+    return read, parts, has_file
 
 
 def has_files(folder: Path, name: str) -> bool:

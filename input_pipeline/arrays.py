@@ -37,7 +37,8 @@ class ArrayData:
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
-                 parts: Parts = Parts()):  # noqa: B008 (Parts is immutable)
+                 parts: Parts = Parts(),  # noqa: B008 (Parts is immutable)
+                 has_file: Callable[[str], bool] = lambda split: True):
         """Stores the arguments. No split is read yet.
 
         Args:
@@ -45,8 +46,9 @@ class ArrayData:
           labelled: True if the targets are classes (whole numbers), False if the targets are values.
           classes: the names of the classes. If None, the names are '0', '1', ...
           parts: the splits that are held out from the training split; see input_pipeline/splits.py.
+          has_file: a function that returns whether a split has a file. The test split may have none.
         """
-        self._labelled, self._names, self.parts = labelled, classes, parts
+        self._labelled, self._names, self.parts, self._has_file = labelled, classes, parts, has_file
         self._raw = functools.cache(load)
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
@@ -65,8 +67,10 @@ class ArrayData:
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns a digest of the arrays and the name of their file, as JSON.
 
-        Splits with equal fingerprints have equal examples.
+        Splits with equal fingerprints have equal examples. A test split without a file has no files.
         """
+        if split == 'test' and not self.parts.is_part(split) and not self._has_file(split):
+            return {'source': 'arrays', 'files': []}
         examples = self._split(split)
         inputs, targets = recorded(examples.inputs), examples.targets if self._labelled else recorded(examples.targets)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
@@ -250,8 +254,9 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
 
 def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
     """Opens a folder of files; input_pipeline/array_files.py describes the formats."""
-    load, parts = open_folder(expanded(data['dir']), dict(data['splits']), data['validation_share'], data['image_size'])
-    return ArrayData(load, labelled, parts=parts)
+    load, parts, has_file = open_folder(expanded(data['dir']), dict(data['splits']), data['validation_share'],
+                                        data['image_size'])
+    return ArrayData(load, labelled, parts=parts, has_file=has_file)
 
 
 def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:

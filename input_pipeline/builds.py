@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,12 +98,16 @@ def verify(folder: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if json.loads((folder / VERIFIED).read_bytes()) == _stamps(folder):
             return False
-    for name, checksum in checksums.items():
+
+    def check(name: str) -> None:
         try:
-            if os.sep in name or file_checksum(folder / name) != checksum:
+            if os.sep in name or file_checksum(folder / name) != checksums[name]:
                 raise Damaged(f'{name} does not match its checksum')
         except OSError as error:
             raise Damaged(f'{name}: {error.strerror}') from None
+
+    with ThreadPoolExecutor() as pool:  # a store has two large files, and zlib releases Python's lock
+        list(pool.map(check, checksums))
     with contextlib.suppress(OSError):  # the cache may be read-only
         _write_verified(folder)
     return True

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from input_pipeline.examples import Examples
-from input_pipeline.input_format import FLOAT32_END
+from input_pipeline.input_format import FLOAT32_END, is_name
 from input_pipeline.sources import read_lines
 from input_pipeline.splits import say, warn
 from runtime.errors import UserError
@@ -171,6 +171,9 @@ def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
       UserError: if only some of the targets are numbers.
     """
     texts = [row.cells[column] for row in firsts]
+    for row, text in zip(firsts, texts, strict=True):
+        if not is_name(text):
+            raise UserError(f'{path}:{row.line}: {column} is {text!r}, which is neither a number nor a line of text')
     numbers = [_is_number(text) or text.lower().lstrip('+-') in ('nan', 'inf', 'infinity', '') for text in texts]
     if not any(numbers):
         return np.array(texts)

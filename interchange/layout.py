@@ -80,8 +80,8 @@ def rows(order: Int[np.ndarray, ' tokens']) -> Way:
     exists = order != NONE
 
     def ours(array):
-        table = np.zeros((len(order), *array.shape[1:]), array.dtype)
-        table[exists] = array[order[exists]]
+        table = array[order]  # NONE selects any row
+        table[~exists] = 0
         return table
 
     def theirs(array):

@@ -12,7 +12,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from input_pipeline.data import KEPT, Data, load_tokenizers
+from input_pipeline.data import KEPT, Data, load_tokenizers, read_sizes
+from input_pipeline.input_format import InputFormat
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
 from run_directory.checkpoints import Checkpoints
@@ -53,7 +54,8 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
     differ in size. If the vocabularies differ, the pieces that are in both vocabularies keep their rows. If the tables
-    of learned positions differ in length, the positions that are in both tables keep their rows.
+    of learned positions differ in length, the positions that are in both tables keep their rows. If the classes or the
+    values differ, the head is initialised randomly.
 
     Args:
       config: the config of the new run.
@@ -69,6 +71,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     path, choice = split_choice(config.train.init_from)
     params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
+    fresh_head = not data.tokenizers and _outputs_differ(path, data)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
     initial, partial, random, mismatched = {}, [], [], []
@@ -86,7 +89,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
             initial[name] = _by_piece(values, axes.index('vocab'), *vocabularies)
         elif differing == {'position'}:
             initial[name] = _by_position(values, axes.index('position'), shape)
-        elif differing:
+        elif differing or fresh_head and 'vocab' in axes:
             random.append(sizes)
         else:
             initial[name] = InitialValues(values, np.ones((), bool))
@@ -121,6 +124,25 @@ def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
         return leaf.replace_boxed(array) if isinstance(leaf, nn.meta.AxisMetadata) else array
 
     return unflatten_dict(leaves | {name: replaced(leaves[name], *initial[name]) for name in initial}, sep='/')
+
+
+def _outputs_differ(path: Path, data: Data) -> bool:
+    """Returns whether the classes or the values of images or series differ from those in the other run.
+
+    In this case, the log names the classes, because the head of the other run cannot be used.
+    """
+    old, new = InputFormat.of(read_sizes(path, read_config(path).task)), InputFormat.of(data.sizes)
+    if (old.classes, old.targets) == (new.classes, new.targets):
+        return False
+    log.info('the head starts with random values, because the outputs differ: %s in %s, %s in this run',
+             _outputs(old), path, _outputs(new))
+    return True
+
+
+def _outputs(form: InputFormat) -> str:
+    names = form.classes or form.targets
+    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
+    return f'the {"classes" if form.classes else "values"} {", ".join(names[:MAX_NAMES])}{more}'
 
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],

@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 
+from tests.bad_inputs import examples
 from tests.bad_inputs.cases import Bench, Case
 
 SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show_batch': 'tools.show_batch',
@@ -35,8 +36,10 @@ def runs(bench):
 
 
 def of(kind):
+    more = {'train': examples.TRAIN, 'decode': examples.DECODE} if kind == 'SLOW' else {}
     return [pytest.param(name, case, id=f'{name}-{number}-{case.arguments[:60]}')
-            for name, table in TABLES.items() for number, case in enumerate(getattr(table, kind))]
+            for name, table in TABLES.items()
+            for number, case in enumerate([*getattr(table, kind), *more.get(name, [])])]
 
 
 @pytest.mark.parametrize('name, case', of('QUICK'))

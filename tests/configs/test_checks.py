@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from configs import base, checks
+from configs import base, checks, digits_vit
 from configs.allowed import Between, Fraction, OneOf, Switch, Text
 from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
@@ -269,3 +269,15 @@ def test_flag_with_a_recipe(monkeypatch):
     values(arguments)
     monkeypatch.setattr(flags, 'FLAGS', values)
     assert checks.config_from(holder).model.num_layers == 3
+
+
+@pytest.mark.parametrize('steps, asked, warmup, logged', [
+    (50, (), 5, 'config.optimizer.warmup=5 instead of 60, because the training has only 50 steps'),
+    (61, (), 60, ''), (50, ('optimizer.warmup',), 60, ''), (5, (), 1, 'warmup=1 instead of 60')])
+def test_a_warmup_that_is_too_long_is_shortened_unless_the_user_set_it(caplog, steps, asked, warmup, logged):
+    config = digits_vit.get_config()
+    config.optimizer.warmup, config.train.steps = 60, steps
+    checks.shorten_warmup(config, asked)
+    assert config.optimizer.warmup == warmup
+    assert logged in caplog.text and bool(logged) == bool(caplog.text)
+    assert bool(checks.config_problems(config)) == bool(asked)

@@ -412,6 +412,15 @@ def test_a_split_without_files_is_refused_with_its_option(tmp_path, kind, split,
         open_arrays(options(dir=str(tmp_path), splits=names), labelled=True).inputs(split)
 
 
+def test_a_test_split_may_be_missing_if_there_is_validation_data(tmp_path):
+    for split in 'train', 'validation':
+        write_names(tmp_path, 'npz', 'aabb', split)
+    data = open_arrays(options(dir=str(tmp_path)), labelled=True)
+    assert data.fingerprint('test') == {'source': 'arrays', 'files': []}
+    with pytest.raises(UserError, match=r'test\.npz does not exist'):
+        data.targets('test')
+
+
 def test_names_of_idx_files(idx):
     names = {'train': 'train', 'validation': 't10k', 'test': 'test'}
     inputs, _ = read(idx[0], 'validation', splits=names)
