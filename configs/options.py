@@ -255,9 +255,9 @@ OPTIONS = (
     Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher, or several separated by commas, as an ensemble; the '
-           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='its parameters are the same'),
+           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
-           TEXT, TEXTS, resume='its parameters are the same'),
+           TEXT, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_weight', 0.5, "share of the loss that uses the teacher's distributions; the rest of the loss "
            'uses the targets', Between(0, 1), TEXTS),
     Option('train.guided_alignment', 0.0, 'weight of the cross-entropy between gold word alignments and the weights of '

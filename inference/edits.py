@@ -234,7 +234,7 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
         expected, fits = ['position'] * positioned + rest, shape[positioned:] == tuple(rest) and len(shape) > 0
     if not fits:
         raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
-                        f'[{", ".join(map(str, expected))}]. Give numbers of this shape')
+                        f'[{", ".join(map(str, expected))}]. Use numbers of this shape')
 
 
 def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence[int] | None, name: str,

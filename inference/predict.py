@@ -29,7 +29,7 @@ class Predictor:
     Attributes:
       module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
-      form: the form of the inputs, and the names of the outputs.
+      form: the format of the inputs, and the names of the outputs.
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].

@@ -68,8 +68,8 @@ class Report:
                  self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
                  self.model.context, self.model.stride)
         if self._changed:
-            log.warning('bits per byte and per character cannot be compared with other models: the tokenizer does not '
-                        'restore %d of %d %s', self._changed, self._count, units)
+            log.warning('do not compare bits per byte and per character with other models: the decoded tokens of %d of '
+                        '%d %s differ from the text', self._changed, self._count, units)
 
     def _about_unknown(self) -> str:
         if not self._unknown:  # a tokenizer of whole words

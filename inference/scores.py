@@ -25,7 +25,7 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
+    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
     model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]

@@ -101,8 +101,8 @@ class Translator(SearchModel):
         """Returns the required beginning of each translation, from its prefix."""
         prefixes = checked_texts(prefixes)
         if len(prefixes) != len(sentences):
-            raise UserError(f'{len(prefixes)} prefixes for {len(sentences)} sentences: each sentence needs '
-                            "a prefix; use '' for no prefix")
+            raise UserError(f'there are {len(prefixes)} prefixes for {len(sentences)} sentences. Each sentence needs a '
+                            "prefix. Use '' for a sentence without prefix")
         tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):

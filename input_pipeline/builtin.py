@@ -176,7 +176,7 @@ def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
 
 
 class Kind(NamedTuple):
-    """A kind of sentence: its forms, a function that draws values and a function that writes values."""
+    """A kind of sentence, such as dates: its forms (such as 'long'), and functions that draw and write values."""
     share: int  # the share of this kind among the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]
@@ -200,12 +200,12 @@ PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'te
 
 
 def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
-    """Returns the kinds with the forms that both locales have, and the rivals of each form.
+    """Returns the kinds of sentences for two locales, with the forms that both locales have and their rivals.
 
-    Two forms may have the same source text. For example, 'May 25, 1922' is both a long and a medium date in English,
-    but the long and the medium date differ in German. Two currencies may also share a sign. A model cannot distinguish
-    such forms, so the target of such a text is always written in the first of the forms. The rivals are found by
-    writing the same 36 values in each form.
+    The rivals of a form are other forms that may have the same source text. For example, 'May 25, 1922' is both a long
+    and a medium date in English, but the long and the medium date differ in German. Two currencies may also have the
+    same sign. A model cannot distinguish such forms, so the target of such a text is always written in the first of the
+    forms. To find the rivals, this function writes the same 36 values in each form.
     """
     usable = {}
     for name, kind in KINDS.items():

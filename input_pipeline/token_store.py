@@ -102,7 +102,7 @@ class TokenStore:
         return len(next(iter(self._offsets.values()))) - 1
 
     def lengths(self, side: str) -> Int[np.ndarray, ' rows']:
-        """Returns the number of tokens of a side in each row."""
+        """Returns the number of tokens in each row of one side, such as 'source'."""
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
@@ -116,7 +116,7 @@ class TokenStore:
         return self._tokens[side][offsets[begin]:offsets[end]]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Returns the tokens of a side at the indices `places` of the concatenation of all rows."""
+        """Returns the tokens at the indices `places`. The rows of one side, concatenated, have these indices."""
         return self._tokens[side][places]
 
 

@@ -340,7 +340,7 @@ SLOW = [
           (np.full((2, 8, 8, 1), -1), 'value -1 of example 0'),
           (np.full((2, 8, 8, 1), 256), 'value 256 of example 0'),
           (np.full((2, 8, 8, 1), 0.3), 'value 0.3 of example 0'),
-          (np.ones((2, 8, 8, 1)), 'only 0 or 1'),
+          (np.ones((2, 8, 8, 1)), 'only the values 0 and 1'),
           (np.where(np.arange(128).reshape(2, 8, 8, 1) == 70, np.nan, 0), 'example 1 contains nan'),
           (np.full((2, 8, 8, 1), 'a'), 'finite numbers'))),
     *(Case(f'--workdir={{digits}} --input={{here}}/{name}', message, files) for name, message, files in (
@@ -353,7 +353,7 @@ SLOW = [
         ('in', '{here}/in has no images', {'in/a.txt': 'text'}),
         ('in', '{here}/in/b/c.png cannot be read as an image', {'in/a.png': image(8, 8), 'in/b/c.png': ''}),
         ('in', 'has 9 x 8 pixels', {'in/a.png': image(8, 8), 'in/b.png': image(9, 8)}),
-        ('in.csv', 'Give an .npz file or images', {'in.csv': 'series,x\na,1\n'}))),
+        ('in.csv', 'Use an .npz file or images', {'in.csv': 'series,x\na,1\n'}))),
     Case('--workdir={digits} --input={here}/in.npz --documents=file', '--documents=file can be used only for'),
     Case('--workdir={digits} --input={here}/in.npz --n_best=2', '--n_best can be used only with --format=jsonl'),
     Case('--workdir={digits} --input={here}/in.npz --n_best=11 --format=jsonl', '--n_best=11 must be from 1 to 10'),

@@ -92,8 +92,8 @@ TRAIN = [
     Case(SHARE, ('validation has no folders of images CLASS/FILE.png',), {'data/train/a/1.png': png()}),
 ]
 DECODE = [
-    seen(np.full((2, 8, 8, 1), 0.3), 'in.npz: inputs: value 0.3 of example 0', 'Give the images as uint8'),
-    seen(PIXELS[None, ..., None] % 2 * 1.0, 'are float64 and only 0 or 1'),
+    seen(np.full((2, 8, 8, 1), 0.3), 'in.npz: inputs: value 0.3 of example 0', 'Convert the images to uint8'),
+    seen(PIXELS[None, ..., None] % 2 * 1.0, 'have the type float64 and only the values 0 and 1'),
     seen(np.full((2, 8, 8, 1), -5), 'value -5 of example 0 is neither a byte'),
     seen(PIXELS[None], 'inputs[..., None]'),
     seen(PIXELS[..., None], 'inputs[None]'),

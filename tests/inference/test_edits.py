@@ -168,7 +168,7 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
     (('zero', 'decoder', 3), '"by" has no effect'),
     (('scale', 'decoder'), '"by" is missing'),
     (('add', 'decoder', [1.0, 2.0]),
-     r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Give numbers of this shape"),
+     r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Use numbers of this shape"),
     (('replace', 'decoder', [[1.0, 2.0]]), r'the numbers have the shape \[1, 2\], but the place has \[position, 8\]'),
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),

@@ -339,5 +339,5 @@ def test_what_is_no_phrase(avoid):
 
 
 def test_as_many_prefixes_as_sentences():
-    with pytest.raises(UserError, match='1 prefixes for 2 sentences'):
+    with pytest.raises(UserError, match='there are 1 prefixes for 2 sentences'):
         of_kind('transformer').translate(['a', 'b'], prefixes=['a'])
