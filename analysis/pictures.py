@@ -43,7 +43,8 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     kind = chosen_kind(weights, kind)
     if layer == 'rollout':
         if kind != 'encoder' or head:
-            raise UserError(f'look={look!r}: the attention rollout exists only for encoder:rollout, without a head')
+            raise UserError(f'look={look!r}: attention rollout is defined only for all heads of the encoder. Use '
+                            'look=encoder:rollout')
         return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)

@@ -176,7 +176,7 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     store = _open(cache / 'tokens' / key, functools.partial(corpus.pairs, split), functools.partial(
         write_pairs, tokenizers=dict(tokenizers), max_length=max_length), tokenizers)
     stats = store.stats
-    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d with an empty side, %d longer than %d',
+    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d pairs with an empty side, and %d longer than %d',
              split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
              stats['dropped_long'], max_length)
     if not len(store):
@@ -200,7 +200,7 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     store = _open(cache / 'tokens' / key, functools.partial(documents.documents, split), functools.partial(
         write_documents, tokenizer=tokenizers[TEXT]), tokenizers)
     stats = store.stats
-    log.info('%s: %d documents, %d characters in %d tokens; dropped %d without text',
+    log.info('%s: %d documents, %d characters in %d tokens; dropped %d documents without text',
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '

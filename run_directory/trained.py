@@ -185,11 +185,11 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
     teacher = join_models([read_model(path, config.train.teacher_checkpoint)
                            for path in run_paths(config.train.teacher)])
     if difference := vocabulary_difference(config, data.tokenizers, teacher):
-        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} than this run. Use a teacher with the same task '
-                        'and vocabulary')
+        raise UserError(f'{option}: the teacher {teacher.workdirs[0]} {difference} than this run. Use a teacher with '
+                        'the same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{option} has learned positions for {limit} tokens, but config.{longest}='
+        raise UserError(f'{option}: the teacher has learned positions for {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 

@@ -77,7 +77,7 @@ TRAIN = [
     arrays(csv('a,2024-01-01,1,0', 'a,2024-02-30,2,0'), "train.csv:3: time is '2024-02-30', not a date"),
     arrays(csv('a,1,0', 'b,1,0', 'a,2,0', header='series,x,target'), 'train.csv:4: ', 'or add a column time'),
     arrays(csv('a,0,1,0', 'b,0,1,cat'), "train.csv:3: target is 'cat', not a number, but 1 of 2"),
-    arrays(csv('a,p,1,0', 'a,q,2,0', header='series,group,x,target'), "train.csv:3: group 'q', but 'p'"),
+    arrays(csv('a,p,1,0', 'a,q,2,0', header='series,group,x,target'), "train.csv:3: group is 'q', but it is 'p'"),
     Case(SHARE, ("class 'cow' of example 0 (validation.csv:2) is not in the training split",),
          csv('a,0,1,cat', 'b,0,2,dog') | csv('a,0,1,cow', name='validation')),
     # Folders of images

@@ -34,7 +34,7 @@ def test_bytes_and_bytes_divided_by_255_are_converted_into_each_other(trained, n
 
 
 @pytest.mark.parametrize('trained, new, message', [
-    (BYTES, BYTES / 510, r'inputs: value 0\.\d+ of example \d is neither a byte \(0 to 255\) nor .* Convert .* to uint8'),
+    (BYTES, BYTES / 510, r'value 0\.\d+ of example \d is neither a byte \(0 to 255\) nor .* Convert .* to uint8'),
     (BYTES, BYTES.astype(np.int64) - 300, 'inputs: value -.* of example 0 is neither a byte'),
     (BYTES, BYTES * np.int64(2), 'is neither a byte'),
     (BYTES, BINARY.astype(np.float32), 'inputs have the type float32 and only the values 0 and 1.* 1 or 255'),
