@@ -116,7 +116,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
 
 
 def make_executor(directory: Path) -> 'Executor':
-    """Returns the executor that the flags select."""
+    """Returns the executor that --executor selects, with the options of its flags."""
     from runtime.executors import Local, Slurm
 
     if EXECUTOR.value == 'local':

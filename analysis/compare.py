@@ -67,7 +67,7 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """The last step that was logged, or 0."""
+        """The number of the last training step in the metrics, or 0 if no metrics were logged."""
         return max((points[-1][0] for points in self.curves.values()), default=0)
 
     @property

@@ -172,7 +172,7 @@ class Page:
 
     @property
     def full(self) -> bool:
-        """Whether the page is full."""
+        """Whether the page has reached its maximum size or number of explanations."""
         return len(self._items) >= self._most or self._bytes >= MOST_BYTES
 
     def add(self, explanation: Explanation) -> None:

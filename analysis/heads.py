@@ -43,7 +43,7 @@ class GatedHeads:
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns gates that keep all heads."""
+        """Returns gates of 1 for all heads, with which no head is removed."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:

@@ -55,7 +55,7 @@ class Text:
         return inputs, targets, jnp.broadcast_to(weights, targets.shape)
 
     def log_prob(self) -> float:
-        """Returns the log-probability of the target."""
+        """Returns the log-probability of the target under the model."""
         inputs, targets, weights = self.arrays()
         return float((self.model._log_probs(self.model.params, inputs, targets) * weights).sum())
 

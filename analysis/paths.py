@@ -30,7 +30,7 @@ HELD = '*/heads', '*/feed_forward/hidden'  # default: only the residual stream c
 
 
 class Node(NamedTuple):
-    """A part of a model: a place, and the numbers of its heads and tokens, from 0; None: all of them."""
+    """A part of a model: a place, and the numbers of heads and tokens at this place, from 0. None selects all."""
     place: str
     heads: Sequence[int] | None = None
     positions: Sequence[int] | None = None

@@ -142,7 +142,7 @@ class _Row:
         return argument_of(name, axis, list(self.inputs))
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
-        """Returns the values at a place, without the padding."""
+        """Returns the values at the place `name` for this text, without padding."""
         axes, labels = axes_of(name)[1:], {}
         for index, axis in enumerate(axes):
             if axis in FREE and self.pieces:

@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def probability(self) -> float:
-        """The probability of `label`."""
+        """The probability of the most probable class."""
         return self.best(1)[0][1]
 
     @property

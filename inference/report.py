@@ -33,7 +33,7 @@ class Report:
         self._is_unknown: dict[str, bool] = {}
 
     def add(self, outputs: Sequence[Output]) -> None:
-        """Counts the outputs for the next inputs."""
+        """Adds the outputs for the next inputs to the statistics."""
         for output in outputs:
             self._count += 1
             hypothesis = output.hypotheses[0]

@@ -71,7 +71,7 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
 
 
 def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
-    """Returns the edits of config.train.edits."""
+    """Returns the edits in config.train.edits, checked against the places of the model."""
     edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.edit in ('mean', 'replace') and has_text(edit.by):
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters of the model."""
         return parameter_count(self._plain.params)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,

@@ -59,7 +59,7 @@ class Vocabulary:
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """The tokens that are never produced."""
+        """The tokens that a search never produces."""
         return self.pad, self.bos, *self.others
 
 
@@ -144,7 +144,7 @@ def _spread(places, shape):
 
 
 class SampleState(flax.struct.PyTreeNode):
-    """The state of `Sample` between two steps."""
+    """The state of a sampling search (`Sample`) between two steps."""
     step: Any
     limits: Any     # [batch]
     keys: Any       # [batch], or None
@@ -201,7 +201,7 @@ class Sample:
         return ~state.ended.all(axis=1)
 
     def step(self, decode_step: DecodeStep, state: SampleState, follow: Follow | None = None) -> SampleState:
-        """Draws one token for each output."""
+        """Draws the next token of each output, and returns the new state."""
         logits, cache = decode_step(state.last, state.cache)
         token, new = self._choose(logits, state, follow)
         token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
@@ -256,7 +256,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
 
 
 class BeamState(flax.struct.PyTreeNode):
-    """The state of `Beam` between two steps."""
+    """The state of a beam search (`Beam`) between two steps."""
     step: Any
     limits: Any         # [batch]
     last: Any           # [batch, beam] the token that is read next
@@ -346,7 +346,7 @@ class Beam:
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
     def _given_up(self, logits, best, state, follow):
-        """Returns a mask [batch, beam] of hypotheses to drop, because the model would end a word to avoid here.
+        """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
 
         After the last letter of a word to avoid, only a letter may follow. If an excluded token is the most probable
         token, the letter would make a word that does not exist. A sentence without other hypotheses keeps the

@@ -238,7 +238,7 @@ class TextModel(abc.ABC):
         return length, first, list(last)
 
     def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
-        """Returns the log-probability of each target of each text."""
+        """Returns the log-probability of each target token of each text."""
         return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:

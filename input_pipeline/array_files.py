@@ -103,8 +103,8 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
     if kind == IMAGES:
         raise UserError(f'{path} has no folders of images CLASS/FILE.png. See config.data.dir and {option}')
     compressed = '' if kind == 'npz' else f' (or {path.name}.gz)'  # an NPZ archive is itself compressed
-    raise UserError(f'{path}{compressed} does not exist. See config.data.dir and {option}. A split of images or series '
-                    'is one file')
+    raise UserError(f'{path}{compressed} does not exist. Check config.data.dir and {option}. A split of images or '
+                    'series is one file')
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:

@@ -120,7 +120,7 @@ class ArrayData:
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing, fitted to the training split."""
+        """The standardisation of inputs and targets, with statistics of the training split."""
         inputs, targets, where, *_ = self._split('train')
         scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # maps 0..255 to -1..1
                  mean_and_std(inputs, f'{where}: inputs'))
@@ -351,7 +351,7 @@ class ArrayPlan:
         return -(-len(self._targets) // self.rows[0])
 
     def __call__(self, step: int) -> Int[np.ndarray, ' members']:
-        """Returns the indices of the examples in batch `step`."""
+        """Returns the indices of the examples in the batch of step `step`."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 

@@ -143,7 +143,7 @@ def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
 # The draw functions draw a random value for a form. They return the value as a tuple of the arguments that a write
 # function has between the form and the locale.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
-    """Draws a moment from 1900 to 2050."""
+    """Draws a random date and time from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
     moment = datetime.datetime(1900, 1, 1) + datetime.timedelta(rng.randrange(days), rng.randrange(DAY))
     # Short dates may have a year of two digits, which is unambiguous only within a century: 1951 to 2050.
@@ -252,7 +252,8 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
     """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
 
-    If `writers` is given, the writer of each pair is added to `writers`. links.py uses it to link words.
+    If `writers` is given, it receives {pair: function that writes this pair in any locale}. links.py uses these
+    functions to link words.
     """
     source, target = parse_locale(source_locale), parse_locale(target_locale)
     kinds = usable_kinds(source, target)

@@ -99,7 +99,7 @@ class SentencePieceTokenizer(ForeignTokenizer):
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
-        """The original model, and the vocabulary or None."""
+        """The original SentencePiece model, and its separate vocabulary or None."""
         return base64.b64decode(self._settings['model']), self._numbers
 
     @override

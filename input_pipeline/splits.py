@@ -170,12 +170,12 @@ def say(message: str) -> None:
 
 @functools.cache
 def warn(message: str) -> None:
-    """Logs a warning only once per process, like `say`."""
+    """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
     log.warning('%s', message)
 
 
 def key(content: bytes) -> int:
-    """Returns the 64-bit hash of an example."""
+    """Returns the 64-bit hash of the bytes of an example."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 

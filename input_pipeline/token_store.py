@@ -106,7 +106,7 @@ class TokenStore:
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
-        """Returns the tokens of one side of one row."""
+        """Returns the tokens of one side, such as 'source', of the row `row`."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 

@@ -328,7 +328,7 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """Computes the newest position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

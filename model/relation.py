@@ -84,7 +84,7 @@ class Relation(flax.struct.PyTreeNode):
     @classmethod
     def within(cls, positions: Int[AnyArray, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
                segments: Int[Array, '#batch length'] | None = None, causal: bool = False) -> 'Relation':
-        """Returns the relation of a sequence to itself."""
+        """Returns the relation of a sequence to itself, for self-attention."""
         return cls(target=positions, source=positions, visible=visible, target_segments=segments,
                    source_segments=segments, causal=causal, bidirectional=not causal)
 
