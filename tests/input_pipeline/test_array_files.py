@@ -299,7 +299,7 @@ def test_csv_split_with_other_columns(tmp_path):
     with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):
         read(tmp_path, 'test')
     (tmp_path / 'test.csv').unlink()
-    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. See config\.data\.dir'):
+    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. Check config\.data\.dir'):
         read(tmp_path, 'test')
 
 
