@@ -94,7 +94,7 @@ def _json_text(line: str, where: str) -> str:
         text = value['text'] if isinstance(value, dict) else value
         text.encode()
     except (ValueError, KeyError, AttributeError, RecursionError):
-        raise UserError(f'{where}: must be a JSON string, or an object with a string "text", but is {line[:40]!r}'
+        raise UserError(f'{where}: must be a JSON string or an object with a string "text", but is {line[:40]!r}'
                         ) from None
     return text
 
