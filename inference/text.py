@@ -139,7 +139,7 @@ def checked_texts(texts: Sequence[str]) -> list[str]:
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UserError(f'text {number} is {text!r:.80}, but must be a string that UTF-8 can encode') from None
+            raise UserError(f'text {number} is {text!r:.80}: must be a string that UTF-8 can encode') from None
     return texts
 
 
