@@ -76,7 +76,7 @@ class Roles:
         return [(*self.heads[row], float(columns[by][row])) for row in order]
 
     def __str__(self) -> str:
-        """Returns a text table with a line for each head: the share of each role, in percent."""
+        """Returns a text table with a line for each head, and a column for the share of each role, in percent."""
         names = [f'{place.removesuffix("/weights")}, head {head}' for place, head in self.heads]
         width = max(map(len, names))
         lines = [' ' * width + ''.join(f'{role:>13}' for role in (*ROLES, 'entropy', 'distance'))]

@@ -62,7 +62,7 @@ class Parts:
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
-        """Returns whether a split consists of a part of the training files."""
+        """Returns whether a split has no files of its own and is made from a part of the training files."""
         return bool(self.names) and split in ('train', *self.names)
 
     def origin(self, split: str) -> str:
