@@ -6,22 +6,25 @@ xarray would be the usual type, but the import of xarray takes as long as a tran
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from inference.edits import FREE, Edit, Sizes, has_text, matching
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.predict import Predictor
-from inference.text import Output
+from inference.text import Hypothesis, Output, checked_texts
 from inference.translate import Translator
+from input_pipeline.tokenizer import BOS
 from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
@@ -29,6 +32,7 @@ MOST_GB = 4.0  # default limit for the size of all captured values
 ROWS = 64  # number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
+_LISTED = weakref.WeakKeyDictionary()  # {module: its places}, because the search for places takes up to a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +76,16 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
     The parameters of the model may be {}, because only shapes are computed.
     """
+    if model.module in _LISTED:
+        return dict(_LISTED[model.module])
     if isinstance(model, Predictor):
         inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
     elif isinstance(model, Translator):
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
         inputs = {'tokens': jnp.ones((1, 4), jnp.int32)}
-    return places_of(model.module, model.params, inputs)
+    _LISTED[model.module] = places_of(model.module, model.params, inputs)
+    return dict(_LISTED[model.module])
 
 
 def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
@@ -113,8 +120,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
     rows = _rows(model, given, options)
     _check_size(rows, names, listed, most_gb)
-    captured = jax.jit(lambda params, inputs: observing(
-        model.module.apply, read=set(names).__contains__)({'params': params}, **inputs)[1])
+    captured = _program(model.module, tuple(names))
     results: list[Inspected] = [Inspected() for _ in rows]
     order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
     for begin in range(0, len(order), ROWS):
@@ -125,6 +131,13 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
             for index, row in enumerate(part):
                 results[row][name] = rows[row].cut(name, arrays[index])
     return [Inspected({name: each[name] for name in names}) for each in results]
+
+
+@functools.lru_cache(maxsize=16)  # so that a call with the same places compiles nothing
+def _program(module: Any, names: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], dict[str, Array]]:
+    """Returns the compiled function from parameters and inputs to the values at places."""
+    apply = observing(module.apply, read=set(names).__contains__)
+    return jax.jit(lambda params, inputs: apply({'params': params}, **inputs)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +173,15 @@ def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOpt
     texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]
     outputs = {row: each for row, each in enumerate(given) if isinstance(each, Output)}
     plain = [pair for pair in texts if isinstance(pair[1], str)]
-    pairs = [(row, tuple(each)) for row, each in texts if not isinstance(each, str)]
     if isinstance(model, Generator):
-        outputs |= zip([row for row, _ in texts], model.forced_all([each for _, each in texts], options), strict=True)
+        encode = model.tokenizers['target'].encode
+        outputs |= {row: _unscored('', [BOS], text, encode(text))
+                    for (row, _), text in zip(texts, checked_texts([each for _, each in texts]), strict=True)}
     else:
         outputs |= zip([row for row, _ in plain], model.translate([each for _, each in plain], options), strict=True)
-        outputs |= zip([row for row, _ in pairs], model.forced_all([each for _, each in pairs], options), strict=True)
+        for row, (source, target) in ((row, checked_texts(each)) for row, each in texts if not isinstance(each, str)):
+            outputs[row] = _unscored(source, model._tokens(source, row),
+                                     target, model._target_tokens(target, row, options))
     rows = []
     for row in range(len(given)):
         inputs, _ = model._read_and_written(outputs[row])
@@ -173,6 +189,11 @@ def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOpt
         rows.append(_Row(inputs, {name: model.tokenizers[sides.get(name, 'target')].pieces(tokens)
                                   for name, tokens in inputs.items()}))
     return rows
+
+
+def _unscored(source: str, source_tokens: list[int], text: str, tokens: list[int]) -> Output:
+    """Returns a given text as an output. Its log-probability is not computed, because no place needs it."""
+    return Output(source, source_tokens, [Hypothesis(text, tokens, 0.0, 0.0)])
 
 
 def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
