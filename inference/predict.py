@@ -78,9 +78,10 @@ class Predictor:
             part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
             padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
-        found = np.concatenate(outputs)
-        found = self.preprocessing.values(found) if self.classes is None else np.asarray(jax.nn.log_softmax(found))
-        return Predictions(inputs, found, self.form, names)
+        outputs = np.concatenate(outputs)
+        if self.classes is None:
+            return Predictions(inputs, self.preprocessing.values(outputs), self.form, names)
+        return Predictions(inputs, np.asarray(jax.nn.log_softmax(outputs)), self.form, names)
 
     def attention(self, example: Prediction | Num[np.ndarray, '*space channels']
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
