@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,12 +26,13 @@ class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
     `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
-    model without attention.
+    model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
     samples: str = ''
     answer: Any = None
     weights: Mapping[str, Float[np.ndarray, 'layer head t s']] | None = None
+    statistics: Mapping[str, float] = MappingProxyType({})
 
 
 def translation_metrics(language: str | None) -> dict[str, Any]:

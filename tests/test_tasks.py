@@ -143,7 +143,8 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     assert len(explained(tmp_path / 'page.html')) == 200
 
 
-@pytest.mark.parametrize('attention', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('attention', [True, False])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
     words = ['one', 'two', 'three', 'four', 'five', 'six', 'seven']
     for split in ('train', 'validation', 'test'):

@@ -96,7 +96,8 @@ def test_moses_bleu_is_bleu_of_its_tokens():
     assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
 
 
-@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'), ('ja', 'ja'),
+@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'),
+                                             pytest.param('ja', 'ja', marks=pytest.mark.slow),
                                              ('xx', 'en'), ('', 'en'), ('tlh', 'en')])
 def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
     caplog.set_level('WARNING', logger='allyouneed')
@@ -114,6 +115,7 @@ LINES = [f'{noun} number {number} sits near the {other} , and the {other} sees i
          enumerate([('cat', 'dog'), ('House', 'tree'), ('man', 'river')] * 20)]
 
 
+@pytest.mark.slow
 def test_a_confidence_interval_is_that_of_resampled_sentences():
     outputs = noisy(LINES, 0.3, seed=0)
     found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en')

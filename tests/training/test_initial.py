@@ -73,6 +73,7 @@ def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     assert steps(tmp_path / 'run')[-1] == 4 and preprocessing(tmp_path / 'run') == sizes['preprocessing']
 
 
+@pytest.mark.slow
 def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp_path):
     config = series_config(cache, write_series(tmp_path / 'data', classes=5))
     config.train.steps += 2  # a finished run reads no data
@@ -80,6 +81,7 @@ def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp
         start(three, config)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
     classes = 5
     caplog.set_level(logging.INFO)
