@@ -4,13 +4,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
 
-from inference.predict import Prediction, Predictor
+from inference.predict import Predictor
+from inference.predictions import Prediction
 from inference.text import Output, TextModel
 from model.patches import patch_grid
 from model.positional import sinusoids
@@ -19,7 +20,8 @@ from runtime.errors import UserError
 if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
     from matplotlib.figure import Figure
 
-MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
+MOST_CLASSES = 1000  # maximum number of classes in the picture of a confusion matrix
+MOST_NAMES = 40  # maximum number of classes whose names and numbers are readable in this picture
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 
 
@@ -73,8 +75,8 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
     if isinstance(answer, Prediction):
         assert isinstance(model, Predictor), 'only a Predictor returns a Prediction'
         grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
-        _, panels, titles = chosen(weights or model.attention(answer.example), look)
-        return example_figure(panels, answer.example, grid, titles, ' '.join(model.named(answer.output)))
+        _, panels, titles = chosen(weights or model.attention(answer), look)
+        return example_figure(panels, answer.example, grid, titles, ' '.join(answer.cells))
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
@@ -147,38 +149,39 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
     return figure
 
 
-def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
-    """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
+def confusion_figure(scores: Mapping[str, Any], title: str) -> 'Figure':
+    """Draws the sparse confusion matrix in the results of a classification, for the first MOST_CLASSES classes.
 
-    If there are more than MOST_CLASSES classes, only the classes with the most errors are drawn.
-
-    Args:
-      confusion: {true class: {predicted class: number of examples}}.
-      classes: the names of the classes, in the order of the rows.
+    A cell shows the share of the predicted class among the examples of the true class. With few classes, the cells
+    contain the numbers of examples.
     """
-    errors = dict.fromkeys(classes, 0)
-    for true, row in confusion.items():
-        for predicted, count in row.items():
-            if predicted != true:
-                errors[true] += count
-                errors[predicted] += count
-    drawn = set(sorted(classes, key=lambda name: -errors[name])[:MOST_CLASSES])
-    names = [name for name in classes if name in drawn]
-    counts = np.array([[confusion.get(true, {}).get(predicted, 0) for predicted in names] for true in names])
-    totals = np.array([sum(confusion.get(true, {}).values()) for true in names])
-    side = 2 + 0.3 * len(names)
-    figure, (axes,) = _panels(1, (side, side))
-    axes.imshow(counts / np.maximum(totals, 1)[:, None], cmap='Blues', vmin=0, vmax=1)
-    labels = [_printable(name[:20]) for name in names]
-    axes.set_xticks(range(len(names)), labels, rotation=90)
-    axes.set_yticks(range(len(names)), labels)
+    from matplotlib.ticker import MaxNLocator
+    matrix, classes = scores['confusion_matrix'], scores['classes'][:MOST_CLASSES]
+    size = len(classes)
+    counts, total = np.zeros((size, size)), np.zeros(size)
+    for target, predicted, count in zip(*(matrix[name] for name in ('target', 'predicted', 'count')), strict=True):
+        if target < size:
+            total[target] += count
+            if predicted < size:
+                counts[target, predicted] = count
+    shares = counts / np.maximum(total, 1)[:, None]
+    width = min(16.0, max(3.0, 0.35 * size))
+    figure, (axes,) = _panels(1, (width + 1.6, width + 1.2))
+    image = axes.imshow(shares, cmap='Blues', vmin=0, vmax=1, interpolation='nearest')
+    hidden = len(scores['classes']) - size
     axes.set(xlabel='predicted class', ylabel='true class')
-    if len(names) < len(classes):
-        axes.set_title(f'the {len(names)} of {len(classes)} classes with the most errors')
-    for row, column in np.argwhere(counts):
-        dark = counts[row, column] > totals[row] / 2
-        axes.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
-                  color='white' if dark else 'black')
+    axes.set_title(f'{title}{f" (without the last {hidden} classes)" if hidden else ""}', fontsize=9)
+    if size <= MOST_NAMES:
+        names = [_printable(name)[:20] for name in classes]
+        axes.set_xticks(range(size), names, rotation=90, fontsize=7)
+        axes.set_yticks(range(size), names, fontsize=7)
+        for row, column in np.argwhere(counts):
+            axes.text(column, row, f'{counts[row, column]:.0f}', ha='center', va='center', fontsize=6,
+                      color='white' if shares[row, column] > 0.5 else 'black')
+    else:
+        for axis in axes.xaxis, axes.yaxis:
+            axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, label='share of the true class', fraction=0.046)
     return figure
 
 

@@ -1,11 +1,12 @@
 """Measures the speed of decoding: python -m benchmarks.decode [--workload=base] [--peers=ctranslate2]
 
 Decodes a batch of 64 sources of 24 tokens with the functions of decode.py, from tokens to text, first with greedy
-search and then with a beam of 4. Each output has exactly 32 tokens. For each beam, the script prints the same JSON
-lines as benchmarks.train_step. All systems take turns and have the same weights. `ctranslate2` uses all cores for one
-batch, which is the default of CTranslate2's Translator. `ctranslate2.workers` gives each core a part of the batch, as
-this project does. The line with the ratio also contains 'same_tokens', the share of equal tokens. The last token of an
-output is not compared, because this project forces an end token there.
+search and then with a beam of 4. Each output has exactly 32 tokens. For each beam size, the script prints the same JSON
+lines as benchmarks.train_step. All systems take turns and have the same weights. The peer `ctranslate2` uses all cores
+for one batch, which is the default of CTranslate2's Translator. The peer `ctranslate2.workers` gives each core a part
+of the batch, as this project does. The line with the ratio also contains 'same_tokens', the share of equal tokens in
+the outputs of both systems. The last token of an output is not compared, because this project forces an end token
+there.
 
 Use a machine without other work, and compare only figures of the same run.
 """

@@ -148,15 +148,15 @@ def has_text(by: Any) -> bool:
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
 
-def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:
-    """Returns the names of places that match a pattern.
+def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list[str]:
+    """Returns the names of places that match a pattern. An error message begins with `where`.
 
     Raises:
       UserError: if no place matches. The message has similar names.
     """
     names = fnmatch.filter(places, pattern)
     if not names:
-        raise UserError(f'place {pattern!r}: the model has no such place. {nearest(pattern, list(places))}')
+        raise UserError(f'{where}place {pattern!r}: the model has no such place. {nearest(pattern, list(places))}')
     return names
 
 
@@ -211,16 +211,7 @@ def _rank(edit: Edit) -> tuple[int, str]:
 def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     """Raises UserError if an edit cannot be applied to a place."""
     where = f'edit {edit.edit!r} at {name}' if isinstance(edit.edit, str) else f'the function at {name}'
-    if edit.heads is not None:
-        count = sizes.get('head')
-        if count is None:
-            raise UserError(f'{where}: the values at this place are not split into heads. Remove "heads", or use '
-                            f'{name}/heads')
-        for head in edit.heads:
-            if not 0 <= head < count:
-                raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
-    if any(position < 0 for position in edit.positions or ()):
-        raise UserError(f'{where}: positions={list(edit.positions or ())} must be at least 0')
+    check_selection(where, edit.heads, edit.positions, name, sizes)
     pairs = tuple(sizes) == PAIRS
     if edit.edit == 'freeze' and not name.endswith('/weights'):
         raise UserError(f'{where}: only attention weights can be frozen. Use a place that ends in /weights')
@@ -244,6 +235,23 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
     if not fits:
         raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
                         f'[{", ".join(map(str, expected))}]. Give numbers of this shape')
+
+
+def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence[int] | None, name: str,
+                    sizes: Sizes) -> None:
+    """Raises UserError, beginning with `where`, if the place `name` does not have these heads or positions."""
+    if heads is not None:
+        count = sizes.get('head')
+        if count is None:
+            raise UserError(f'{where}: the values at this place are not split into heads. Remove "heads", or use '
+                            f'{name}/heads')
+        for head in heads:
+            if not 0 <= head < count:
+                raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
+    if any(position < 0 for position in positions or ()):
+        raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
+    if positions is not None and not {'position', 'query'} & {*sizes}:
+        raise UserError(f'{where}: the value at this place belongs to the whole text. Remove "positions"')
 
 
 def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
@@ -270,15 +278,19 @@ def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
             return new  # model/places.py checks the shape
     else:
         new = _new(edit, numbers, value, at)
-    new, selected = new.astype(value.dtype), jnp.array(True)
-    axes = at.axes
-    if edit.heads is not None:
-        chosen = jnp.isin(jnp.arange(value.shape[axes.index('head')]), jnp.asarray(edit.heads))
-        selected = selected & _along(chosen[None], 'head', axes)
-    if edit.positions is not None:
-        chosen = jnp.isin(at.positions, jnp.asarray(edit.positions))
-        selected = selected & _along(chosen, 'query' if axes == PAIRS else 'position', axes)
-    return jnp.where(selected, new, value)
+    return jnp.where(selected(edit.heads, edit.positions, value, at), new.astype(value.dtype), value)
+
+
+def selected(heads: Sequence[int] | None, positions: Sequence[int] | None, value: Array, at: At) -> Bool[Array, '...']:
+    """Returns a mask that broadcasts to `value`: True at the given heads and positions. None selects all of them."""
+    mask = jnp.array(True)
+    if heads is not None:
+        chosen = jnp.isin(jnp.arange(value.shape[at.axes.index('head')]), jnp.asarray(heads))
+        mask = mask & _along(chosen[None], 'head', at.axes)
+    if positions is not None:
+        chosen = jnp.isin(at.positions, jnp.asarray(positions))
+        mask = mask & _along(chosen, 'query' if at.axes == PAIRS else 'position', at.axes)
+    return mask
 
 
 def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) -> Bool[Array, '...']:

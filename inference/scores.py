@@ -4,9 +4,12 @@ sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of the
 whether two scores can be compared.
 """
 
+import collections
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,8 +18,8 @@ from jaxtyping import Float, Int
 from runtime.errors import UserError
 from runtime.files import expanded
 
+MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
 SAMPLES = 1000  # bootstrap resamples
-MOST_CONFUSED = 10  # number of pairs of classes
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
@@ -24,12 +27,13 @@ class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
     `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
-    model without attention.
+    model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
     samples: str = ''
     answer: Any = None
     weights: Mapping[str, Float[np.ndarray, 'layer head t s']] | None = None
+    statistics: Mapping[str, float] = MappingProxyType({})
 
 
 def translation_metrics(language: str | None) -> dict[str, Any]:
@@ -149,25 +153,43 @@ def bits_per_character(nll: float, characters: int) -> float:
     return nll / np.log(2) / characters
 
 
+def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
+    """Returns the perplexity per token, and the bits per character and per byte of texts; None for empty texts.
+
+    Bits per byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can
+    be compared only between models with the same vocabulary.
+
+    Args:
+      log_prob: the log-probability of all tokens, in nats.
+      tokens: the number of tokens, including end tokens.
+      characters: the number of characters of the texts.
+      bytes: the number of bytes of the texts in UTF-8.
+    """
+    bits = -log_prob / math.log(2)
+    return {'perplexity': float(np.exp(-log_prob / tokens)),
+            'bits_per_character': bits / characters if characters else None,
+            'bits_per_byte': bits / bytes if bytes else None}
+
+
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
-    """Returns accuracy, mean cross-entropy in nats, and the confusion matrix.
+    """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
 
-    The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has the
-    MOST_CONFUSED pairs of different classes with the largest numbers of examples.
+    The matrix is sparse, because a matrix of many classes would have mostly zeros. 'target' and 'predicted' are
+    indices into 'classes', and 'count' is the number of examples with this target and this prediction.
     """
-    predicted = log_probs.argmax(axis=-1)
-    pairs, counts = np.unique(np.stack([targets, predicted], axis=1), axis=0, return_counts=True)
-    matrix: dict[str, dict[str, int]] = {}
-    for (true, answer), count in zip(pairs, counts, strict=True):
-        matrix.setdefault(classes[int(true)], {})[classes[int(answer)]] = int(count)
-    wrong = sorted(((count, true, answer) for true, row in matrix.items() for answer, count in row.items()
-                    if answer != true), key=lambda pair: -pair[0])
+    predicted, count = log_probs.argmax(axis=-1), len(classes)
+    pairs, counts = np.unique(targets.astype(np.int64) * count + predicted, return_counts=True)
+    confusion = {'target': (pairs // count).tolist(), 'predicted': (pairs % count).tolist(), 'count': counts.tolist()}
+    sizes = collections.Counter(targets.tolist())
+    errors = sorted((-number, target, label) for target, label, number in zip(*confusion.values(), strict=True)
+                    if target != label)[:MOST_CONFUSED]
     return {'n': len(targets), 'accuracy': float(np.mean(predicted == targets)),
             'loss': float(-np.mean(log_probs[np.arange(len(targets)), targets])),
-            'most_confused': [f'{true} as {answer}: {count} of {sum(matrix[true].values())}'
-                              for count, true, answer in wrong[:MOST_CONFUSED]],
-            'classes': list(classes), 'confusion_matrix': matrix}
+            'most_confused': [{'target': classes[target], 'predicted': classes[label], 'count': -number,
+                               'share_of_target': round(-number / sizes[target], 4)}
+                              for number, target, label in errors],
+            'classes': list(classes), 'confusion_matrix': confusion}
 
 
 def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],

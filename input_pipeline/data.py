@@ -1,6 +1,7 @@
 """Opens the data of a config: sentence pairs, documents or examples, as batches, with tokenizers and sizes."""
 
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,9 +16,11 @@ from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
 from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
+from input_pipeline.links import Links
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
-from input_pipeline.sources import Pair, open_corpus
+from input_pipeline.sources import LinkedCorpus, Pair, open_corpus
+from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, load_tokenizer
 from input_pipeline.windows import WindowPlan
@@ -144,16 +147,39 @@ class PairData:
         """Returns batches of pairs of similar length. With BPE-dropout, 'train' is segmented again in every epoch."""
         config, model = self._config, self._config.model
         store = open_store(self._corpus, split, self.tokenizers, config.data.max_length, self._cache)
-        shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets}
+        shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets,
+                  'links': self._token_links(store) if split == 'train' and config.train.guided_alignment else None}
         if split == 'train' and (rate := config.data.tokenizer.dropout):
             dropouts = {side: BpeDropout(tokenizer, rate) for side, tokenizer in self.tokenizers.items()}
             return ResegmentedPlan(store, dropouts, seed=config.seed, longest=config.data.max_length, **shapes)
         return BatchPlan(store, seed=_seed(config, split),
                          longest=model.max_length if model.position == 'learned' else None, **shapes)
 
+    def has_links(self, split: str) -> bool:
+        """Returns whether the split has gold links."""
+        return isinstance(self._corpus, LinkedCorpus) and self._corpus.has_links(split)
+
+    def links(self, split: str) -> list[Links]:
+        """Returns the gold links of each pair of a split.
+
+        Raises:
+          UserError: if the corpus has no gold links, or their file is wrong.
+        """
+        if not isinstance(self._corpus, LinkedCorpus):
+            raise UserError(f'config.data.source={self._config.data.source} has no gold alignments. Use builtin or '
+                            'files')
+        return self._corpus.links(split)
+
+    def _token_links(self, store: TokenStore) -> TokenLinks:
+        rows = rows_of_store(self.pairs('train'), store, self.tokenizers, self._config.data.max_length)
+        links = self.links('train')
+        return TokenLinks([links[row] for row in rows], self.tokenizers)
+
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the corpus's fingerprint of the split."""
-        return self._corpus.fingerprint(split)
+        """Returns the corpus's fingerprint of the split. With guided alignment, it covers the gold links."""
+        guided = split == 'train' and self._config.train.guided_alignment
+        return self._corpus.fingerprint(split) | (
+            {'links': hashlib.sha256(repr(self.links(split)).encode()).hexdigest()} if guided else {})
 
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the source, a tab, and the pieces of the target."""

@@ -260,8 +260,8 @@ def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
             yield '\n'.join(together)
 
 
-def read_text(path: Path) -> str:
-    """Reads a whole UTF-8 file, plain or .gz. Line ends are kept, and a byte order mark is removed.
+def read_text(path: Path | str) -> str:
+    """Reads a whole UTF-8 file, plain or .gz, or stdin (-). Line ends are kept, and a byte order mark is removed.
 
     Raises:
       UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
@@ -271,6 +271,7 @@ def read_text(path: Path) -> str:
     try:
         return decode_text(content)
     except UnicodeDecodeError:
-        for _ in decode_lines(io.BytesIO(content), str(path)):  # raises UserError with file:line
+        name = 'stdin' if path == '-' else str(path)
+        for _ in decode_lines(io.BytesIO(content), name):  # raises UserError with file:line
             continue
         raise

@@ -59,6 +59,8 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
+    if isinstance(text, TextCorpus) and config.train.guided_alignment and not found['train']:
+        problems += messages_of(lambda: text.links('train'))
     possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # if not, `others` has a message
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))

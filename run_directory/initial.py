@@ -21,14 +21,14 @@ from run_directory.records import read_config
 from runtime.errors import UserError
 from runtime.files import expanded
 
-DATA_AXES = {'vocab', 'position', 'patch'}  # axes whose sizes depend on the data, not on options of the model
+DATA_AXES = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes depend on the data, not on model options
 MAX_NAMES = 4  # largest number of parameters that a line of the log lists
 
 log = logging.getLogger('allyouneed.train')
 
 
 class InitialValues(NamedTuple):
-    """Initial values of a parameter.
+    """The initial values of a parameter, taken from another run.
 
     Attributes:
       values: an array with the shape of the parameter.
@@ -40,7 +40,7 @@ class InitialValues(NamedTuple):
 
 
 def split_choice(choice: str) -> tuple[Path, str]:
-    """Returns the run directory and the checkpoint of 'RUN' or 'RUN:CHECKPOINT', such as 'runs/a:average:5'."""
+    """Splits 'RUN' or 'RUN:CHECKPOINT', such as 'runs/a:average:5', into the run directory and the checkpoint."""
     parts = choice.split(':')
     for count in range(len(parts), 0, -1):  # the name of a directory may contain colons
         path = expanded(':'.join(parts[:count]))
@@ -96,7 +96,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
         if name in initial and initial[name].rows.ndim:
             partial.append(f'{name} ({initial[name].rows.sum():,} of {initial[name].rows.size:,})')
     if mismatched or not initial:
-        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has other sizes: '
+        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has different sizes: '
                         f'{"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the model '
                         f'options of that run: --config=configs/fine_tune.py:{path}')
     log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
@@ -111,9 +111,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
-    """Returns `fresh` with the values of `initial` where `initial` has a value.
+    """Returns randomly initialised parameters in which the values in `initial` replace random values.
 
-    `fresh` are randomly initialised parameters. The leaves may be Flax metadata boxes.
+    `fresh` are the randomly initialised parameters. The leaves of this tree may be Flax metadata boxes.
     """
     if not initial:
         return fresh
@@ -147,9 +147,10 @@ def _outputs(form: InputFormat) -> str:
 
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],
                   new: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
-    """Returns the vocabularies of a parameter in the other run and in this run, or None.
+    """Returns the two different vocabularies of the parameter `name`: in the other run, and in this run.
 
-    The result is None if the vocabularies are equal, or if the parameter has no vocabulary in one of the runs.
+    Returns None if the vocabularies are equal, or if the parameter has no axis for a vocabulary in one of the runs.
+    `old` and `new` are the tokenizers of the other run and of this run.
     """
     side = 'source' if name.startswith('source') else 'target' if 'target' in new else 'text'
     if {*new} != {*old} or side not in new or new[side].model == old[side].model:
@@ -158,7 +159,7 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
 
 
 def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
-    """Returns `values` with the rows along `axis` in the order of the new vocabulary."""
+    """Returns the embeddings `values` of another run, with the rows along `axis` in the order of the new vocabulary."""
     index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
     places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
@@ -166,7 +167,7 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns values for a table of positions with the given shape. `values` are the other run's table."""
+    """Returns initial values for a table of learned positions of the given shape, from the table of another run."""
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)

@@ -18,6 +18,7 @@ from tests.tiny_run import outcome, start, steps, tiny_config
 from training import loop
 
 
+@pytest.mark.slow
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])

@@ -81,6 +81,10 @@ QUICK = [
     Case(RUN + '--score --method=beam', '--method'),
     Case(RUN + '--score --prefixes', '--prefixes'),
     Case(RUN + '--score --avoid={here}/a', '--avoid', {'a': 'one'}),
+    Case(RUN + '--documents=page', '--documents=page: value should be one of <line|file|blank_line|jsonl>'),
+    Case(RUN + '--documents=', '--documents='),
+    Case('--workdir={run} --split=test --documents=file', '--documents=file needs --input=FILE (or -)'),
+    Case('--workdir={run} --documents=jsonl', '--input=FILE'),
     Case(RUN + '--avoid=', '--avoid='),
     Case(RUN + '--avoid={here}/a', ('avoid', '1,000,000 characters'), {'a': 'one\n' + 'x' * 1_000_000}),
     Case(RUN + '--avoid={here}/none', '{here}/none'),
@@ -282,6 +286,25 @@ SLOW = [
     Case('--workdir={run} --split=test --explain={here}', '{here}'),
     *(Case('--workdir={run} --input=-', f'JAX_PLATFORMS={name}', environment={'JAX_PLATFORMS': name}, alone=True)
       for name in ('gpu', 'cuda', 'nonsense')),
+    # Documents
+    Case(RUN + '--documents=file', '--documents=file can be used only for a language model, but the run has task='),
+    *(Case(f'--workdir={{letters}} --input={{here}}/in.txt --documents={kind} --score', '{here}/in.txt:2: not UTF-8',
+           {'in.txt': b'"one"\n\xff\n'}) for kind in ('line', 'file', 'blank_line', 'jsonl')),
+    *(Case('--workdir={letters} --input=- --documents=jsonl' + score,
+           'stdin:2: must be a JSON string or an object with a string "text"', stdin=b'"one"\n' + line + b'\n')
+      for score, line in (('', b''), (' --score', b'one'), ('', b'{"prompt": "one"}'), (' --score', b'{"text": null}'),
+                          ('', b'["one"]'), ('', b'1e999'), ('', b'"\\ud800"'), ('', b'[' * 100_000))),
+    *(Case(f'--workdir={{letters}} --input={name} --documents=file', name)
+      for name in ('{here}', '{here}/none', '/dev/zero', '/proc/self/mem')),
+    Case('--workdir={letters} --input={here}/in.gz --documents=file', '{here}/in.gz', {'in.gz': 'one'}),
+    Case('--workdir={letters} --input=- --documents=blank_line --prefixes', '--prefixes can be used only for'),
+    Case('--workdir={letters} --input=- --documents=file --score --n_best=2', '--n_best'),
+    *(Case(f'--workdir={{letters}} --input={{here}}/in.txt {flags}',
+           "'\xe9' (2), '\u20ac' (1). The first is character 3 of " + where, {'in.txt': 'on\xe9\n\xe9\u20ac'},
+           status=0)
+      for flags, where in (('--score', 'line 1'), ('--documents=file --score', 'document 1'),
+                           ('--method=greedy --extra_length=1', 'line 1'),
+                           ('--documents=file --method=greedy --extra_length=1', 'document 1'))),
     # Arrays
     Case('--workdir={digits} --input={here}/none.npz', 'none.npz'),
     Case('--workdir={digits} --split=test --beam=3', '--beam=3'),

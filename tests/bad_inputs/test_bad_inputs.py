@@ -24,8 +24,12 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(bench):
-    """The bench, with an additional run of a classifier."""
+    """The bench, with additional runs of a classifier and of a language model of characters."""
     bench.train('digits', '--config={root}/configs/digits_vit.py --workdir={new} --config.cache_dir={cache} '
+                '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
+                '--config.train.steps=2 --config.optimizer.warmup=1')
+    bench.train('letters', '--config={root}/configs/shakespeare_char.py --workdir={new} --config.cache_dir={cache} '
+                '--config.data.file={root}/LICENSE --config.data.context=16 --config.model.max_length=16 '
                 '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
                 '--config.train.steps=2 --config.optimizer.warmup=1')
     return bench

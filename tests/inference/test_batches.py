@@ -49,7 +49,8 @@ SEARCHES = {
 }
 
 
-SLOW = {'rotary', 'learned', 'relative', 'language model, alibi'}  # they take the same paths as the other models
+# Each kind of model is tested in tests/inference/test_log_probs.py too.
+SLOW = MODULES.keys() - {'transformer'}
 
 
 @pytest.fixture(scope='module', params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())

@@ -42,7 +42,8 @@ def open_builtin(name, **changes):
                        labelled=name != 'pendulum')
 
 
-@pytest.fixture(scope='module', params=BUILTIN_ARRAYS)
+@pytest.fixture(scope='module', params=[
+    pytest.param(name, marks=[pytest.mark.slow] if name == 'dynamics' else []) for name in BUILTIN_ARRAYS])
 def builtin(request):
     return request.param, open_builtin(request.param)
 

@@ -178,7 +178,7 @@ def workers_of(pid):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks for processes in /proc')
-@pytest.mark.parametrize('victim', ['a worker', 'the process'])
+@pytest.mark.parametrize('victim', ['a worker', pytest.param('the process', marks=pytest.mark.slow)])
 def test_who_is_killed_loses_a_shard_only(victim, folder, tmp_path):
     """Wherever the kill falls: the next build, or the workers that are left, make up for it."""
     rng = random.Random(victim)

@@ -188,7 +188,7 @@ def test_fingerprint_tells_directions_apart(tmp_path):
 
 
 def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
-    def make_corpus(source, target, seed):
+    def make_corpus(source, target, seed, **_):
         return {split: [(f'{split} {seed}', target)] for split in ('train', 'test')}
 
     monkeypatch.setattr('input_pipeline.builtin.make_corpus', make_corpus)

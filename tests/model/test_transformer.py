@@ -242,6 +242,7 @@ def test_bfloat16_is_close_to_float32(norm, share_embeddings):
     assert not np.allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_neither_outputs_nor_gradients():
     results = []
     for options in {}, {'remat': True}, {'remat': True, 'remat_keep': 'products'}:

@@ -80,6 +80,7 @@ def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp
         start(three, config)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
     classes = 5
     caplog.set_level(logging.INFO)
