@@ -194,20 +194,21 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)
-    others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
+    other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
-    scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
+    scored = {split: score_split(request, run, data, split, options, page, other_outputs[split]) for split in splits}
     shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
              for split, results in scored.items()}
     print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
-                others: Sequence[str] | None) -> dict[str, Any]:
+                other_outputs: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
-    SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
+    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run that --compare
+    names.
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
@@ -218,7 +219,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': decoding}
-    if request.confidence or request.by or others:
+    if request.confidence or request.by or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
@@ -226,13 +227,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
         if request.by:
             assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
             pairs = list(zip(sources, references, strict=True))
-            log_probs = [each.hypotheses[0].log_prob for each in run.model.forced_all(pairs, options)]
+            log_probs = [output.hypotheses[0].log_prob for output in run.model.forced_all(pairs, options)]
             keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
             results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
                 keys, outputs, references, log_probs)]}
-        if others:
+        if other_outputs:
             results['compared'] = {'with': request.compare,
-                                   **compare_translations(outputs, others, references, language)}
+                                   **compare_translations(outputs, other_outputs, references, language)}
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)

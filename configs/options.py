@@ -206,6 +206,9 @@ OPTIONS = (
            'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
+    Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
+           'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
+           EXAMPLES | {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '

@@ -152,7 +152,7 @@ class _Row:
 
     def side(self, name: str, axis: str) -> str:
         """Returns the name of the argument whose tokens are the entries of an axis of a place."""
-        return argument_of(name, axis, list(self.inputs))
+        return argument_of(name, axis, [name for name in self.inputs if name != 'visible'])
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
         """Returns the values at the place `name` for this text, without padding."""
@@ -167,7 +167,8 @@ class _Row:
 def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
     """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
-        return [_Row({'inputs': each}, {}) for each in model.preprocessing.inputs(np.asarray(given))]
+        arguments = model.form.arguments(np.asarray(given))
+        return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
     if isinstance(given, (str, Output)):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
     texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]

@@ -224,7 +224,7 @@ class TextModel(abc.ABC):
         result = []
         for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
             ranked = zip(best[place].tolist(), pieces(best[place]), best_probabilities[place].tolist(), strict=True)
-            alternatives = [(name, probability) for other, name, probability in ranked if other != token]
+            alternatives = [(name, probability) for rival, name, probability in ranked if rival != token]
             result.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
         return result
 
@@ -310,14 +310,14 @@ class SearchModel(TextModel):
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
         batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
-        for rows, found in zip(batches, find_in_threads(find, batches, threads), strict=True):
+        for rows, hypotheses in zip(batches, find_in_threads(find, batches, threads), strict=True):
             for index, row in enumerate(rows):
-                results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
-                                if found.scores[index, rank] > search.IMPOSSIBLE]
+                results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(options.n_best)
+                                if hypotheses.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
             finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
-            what = 'logits' if finite else 'parameters and logits'
-            raise UserError(f'{self.name}: the search finds no output, because the {what} are NaN or infinite. '
+            infinite = 'logits' if finite else 'parameters and logits'
+            raise UserError(f'{self.name}: the search finds no output, because the {infinite} are NaN or infinite. '
                             'Use another --checkpoint, or train again with a lower learning rate')
         return results
 
@@ -367,13 +367,13 @@ class SearchModel(TextModel):
         return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)
 
-    def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
-        tokens = found.tokens[row, rank]
+    def _hypothesis(self, hypotheses: search.Hypotheses, row: int, rank: int) -> Hypothesis:
+        tokens = hypotheses.tokens[row, rank]
         tokens = tokens[tokens != PAD].tolist()
         ended = tokens[-1:] == [EOS]
         tokens = tokens[:-1] if ended else tokens
-        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
-                          float(found.scores[row, rank]), ended)
+        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(hypotheses.log_probs[row, rank]),
+                          float(hypotheses.scores[row, rank]), ended)
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:

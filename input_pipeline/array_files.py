@@ -25,8 +25,8 @@ IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
 IMAGES = 'images'
 
 
-def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
-                image_size: int = 0) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
+def open_folder(folder: Path, names: Mapping[str, str], validation_share: float, image_size: int = 0,
+                missing: bool = False) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
     """Opens the data set in `folder`.
 
     Args:
@@ -34,6 +34,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       names: {split: name of the split on disk}, config.data.splits.
       validation_share: config.data.validation_share.
       image_size: config.data.image_size.
+      missing: whether values of series may be missing.
 
     Returns:
       (read, parts, has_file): `read` is a function that reads the examples of a split. `parts` are the splits without
@@ -62,8 +63,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
         parts = Parts(('validation',), validation_share, last=True)
 
     def read(split: str) -> Examples:
-        size = {'size': image_size} if kind == IMAGES else {}
-        return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **size)
+        options = {IMAGES: {'size': image_size}, 'csv': {'missing': missing}}.get(kind, {})
+        return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **options)
 
     return read, parts, has_file
 
@@ -194,8 +195,8 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
       form: the form of the inputs of the model.
 
     Returns:
-      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or the index
-      in the array), and the raw inputs as `form.prepare` returns them.
+      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or '' in an
+      array), and the raw inputs as `form.prepare` returns them.
 
     Raises:
       UserError: if the examples cannot be read, or do not have the form.
@@ -218,12 +219,12 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
         if images or not form.channels:
             raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
-        names, inputs = read_unlabelled(file, form.channels)
+        names, inputs = read_unlabelled(file, form.channels, form.missing)
         where = path
     else:
         inputs, = _arrays(file, ('inputs',))
         where = f'{path}: inputs'
-        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
+        names = [''] * (len(inputs) if inputs.ndim else 0)
     return names, form.prepare(inputs, where)
 
 

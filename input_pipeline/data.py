@@ -239,7 +239,8 @@ class ExampleData:
     labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
-        self._config, self.arrays = config, open_arrays(config.data, self.labelled)
+        self._config, self.arrays = config, open_arrays(
+            config.data, self.labelled, config.model.patches.patch)
         if kept:
             sizes = _read_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
@@ -366,9 +367,10 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'targets':
         return value is None or isinstance(value, list) and all(map(is_name, value))
     if name == 'inputs':
-        entries = {'dtype', 'encoding', 'low', 'high', 'channels', 'resized'}
-        return isinstance(value, dict) and value.keys() == entries and (
-            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str) and isinstance(value['resized'], bool)
+        flags, entries = {'resized', 'padded', 'missing'}, {'dtype', 'encoding', 'low', 'high', 'channels'}
+        return isinstance(value, dict) and value.keys() == entries | flags and (
+            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str)
+            and all(isinstance(value[flag], bool) for flag in flags)
             and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
             and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
     if name == 'preprocessing':

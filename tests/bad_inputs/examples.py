@@ -80,6 +80,11 @@ TRAIN = [
     arrays(csv('a,p,1,0', 'a,q,2,0', header='series,group,x,target'), "train.csv:3: group is 'q', but it is 'p'"),
     Case(SHARE, ("class 'cow' of example 0 (validation.csv:2) is not in the training split",),
          csv('a,0,1,cat', 'b,0,2,dog') | csv('a,0,1,cow', name='validation')),
+    arrays(csv('a,0,,0'), "train.csv:2: x is '', not a number", 'config.data.missing=mean'),
+    Case(NPZ + '--config.data.missing=mean', 'example 1 has no values', csv('a,0,1,0', 'b,0,,1')),
+    Case(NPZ + '--config.data.missing=drop', 'config.data.missing', csv('a,0,1,0', 'b,0,,1')),
+    Case(SHARE, ('validation.csv: inputs: example 0 has the shape (3, 1)', 'at most 2 steps'),
+         csv('a,0,1,0', 'a,1,1,0', 'b,0,2,1') | csv('a,0,1,0', 'a,1,1,0', 'a,2,2,0', name='validation')),
     # Folders of images
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': b'text'})),
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': cut(png())})),

@@ -180,7 +180,6 @@ SLOW = [
     arrays({'data/train.csv': 'series,x,target\na,1,999999999\n'}, '999999999'),
     arrays({'data/train.csv': 'series,x,target\na,1,1\na,1,2\n'}, 'train.csv:3'),
     arrays({'data/train.csv': 'series,x,target\na,1,1\nb,1,1\na,1,1\n'}, 'train.csv:4'),
-    arrays({'data/train.csv': 'series,x,target\na,1,1\nb,1,1\nb,1,1\n'}, 'train.csv:3'),
     arrays({'data/train.csv': b'series,x,target\na,\xff,1\n'}, 'train.csv:2'),
     arrays({'data/train.csv': 'series,x,target\n"a,1,1\n'}, 'train.csv'),
     arrays({'data/train.csv': 'series,x,target\na,1,1\0\n'}, 'train.csv:2'),

@@ -12,7 +12,7 @@ from PIL import Image
 
 from input_pipeline import splits
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
+from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
@@ -148,7 +148,7 @@ def test_inputs_to_predict_from(tmp_path):
         np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
         names, found = read_inputs(str(tmp_path / 'x.npz'), SERIES)
         np.testing.assert_array_equal(found, inputs)
-        assert names == [str(number) for number in range(len(inputs))]
+        assert names == [''] * len(inputs)
 
 
 @pytest.mark.parametrize('inputs, message', [
@@ -272,8 +272,6 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,3'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,nan'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
-    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but the first series, 'a', has 2\. All series"),
-    ([HEADER, *ROWS[:3], 'c,0,1,1,1', 'c,1,1,1,1'], r"train\.csv:4: series 'b' has 1 rows"),
     ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: time '0' of series 'a' is also at line 2\. The times .* different"),
     (['series,x,target', 'a,1,1', 'b,1,1', 'a,2,1'],
      r"train\.csv:4: series 'a' continues here, but it began at line 2 .*Sort the rows by series, or add"),
@@ -557,3 +555,61 @@ def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path)
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='empty has no images'):
         read_inputs(str(tmp_path / 'empty'), pictures)
+
+
+# Series of different lengths, and missing values
+
+def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'b,1,2,1', 'b,3,4,1', 'b,5,6,1', 'c,7,8,0', 'c,9,9,0')
+    write_csv(tmp_path, 'series,x,y,target', 'd,3,4,0', split='test')
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.0), labelled=True, multiple=2)
+    assert data.sizes['shape'] == [4, 2] and 'the series have 1 to 3 steps' in caplog.text
+    values = np.array([[1, 2], [1, 2], [3, 4], [5, 6], [7, 8], [9, 9]])
+    np.testing.assert_allclose(data.preprocessing.input_mean, values.mean(axis=0))
+    np.testing.assert_allclose(data.preprocessing.input_std, values.std(axis=0))
+    batch = ArrayPlan(data, 'train', rows=4, seed=None).batch(0)
+    np.testing.assert_array_equal(batch['inputs']['visible'].sum(axis=1), [1, 3, 2, 4])  # the last row has no example
+    assert not batch['inputs']['inputs'][0, 1:].any() and np.isfinite(batch['inputs']['inputs']).all()
+    assert data.inputs('test').shape == (1, 4, 2)
+    prepared = data.form.prepare([[[1, 2]], [[3, 4], [5, 6]]])
+    np.testing.assert_array_equal(np.isnan(prepared).all(axis=-1).sum(axis=1), [3, 2])
+    for wrong, message in (([[[1, 2]] * 5], r'example 0 has the shape \(5, 2\), but .* at most 4 steps with 2'),
+                           ([[[1, 2]], [[1]]], r'example 1 has the shape \(1, 1\)'),
+                           ([[[1, 2], [np.nan, 1], [1, 2]]], 'example 0 contains nan'),
+                           ([[[1, 2]], []], r'example 1 has the shape \(0,\)'),
+                           ([[[1, 2]], [[np.nan, np.nan]]], 'example 1 has no values')):
+        with pytest.raises(UserError, match=message):
+            data.form.prepare(wrong)
+
+
+@pytest.mark.parametrize('kind', ['csv', 'npz'])
+def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    if kind == 'csv':
+        write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'a,,NA,0', 'a,4,nan,0', 'b,7,8,1', 'b,1,1,1')
+    else:
+        nan = np.nan
+        write_npz(tmp_path, inputs=[[[1, 2], [nan, nan], [4, nan]], [[7, 8], [1, 1], [nan, nan]]], targets=[0, 1])
+    with pytest.raises(UserError, match=r"(x is '', not a number|example 0 contains nan).*data\.missing=mean"):
+        read(tmp_path, validation_share=0.0)
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.0, missing='mean'), labelled=True)
+    np.testing.assert_allclose(data.preprocessing.input_mean, [13 / 4, 11 / 3])
+    arguments = data.form.arguments(data.inputs('train'))
+    np.testing.assert_array_equal(arguments['visible'], [[True, False, True], [True, True, False]])
+    np.testing.assert_array_equal(arguments['inputs'] == 0, np.isnan(data.inputs('train')))
+    assert '1 of 8 values are missing. They get the mean of the channel' in caplog.text
+    assert data.form.missing and data.form.low == (1, 1) and data.form.high == (7, 8)
+
+
+@pytest.mark.parametrize('rows, message', [
+    (['a,1,2,0', 'b,,NA,1'], r'train\.csv: inputs: example 1 has no values'),
+    (['a,1,,0', 'b,2,,1'], r'train\.csv: inputs: channel 1 has no values'),
+    (['a,1,inf,0', 'b,2,,1'], r"train\.csv:2: y is 'inf', not a number"),
+])
+def test_missing_values_that_cannot_be_filled(tmp_path, rows, message):
+    write_csv(tmp_path, 'series,x,y,target', *rows)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, missing='mean', validation_share=0.0)
