@@ -19,7 +19,7 @@ from analysis.pictures import answer_figure, chosen_kind, positions_figure, save
 from analysis.request import Request, results_name
 from inference.arriving import input_lines
 from inference.columns import read_phrases, score_all, translate_all
-from inference.edits import read_edits, without
+from inference.edits import check_without, read_edits, without
 from inference.options import SearchOptions, search_options
 from inference.predict import Prediction, Predictor
 from inference.run import Run, load
@@ -59,6 +59,8 @@ def decode(request: Request) -> None:
     edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    if request.without:
+        check_without(request.without, run.places())
     run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search)
     if request.pictures and request.look == 'positions':

@@ -6,9 +6,10 @@ avoided, 'Mannschaft' is still allowed. After the last letter, everything that e
 full stop, the end of the text.
 
 Words consist of letters, marks and the underscore. Digits make numbers: a word may begin directly after a number, and
-a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper case equals lower case, and the composed form of a
-character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no word
-boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands for any white space.
+a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper case equals lower case, and the
+composed form of a character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai,
+...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands
+for any white space.
 """
 
 import functools

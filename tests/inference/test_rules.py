@@ -134,7 +134,7 @@ def alone(model, source, limit, options, allowed, number):
                 stops = not allowed(tokens, EOS, step) and int(row.argmax()) not in possible(tokens, step)
                 (given_up if stops else found).extend(new)
             found = found or ([] if ended else given_up)
-            others = sorted((each for each in found if may_end(each[1], allowed.keywords.get('prompt', ''))))
+            others = sorted(each for each in found if may_end(each[1], allowed.keywords.get('prompt', '')))
             found = sorted(found, reverse=True)[:options.beam]
             if others and not {*others} & {*found}:
                 found[-1] = others[-1]
