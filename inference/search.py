@@ -71,10 +71,14 @@ class Follow(NamedTuple):
         automaton.
       ends: int, the number of states in which an output may end. These states have the lowest numbers.
       new_word: bool [vocab], the tokens that begin a word; required if a prefix has NEW_WORD.
+      joins: bool [vocab], the tokens that begin with a letter or a digit, so that they continue a word. With this
+        mask, no such token may follow where the most probable token would begin and complete a word to avoid.
+        Otherwise a search would often append a few letters to the previous word.
     """
     table: Any = None
     ends: Any = None
     new_word: Any = None
+    joins: Any = None
 
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
@@ -87,13 +91,18 @@ def _wanted(state, vocabulary):
     return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 
-def _excluded(state, vocabulary, cut, follow):
+def _excluded(logits, state, vocabulary, cut, follow):
     """Returns a mask of the excluded tokens, [batch, hypotheses, vocab], or None if no token can be excluded."""
     excluded = None
     if state.places is not None:
         behind = follow.table[state.places]
         last_choice = (state.step >= state.limits - (1 if cut else 2))[:, None, None]
         excluded = (behind < 0) | last_choice & (behind >= follow.ends)
+        if follow.joins is not None:
+            best = logits.argmax(axis=-1)
+            after = jnp.take_along_axis(behind, best[..., None], axis=-1)[..., 0]
+            begins = follow.new_word[best] & ((after < 0) | (after >= follow.ends)) & (state.places < follow.ends)
+            excluded |= begins[..., None] & follow.joins
     if state.prefixes is not None and follow is not None and follow.new_word is not None:
         inside = (_wanted(state, vocabulary) == NEW_WORD)[:, None, None] & ~follow.new_word
         excluded = inside if excluded is None else excluded | inside
@@ -111,7 +120,7 @@ def _best(logits, count, state, vocabulary, cut, follow):
     Padding, the start token and the vocabulary's `others` are never allowed. At the limit, only the end token is
     allowed, unless `cut`. Within a prefix, only the token of the prefix is allowed.
     """
-    excluded = _excluded(state, vocabulary, cut, follow)
+    excluded = _excluded(logits, state, vocabulary, cut, follow)
     if excluded is None:
         values, tokens = largest(logits, count, vocabulary.forbidden)
         # The normaliser includes the forbidden tokens.
@@ -219,7 +228,7 @@ class Sample:
         assert state.keys is not None, 'a temperature above 0 needs keys'
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
         allowed = jnp.where(_allowed(logits, self.vocabulary), logits, IMPOSSIBLE)
-        if (excluded := _excluded(state, self.vocabulary, self.cut, follow)) is not None:
+        if (excluded := _excluded(logits, state, self.vocabulary, self.cut, follow)) is not None:
             allowed = jnp.where(excluded, IMPOSSIBLE, allowed)
         token = jax.vmap(jax.random.categorical)(
             keys, filter_logits(allowed, self.temperature, self.top_k, self.top_p))
@@ -329,6 +338,8 @@ class Beam:
             possible &= ~self._given_up(logits, tokens[..., 0], state, follow)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
+        if state.places is not None and beam > 1:
+            scores, index = self._with_free(candidates, scores, index, tokens, state, follow)
         parent, token = index // width, tokens.reshape(batch, -1)[rows, index].astype(jnp.int32)
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
         ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
@@ -344,6 +355,18 @@ class Beam:
             ended_scores=ended_scores,
             places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
+
+    def _with_free(self, candidates, scores, index, tokens, state, follow):
+        """Replaces the worst of the selected candidates if all of them end with a word to avoid.
+
+        The next step drops such hypotheses (`_given_up`), so another hypothesis must remain.
+        """
+        free = jnp.where(follow.table[state.places[..., None], tokens] < follow.ends, candidates, IMPOSSIBLE)
+        free = free.reshape(len(index), -1)
+        has_free = (jnp.take_along_axis(free, index, axis=1) > IMPOSSIBLE).any(axis=1)
+        index = index.at[:, -1].set(jnp.where(has_free | (free.max(axis=1) <= IMPOSSIBLE), index[:, -1],
+                                              free.argmax(axis=1)))
+        return jnp.take_along_axis(candidates.reshape(free.shape), index, axis=1), index
 
     def _given_up(self, logits, best, state, follow):
         """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
