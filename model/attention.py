@@ -278,8 +278,8 @@ class MultiHeadAttention(nn.Module):
             pasts = [jnp.moveaxis(array, 1, 3) for array in (key, value)]
 
             def of_first(count):
-                first = [jnp.moveaxis(past[..., :count], 3, 1) for past in pasts]
-                return attention(query, *first, relation.first_keys(count), score, drop)[0]
+                keys, values = (jnp.moveaxis(past[..., :count], 3, 1) for past in pasts)
+                return attention(query, keys, values, relation.first_keys(count), score, drop)[0]
 
             pooled = of_used_keys(of_first, key.shape[1], used)
         else:
