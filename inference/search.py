@@ -274,6 +274,7 @@ class BeamState(flax.struct.PyTreeNode):
     ended_tokens: Any   # [batch, beam, length]
     ended_probs: Any    # [batch, beam] log-probabilities
     ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is no hypothesis
+    ended_count: Any    # [batch] number of hypotheses that have ended, including those that are no longer kept
     cache: Any
     prefixes: Any = None  # [batch, length]
     places: Any = None    # [batch, beam]
@@ -286,7 +287,8 @@ class Beam:
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
     greedy search, and a beam that holds all hypotheses is exhaustive search. The search for a sentence stops when no
     alive hypothesis can become one of the n best. The bound for the score of an alive hypothesis is its current
-    log-probability, which can only decrease, divided by the penalty of the maximum length.
+    log-probability, which can only decrease, divided by the penalty of the maximum length. With `patience`, the search
+    also stops when round(beam * patience) hypotheses have ended (Kasai et al. 2022, arXiv:2204.05424).
 
     Attributes:
       vocabulary: the special tokens.
@@ -294,6 +296,8 @@ class Beam:
       beam: the number of hypotheses of a sentence that are alive at a time.
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
+      patience: the number of ended hypotheses at which the search stops, divided by `beam`, but at least n_best
+        hypotheses; 0: no such limit.
       cut: whether a hypothesis that reaches its limit has no end token. If false, the end token is forced.
     """
     vocabulary: Vocabulary
@@ -301,6 +305,7 @@ class Beam:
     beam: int
     alpha: float = 0.6
     n_best: int = 1
+    patience: float = 0.0
     cut: bool = False
 
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
@@ -315,8 +320,8 @@ class Beam:
         return BeamState(step=jnp.zeros((), jnp.int32), limits=limits,
                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                      alive_tokens=empty, alive_scores=no_scores.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
-                     ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache,
-                     prefixes=prefixes, places=_spread(places, shape))
+                     ended_tokens=empty, ended_probs=ended, ended_scores=ended,
+                     ended_count=ends.astype(jnp.int32), cache=cache, prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
         """Returns a mask of the sentences that have a hypothesis that may still become one of the n best."""
@@ -325,7 +330,10 @@ class Beam:
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
         if self.alpha < 0:  # the penalty decreases with the length, so the shortest continuation is the bound
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
-        return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
+        is_open = (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
+        if self.patience:
+            is_open &= state.ended_count < max(self.n_best, round(self.beam * self.patience))
+        return is_open
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
         """Selects the `beam` best extensions of each hypothesis, then the `beam` best extensions of each sentence."""
@@ -344,6 +352,8 @@ class Beam:
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
         ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
         ends &= scores > IMPOSSIBLE
+        if self.patience:  # a finished sentence may stay in the batch for some steps, which must not change its result
+            ends &= self.open(state)[:, None]
 
         new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, self.alpha), IMPOSSIBLE)
         ended_scores, best = jax.lax.top_k(jnp.concatenate([state.ended_scores, new_scores], axis=1), beam)
@@ -352,7 +362,7 @@ class Beam:
             alive_tokens=sequences, alive_scores=jnp.where(ends, IMPOSSIBLE, scores),
             ended_tokens=jnp.concatenate([state.ended_tokens, sequences], axis=1)[rows, best],
             ended_probs=jnp.concatenate([state.ended_probs, scores], axis=1)[rows, best],
-            ended_scores=ended_scores,
+            ended_scores=ended_scores, ended_count=state.ended_count + ends.sum(axis=1),
             places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 

@@ -364,7 +364,7 @@ class SearchModel(TextModel):
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
         common = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
         if options.method == 'beam':
-            return search.Beam(**common, beam=options.beam, n_best=options.n_best)
+            return search.Beam(**common, beam=options.beam, n_best=options.n_best, patience=options.patience)
         return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)
 
