@@ -111,9 +111,9 @@ def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method 
     read = [len(first.source) + len(first.prefix) - len(first.target) + 1 + column for column in columns]
 
     def tau(one, other):
-        found: list[Any] = [kendalltau(*(np.abs(each.values[:read[column], column]) for each in (one, other))).statistic
-                            for column in columns]
-        return np.nanmean(found)
+        results: list[Any] = [kendalltau(*(np.abs(each.values[:read[column], column]) for each in (one, other)))
+                              for column in columns]
+        return np.nanmean([result.statistic for result in results])
 
     return np.array([[tau(one, other) for other in attributions] for one in attributions])
 
@@ -203,9 +203,9 @@ def integrated_gradients(text: Text, measure: _Measure) -> dict[str, Any]:
         return measure(text.model.params, inputs, lambda name: (
             lambda value, at: scale * value) if name in measure.names else None)[0]
 
-    # The outputs of a trained model change in a few short intervals of the scale, often near 0, where layer norms enlarge
-    # small values. So the integral needs most of its nodes in these intervals. For two sentences of the demo run, the
-    # largest gap is 0.2, and the differences are 2 to 9. The gap of a Gauss-Legendre rule with 200 nodes is 1.
+    # The outputs of a trained model change in a few short intervals of the scale, often near 0, because layer norms
+    # enlarge small values. So the integral needs most of its nodes in these intervals. For two sentences of the demo
+    # run, the largest gap is 0.2, and the differences are 2 to 9. A Gauss-Legendre rule with 200 nodes has a gap of 1.
     scales = np.linspace(0, 1, SCALES, dtype=np.float32) ** 3
     change = np.abs(np.diff(np.asarray(jax.jit(lambda scales: jax.lax.map(output, scales, batch_size=BATCH))(scales)),
                             axis=0)).sum(axis=1)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from analysis.attribution import METHODS, Attribution, agreement, attribute
+from analysis.passes import text_of
 from inference.edits import Edit
+from model.places import EDITS
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -24,9 +26,9 @@ def found(run):
     return {method: attribute(run, PAIR, method) for method in METHODS}
 
 
-def log_probs(run, source=PAIR[0], target=PAIR[1]):
-    output = run.forced([(source, target)])[0]
-    return np.log([each.probability for each in run.model.token_probabilities(output)])
+def log_probs(run):
+    inputs, targets, _ = text_of(run, PAIR).arrays()
+    return np.asarray(run.model._log_probs(run.model.params, inputs, targets))[0, :3]
 
 
 def test_all_methods_attribute_to_source_and_prefix(run, found):
@@ -41,11 +43,18 @@ def test_all_methods_attribute_to_source_and_prefix(run, found):
 
 
 def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, found):
-    for row, (name, position) in enumerate([('source_embedding', 1), ('target_embedding', 1)]):
-        longer, shorter = (log_probs(run.edited([Edit('scale', name, 1 + change, None, [position])]))
-                           for change in (1e-2, -1e-2))
-        np.testing.assert_allclose(found['gradient'].values[[1, 5][row]], (longer - shorter) / 2e-2, rtol=0.02,
-                                   atol=0.01)
+    names = {'source_embedding': 1, 'target_embedding': 5}
+    edited = run.edited([Edit('scale', name, 1.0, None, [1]) for name in names])
+
+    def scaled(wanted, scale):
+        edited.model.params = {**edited.model.params, EDITS: [
+            {name: np.float32(scale if name == wanted else 1) for name in numbers}
+            for numbers in edited.model.params[EDITS]]}
+        return log_probs(edited)
+
+    for name, row in names.items():
+        change = (scaled(name, 1.01) - scaled(name, 0.99)) / 0.02
+        np.testing.assert_allclose(found['gradient'].values[row], change, rtol=0.02, atol=0.01)
 
 
 def test_integrated_gradients_add_up_to_the_difference_of_the_outputs(run, found):
@@ -126,6 +135,7 @@ def test_a_contrast_explains_the_difference_of_two_tokens(run, found):
         attribute(run, PAIR, 'rollout', instead='q')
 
 
+@pytest.mark.slow  # it compiles about 15 programs
 def test_language_models_and_recurrent_models():
     model = random_run('language_model')
     for method in METHODS:
