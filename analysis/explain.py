@@ -25,6 +25,7 @@ from jaxtyping import Float, Num
 
 from analysis.pictures import chosen_kind
 from inference.predict import Predictor
+from inference.predictions import Prediction
 from inference.text import Output, TextModel, TokenProbability
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
@@ -113,13 +114,13 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
         attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if answers else [])
 
 
-def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
-                    output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
-    """Returns the explanation of `output`, the prediction of the model for a raw image or series.
+def explain_example(model: Predictor, prediction: Prediction, number: int = 1, target: str = '') -> Explanation:
+    """Returns the explanation of a prediction of the model for an image or a series.
 
     Raises:
       UserError: if the example is neither a series nor an image.
     """
+    example = prediction.example
     if example.ndim > 3:
         raise UserError(f'--explain shows images and series, not examples of shape {example.shape}')
     (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
@@ -133,11 +134,11 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
         tokens = [*['class token'] * (each.shape[-1] - len(patches)), *patches]
         attention.append(Attention(kind, each, tokens, tokens, (what, what)))
     if model.classes is None:
-        answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
+        answers = [('output', 'value'), *((name, f'{value:.6g}') for name, value in prediction.values.items())]
     else:
-        likely = np.argsort(-output, kind='stable')[:ALTERNATIVES]
-        answers = [('probability', 'class'), *((f'{np.exp(output[each]):.4f}', model.classes[each]) for each in likely)]
-    best = model.named(output)
+        answers = [('probability', 'class'),
+                   *((f'{probability:.4f}', label) for label, probability in prediction.best(ALTERNATIVES))]
+    best = prediction.cells
     texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
              *([('expected', target)] if target else [])]
     return Explanation(number, texts, attention, [], answers, picture_of(example), grid)

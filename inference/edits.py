@@ -148,15 +148,15 @@ def has_text(by: Any) -> bool:
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
 
-def matching(pattern: str, places: Mapping[str, Sizes]) -> list[str]:
-    """Returns the names of places that match a pattern.
+def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list[str]:
+    """Returns the names of places that match a pattern. An error message begins with `where`.
 
     Raises:
       UserError: if no place matches. The message has similar names.
     """
     names = fnmatch.filter(places, pattern)
     if not names:
-        raise UserError(f'place {pattern!r}: the model has no such place. {nearest(pattern, list(places))}')
+        raise UserError(f'{where}place {pattern!r}: the model has no such place. {nearest(pattern, list(places))}')
     return names
 
 

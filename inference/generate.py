@@ -30,7 +30,7 @@ from inference.text import (
     checked_texts,
 )
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
 from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy
@@ -59,6 +59,11 @@ class Generator(SearchModel):
     def __init__(self, module: nn.Module, params: Params, tokenizer: Tokenizer, context: int, whole_documents: bool):
         super().__init__(module, params, {'source': tokenizer, 'target': tokenizer})
         self.context, self.whole_documents = context, whole_documents
+
+    @property
+    def stride(self) -> int:
+        """The number of tokens between the beginnings of two windows in `forced_all`."""
+        return max(1, self.context - self.context // 2)
 
     def generate(self, prompts: Sequence[str], options: SearchOptions = SAMPLING, *,
                  first: int = 0) -> list[Output]:
@@ -124,7 +129,7 @@ class Generator(SearchModel):
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
-        size = max(self.context, kept + 1)
+        size = kept + self.stride
         windows, origins = [], []  # for each window: (its text, number of its targets that an earlier window scores)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
@@ -155,9 +160,17 @@ class Generator(SearchModel):
         """Returns the cross-entropy of a whole split, which is read window by window, and sample texts."""
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
-        plan = data.plan(split)
+        plan, unknown = data.plan(split), 0
+
+        def batches():
+            nonlocal unknown
+            for number in range(len(plan)):
+                batch = plan.batch(number)
+                unknown += int(np.sum(batch['targets'] == UNK))
+                yield batch
+
         began, compiled_before = time.perf_counter(), compile_time.seconds
-        sums = jax.block_until_ready(evaluate(step, self.params, map(plan.batch, range(len(plan)))))
+        sums = jax.block_until_ready(evaluate(step, self.params, batches()))
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
         results = sums.means() | {
@@ -165,6 +178,10 @@ class Generator(SearchModel):
                                                                             data.characters(split)),
             'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
             'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
+        if unknown:
+            results['unknown_tokens'] = unknown
+            log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
+                        'compare bits per character with other models', split, unknown, results['n'])
         return results, [(sample,) for sample in samples]
 
     @override

@@ -22,7 +22,7 @@ from inference.options import SearchOptions
 from inference.predict import Predictor
 from inference.text import Output
 from inference.translate import Translator
-from model.places import axes_of, observing
+from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
 MOST_GB = 4.0  # default limit for the size of all captured values
@@ -78,8 +78,13 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
         inputs = {'tokens': jnp.ones((1, 4), jnp.int32)}
-    apply = observing(model.module.apply, read=lambda name: True)
-    params = model.params or nn.unbox(jax.eval_shape(model.module.init, jax.random.key(0), **inputs))['params']
+    return places_of(model.module, model.params, inputs)
+
+
+def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
+    """Returns the places of a module with these inputs, as `list_places` does. `params` may be {}."""
+    apply = observing(module.apply, read=lambda name: True)
+    params = params or nn.unbox(jax.eval_shape(module.init, jax.random.key(0), **inputs))['params']
     _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
     return {name: {axis: None if axis in FREE else size
                    for axis, size in zip(axes_of(name), shapes[name].shape, strict=True)}
@@ -134,11 +139,7 @@ class _Row:
 
     def side(self, name: str, axis: str) -> str:
         """Returns the name of the argument whose tokens are the entries of an axis of a place."""
-        if len(self.inputs) == 1:
-            return next(iter(self.inputs))
-        name = name.partition('/')[2] if name.startswith('members_') else name
-        cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
-        return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
+        return argument_of(name, axis, list(self.inputs))
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
         """Returns the values at a place, without the padding."""

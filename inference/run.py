@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -14,16 +15,19 @@ from configs.options import choices
 from configs.tasks import TASKS
 from inference.edits import Edit, Editor, Sizes, has_text, matching, parsed
 from inference.generate import Generator
-from inference.inspection import MOST_GB, Inspected, inspect, list_places, resolved
+from inference.inspection import MOST_GB, Inspected, inspect, list_places, places_of, resolved
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
-from inference.text import Output
+from inference.predictions import Predictions
+from inference.report import note_unknown
+from inference.text import Output, TextModel
 from inference.translate import Translator
 from input_pipeline.data import Data, open_data
-from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.input_format import InputFormat
 from input_pipeline.tokenizer import Tokenizer
 from interchange.folders import read_models
 from model import parameter_count
+from model.build import build_model
 from model.places import EDITS, Observed
 from run_directory.trained import TrainedModel, parts_of_one_run
 from runtime.cache import cache_folder, use_compilation_cache
@@ -49,7 +53,7 @@ ANSWERERS: Mapping[str, Callable[..., Answerer]] = {
     'generator': lambda module, params, tokenizers, sizes, data: Generator(
         module, params, tokenizers['text'], data.context, data.packing == 'packed'),
     'predictor': lambda module, params, tokenizers, sizes, data: Predictor(
-        module, params, sizes['classes'], Preprocessing(**sizes['preprocessing']), sizes['shape']),
+        module, params, InputFormat.of(sizes)),
 }
 
 
@@ -63,15 +67,53 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
     """
     if not config.train.edits:
         return module
-    edits, places = parsed(config.train.edits, EDITS_OPTION), list_places(
-        make_answerer(config, module, {}, tokenizers, sizes))
+    return Observed(module, _trained_editor(config, list_places(make_answerer(config, module, {}, tokenizers, sizes))))
+
+
+def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
+    """Returns the edits of config.train.edits."""
+    edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.edit in ('mean', 'replace') and has_text(edit.by):
             raise UserError(f'{EDITS_OPTION}: edit {edit.edit!r} at {edit.place} needs the model to read texts, which '
                             'is not possible in training. Give numbers')
     numbers = [{} if edit.by is None or isinstance(edit.by, str) else
                dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
-    return Observed(module, Editor(edits, numbers, places))
+    return Editor(edits, numbers, places)
+
+
+def check_places(config: ConfigDict) -> None:
+    """Checks the places in config.train.edits and config.track.places, before a run directory is created.
+
+    Reads no data: the names of places do not depend on the data.
+
+    Raises:
+      UserError: if an edit or a place does not exist.
+    """
+    if not (config.train.edits or config.track.places):
+        return
+    patch, tokens = config.model.patches.patch, jnp.ones((1, 4), jnp.int32)
+    sizes = dict.fromkeys(('source_vocab_size', 'target_vocab_size', 'vocab_size', 'outputs'), 8)
+    inputs = {'translator': {'source': tokens, 'target': tokens}, 'generator': {'tokens': tokens},
+              'predictor': {'inputs': jnp.zeros((1, patch, 1))}}[TASKS[config.task].answerer]
+    places = places_of(build_model(config.model, **sizes), {}, inputs)
+    if config.train.edits:
+        _trained_editor(config, places)
+    tracked_places(config, places)
+
+
+def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]:
+    """Returns the names of the places in config.track.places.
+
+    Attention scores are left out, because masked scores have no useful statistic.
+
+    Raises:
+      UserError: if no place matches a pattern.
+    """
+    useful = {name: sizes for name, sizes in places.items() if not name.endswith('/scores')}
+    patterns = [pattern.strip() for pattern in config.track.places.split(',') if pattern.strip()]
+    found = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
+    return sorted(found, key=list(places).index)
 
 
 class Run:
@@ -125,12 +167,28 @@ class Run:
         `Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of these words or phrases.
         """
         translator = self._text_model(Translator, 'translation')
-        return translator.translate(sentences, self._options(options, avoid), prefixes=prefixes)
+        return self._noted(translator.translate(sentences, self._options(options, avoid), prefixes=prefixes))
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
                  avoid: Sequence[str] | None = None) -> list[Output]:
         """Returns continuations in the order of `prompts`. `translate` explains the other arguments."""
-        return self._text_model(Generator, 'continuation of prompts').generate(prompts, self._options(options, avoid))
+        generator = self._text_model(Generator, 'continuation of prompts')
+        return self._noted(generator.generate(prompts, self._options(options, avoid)))
+
+    def predict(self, inputs: np.ndarray | Sequence, batch_size: int = 64) -> Predictions:
+        """Returns the predictions for images or series, in order, with the names and probabilities of the classes.
+
+        Args:
+          inputs: raw inputs [n, *space, channels], in the encoding of the training inputs.
+          batch_size: the number of inputs at a time.
+
+        Raises:
+          UserError: if the inputs do not have the form of the training inputs. `Predictor.predict` gives the details.
+        """
+        if not isinstance(self.model, Predictor):
+            raise UserError(f'{self.workdir}: task={self.config.task} does not support predictions of classes or '
+                            'values. Use run.translate, run.generate or run.forced')
+        return self.model.answer(inputs, batch_size)
 
     def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
         """Scores given translations or texts: returns them as outputs with their log-probabilities under the model.
@@ -139,7 +197,8 @@ class Run:
           given: pairs (source, target); for a language model, texts.
           options: the options for the length penalty and the batch size; by default `self.options`.
         """
-        return self._text_model(Translator | Generator, 'scores of texts').forced_all(given, options or self.options)
+        model = self._text_model(Translator | Generator, 'scores of texts')
+        return self._noted(model.forced_all(given, options or self.options))
 
     def places(self) -> dict[str, Sizes]:
         """Returns {name: {axis: size}} of all places. A size is None if it depends on the text."""
@@ -189,6 +248,11 @@ class Run:
     def data(self) -> Data:
         """Opens the training data again, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
+
+    def _noted(self, outputs: list[Output]) -> list[Output]:
+        """Returns the outputs. Logs a warning if the inputs have characters that are not in the vocabulary."""
+        note_unknown(self._text_model(TextModel, 'text'), outputs)
+        return outputs
 
     def _options(self, options: SearchOptions | None, avoid: Sequence[str] | None) -> SearchOptions:
         options = options or self.options

@@ -1,7 +1,8 @@
 """Images and time series as sequences of patches: the vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929).
 
-An image is cut into squares and a series into windows. Each patch is flattened and embedded linearly. The encoder reads
-the patches like words. The outputs of the encoder are pooled and mapped to classes or values:
+An image is divided into squares, and a series into windows. Each square or window is a patch, which is flattened and
+embedded linearly. The encoder reads the patches like words. The outputs of the encoder are pooled and mapped to classes
+or values:
 
     z_0  = [x_class; x_1 E; ...; x_n E] + E_pos     (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}               (2)
@@ -39,8 +40,8 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
         raise ValueError(f'patch={sizes} has {len(sizes)} sizes, but the inputs have {len(space)} axes besides the '
                          f'batch and the channels: {space}')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
-        raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
-                         'choose sizes that divide the inputs, or pad or crop the inputs')
+        raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}. '
+                         'Choose sizes that divide the inputs, or pad or crop the inputs')
     return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
 
 
@@ -81,7 +82,7 @@ def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patch
 
 
 class PatchTransformer(nn.Module):
-    """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and classes or values.
+    """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and an output layer.
 
     With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
     the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
@@ -109,7 +110,7 @@ class PatchTransformer(nn.Module):
         """
         config = self.config
         if self.pooling not in POOLINGS:
-            raise ValueError(f'pooling={self.pooling!r} is not one of {", ".join(POOLINGS)}')
+            raise ValueError(f'pooling={self.pooling!r} must be one of {", ".join(POOLINGS)}')
         x = patches(inputs, self.patch)
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
         x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general, name='embedding')(x)
@@ -124,13 +125,13 @@ class PatchTransformer(nn.Module):
         pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1))
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-        # The logits are float32, because bfloat16 logits are often equal, and then the argmax is arbitrary.
+        # The logits are float32, because logits in bfloat16 are often equal, so that the argmax would be arbitrary.
         head = nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
                         dot_general=dot_general, name='head')
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the encodings of the class token (if the model has one) and of a grid of `counts` patches."""
+        """Returns the position encodings of the class token (if the model has one) and of a grid of patches."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

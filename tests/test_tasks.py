@@ -88,10 +88,13 @@ def test_images_are_classified(tmp_path, cache):
                   '--picture_count=2', f'--explain={tmp_path / "page.html"}', '--explain_count=3')
     assert done.returncode == 0, done.stderr.decode()
     results = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
-    confusion = np.array(results['confusion_matrix'])
+    assert results['decoding'] == {'batch_size': 64}
+    confusion = np.array([[results['confusion_matrix'].get(true, {}).get(predicted, 0)
+                           for predicted in results['classes']] for true in results['classes']])
     assert results['accuracy'] == pytest.approx(np.trace(confusion) / confusion.sum()) and results['accuracy'] > 0.3
     assert confusion.shape == (10, 10) and confusion.sum() == results['n'] == 300
-    assert len(list((tmp_path / 'pictures').glob('*.png'))) == 2
+    assert {path.name for path in (tmp_path / 'pictures').iterdir()} == {'000001.png', '000002.png',
+                                                                        'confusion_test.png'}
     assert len(explained(tmp_path / 'page.html')) == 3
 
     images = inference.load(tmp_path / 'run').data().arrays.inputs('test')[:3]
@@ -121,7 +124,8 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     assert len(explained(tmp_path / 'page.html')) == 200
 
 
-@pytest.mark.parametrize('attention', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('attention', [True, False])
 def test_the_recurrent_translator_trains_and_decodes(tmp_path, cache, attention):
     words = ['one', 'two', 'three', 'four', 'five', 'six', 'seven']
     for split in ('train', 'validation', 'test'):

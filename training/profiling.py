@@ -15,7 +15,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 class ProfilerWindow:
-    """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
+    """Profiles the steps FIRST to LAST, both included, and writes the trace to RUN/tensorboard.
 
     TensorBoard's profile plugin (the package xprof) shows the trace. The website ui.perfetto.dev can open the file
     `perfetto_trace.json.gz` of the trace.
@@ -42,7 +42,7 @@ class ProfilerWindow:
             self._tracing = True
 
     def after(self, step: int, results: Any) -> None:
-        """Ends the trace after the last step in the range. First waits until the `results` of the step are computed."""
+        """Ends the trace after the last step in the range. First waits for the `results` of this step."""
         if self._tracing and step >= self._last:
             jax.block_until_ready(results)
             self.close()

@@ -53,7 +53,8 @@ def runs():
 
 
 @pytest.mark.parametrize('kind, method', [
-    ('transformer', 'beam'), ('language_model', 'sample'), pytest.param('rnnsearch', 'beam', marks=pytest.mark.slow),
+    ('transformer', 'beam'), pytest.param('language_model', 'sample', marks=pytest.mark.slow),
+    pytest.param('rnnsearch', 'beam', marks=pytest.mark.slow),
     pytest.param('language_model', 'beam', marks=pytest.mark.slow)])
 def test_a_search_under_edits_is_teacher_forcing_under_the_same_edits(kind, method, runs):
     options = dataclasses.replace(OPTIONS, method=method)
@@ -91,7 +92,8 @@ def test_the_order_of_edits_changes_no_bit(runs):
     assert one == other == twice
 
 
-@pytest.mark.parametrize('kind', ['encoder', 'decoder', 'cross'])
+@pytest.mark.parametrize('kind', [
+    'cross', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('encoder', 'decoder'))])
 def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(kind, runs):
     edit, run = without(f'{kind}:2:1'), runs['transformer']
     path = *edit.place.split('/')[:-1], 'output', 'kernel'
@@ -104,6 +106,7 @@ def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(
     np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sentence_patched_with_itself_is_unchanged(runs):
     pair, run = ('one two', 'three'), runs['transformer']
     patches = [Edit('replace', place, pair) for place in ('encoder', 'decoder/layers_0', '*/weights', '*/heads')]

@@ -186,6 +186,7 @@ def test_a_continuation_avoids_words_that_its_prompt_begins(search):
             assert not AVOIDED.search(each.text)
 
 
+@pytest.mark.slow
 def test_words_are_avoided_from_window_to_window():
     model = of_kind('language model')
     options = SearchOptions(method='sample', temperature=1.5, extra_length=60, avoid=AVOID, n_best=1)
@@ -231,7 +232,7 @@ def vocabularies():
                                         for kind in ('bpe', 'unigram')}}
 
 
-@pytest.mark.parametrize('kind', ['byte', 'bpe', 'unigram'])
+@pytest.mark.parametrize('kind', ['bpe', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('byte', 'unigram'))])
 def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
     tokenizer = vocabularies()[kind]
@@ -296,7 +297,7 @@ def test_a_space_ends_the_word_of_a_prefix():
     assert begin_words(tokenizer).sum() > 1
 
 
-@pytest.mark.parametrize('kind', ['unigram', 'bpe', 'char'])
+@pytest.mark.parametrize('kind', ['unigram', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('bpe', 'char'))])
 @pytest.mark.parametrize('numbered', [False, True], ids=['alone', 'with a vocabulary beside it'])
 def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, numbered):
     content, rng = io.BytesIO(), np.random.default_rng(0)

@@ -45,7 +45,7 @@ def test_one_number_stands_for_all_axes():
 
 
 @pytest.mark.parametrize('inputs, patch, message', [
-    (IMAGES, 4, r'patch=\(4, 4\) does not divide inputs of 4 x 6: choose sizes that divide the inputs'),
+    (IMAGES, 4, r'patch=\(4, 4\) does not divide inputs of 4 x 6. Choose sizes that divide the inputs'),
     (IMAGES, (3, 3), r'patch=\(3, 3\) does not divide inputs of 4 x 6'),
     (IMAGES, 0, r'patch=\(0, 0\) does not divide'),
     (IMAGES, (2,), r'patch=\(2,\) has 1 sizes, but the inputs have 2 axes besides the batch and the channels'),
@@ -143,7 +143,7 @@ def test_dropout_is_drawn_in_training_only():
 
 
 def test_an_unknown_pooling_is_named():
-    with pytest.raises(ValueError, match="pooling='max' is not one of class_token, mean"):
+    with pytest.raises(ValueError, match="pooling='max' must be one of class_token, mean"):
         build(IMAGES, 2, pooling='max')
 
 
