@@ -178,8 +178,9 @@ def pruning_figure(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]
             axes.plot(*zip(*curve, strict=True), marker='o', markersize=4, label=name, color='0.6' if control else None,
                       linewidth=1 if control else 2, zorder=1 if control else 2)
         axes.set(title=kind, xlabel='removed heads')
-        axes.set_ylim(bottom=0)
     panels[0].set_ylabel(metric)
+    panels[0].set_ylim(0, 1.05 * max(score for orders in curves.values() for curve in orders.values()
+                                     for _, score in curve))
     panels[0].legend()
     return figure
 

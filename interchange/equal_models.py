@@ -63,7 +63,7 @@ def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDi
 
 def without_heads(model: ConfigDict, arrays: Arrays,
                   removed: Mapping[str, Collection[int]]) -> tuple[ConfigDict, Arrays]:
-    """Removes attention heads. The new model computes the same function as the model with these heads set to zero.
+    """Returns the model without some attention heads. The outputs are those of the model with these heads set to zero.
 
     All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
     heads of a layer. A layer with fewer remaining heads keeps some of its removed heads, whose rows of the output
