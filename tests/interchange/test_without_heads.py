@@ -34,6 +34,7 @@ def test_the_exported_run_is_smaller_and_has_the_outputs_of_heads_set_to_zero(tm
     assert np.abs(np.subtract(log_probs(zeroed), log_probs(run))).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_all_heads_of_all_layers_can_be_removed():
     run = random_run('language_model', num_heads=2)
     every = [(f'encoder/layers_{layer}/self_attention/heads', head) for layer in range(2) for head in range(2)]
