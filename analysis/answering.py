@@ -13,7 +13,7 @@ from typing import Any
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
 from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
-from analysis.pictures import MOST_NAMES, answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
+from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request, results_name
 from inference.columns import input_texts, read_phrases, score_all, translate_all
 from inference.edits import read_edits, without
@@ -38,6 +38,7 @@ from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
+NOT_PRINTED = ('classes', 'confusion_matrix')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
@@ -166,23 +167,22 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each image or series of the input: the class and its probability, or the values."""
     names, inputs = read_inputs(request.input or '', model.form)
-    predictions = model.answer(inputs, options.batch_size, f'{request.input}: inputs', names)
+    predictions = model.answer_raw(inputs, options.batch_size, names)
+    named = request.format == 'tsv' or names != list(map(str, range(len(names))))  # not the indices of an array
     with open_output(request.output) as output:
         if request.format == 'tsv':
             header = model.form.targets if model.classes is None else ('class', 'probability')
             output.write(table_line(('name', *header)))
-        for number, prediction in enumerate(predictions):
-            output.write(predicted_line(request, model, prediction, number))
+        for prediction in predictions:
+            output.write(predicted_json(request, model, prediction) if request.format == 'jsonl' else
+                         table_line([prediction.name] * named + [*prediction.cells]))
     draw_examples(request, model, predictions)
     explain_examples(model, predictions, page)
 
 
-def predicted_line(request: Request, model: Predictor, prediction: Prediction, number: int) -> str:
-    """Returns a line of the output for an image or a series. An example without a name has its index as name."""
-    name = prediction.name or str(number)
-    if request.format != 'jsonl':
-        return table_line([name] * bool(prediction.name or request.format == 'tsv') + [*prediction.cells])
-    line = {'name': name} | prediction.as_json(request.search['n_best'] or 1)
+def predicted_json(request: Request, model: Predictor, prediction: Prediction) -> str:
+    """Returns a line of --format=jsonl for an image or a series."""
+    line = prediction.as_json(request.search['n_best'] or 1)
     if request.attention:
         weights = model.attention(prediction)
         line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
@@ -197,8 +197,9 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
               for split in splits}
     scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
-    printed = {split: without_matrix(results, run.workdir) for split, results in scored.items()}
-    print(as_text(printed if len(splits) > 1 else printed[splits[0]]))
+    shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
+             for split, results in scored.items()}
+    print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
@@ -209,12 +210,14 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
     """
     results, table = run.model.score(data, split, run.config, options)
+    decoding = dataclasses.asdict(options)
+    if isinstance(run.model, Predictor):  # does not search
+        decoding = {'batch_size': options.batch_size}
     results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
-                'dtype': run.config.model.dtype,
-                **({} if isinstance(run.model, Predictor) else {'decoding': dataclasses.asdict(options)})}
+                'dtype': run.config.model.dtype, 'decoding': decoding}
     if request.confidence or request.by or others:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
@@ -238,36 +241,21 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
-        predictions = run.model.answer(inputs, options.batch_size)
+        predictions = run.model.answer_raw(inputs, options.batch_size)
         draw_examples(request, run.model, predictions)
         explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
         if request.draws_attention and run.model.classes:
-            path = Path(request.pictures or '') / 'confusion_matrix.png'
-            save_figure(confusion_figure(results, f'{split}: accuracy {results["accuracy"]:.1%}'), path)
+            path = Path(request.pictures or '') / f'confusion_{name}.png'
+            save_figure(confusion_figure(results['confusion_matrix'], run.model.classes), path)
             log.info('%s', path)
     elif page or request.draws_attention:
         explain_split(request, run.model, data, split, options, page)
     return results
 
 
-def without_matrix(results: dict[str, Any], workdir: Path) -> dict[str, Any]:
-    """Returns the results to print: without the confusion matrix if it is too large to be read."""
-    if len(results.get('classes', ())) <= MOST_NAMES:
-        return results
-    log.info('the confusion matrix is in %s. --pictures=DIR draws it', workdir / 'results')
-    return {name: value for name, value in results.items() if name not in ('classes', 'confusion_matrix')}
-
-
-def as_text(results: Any, indent: str = '\n') -> str:
-    """Returns results as JSON, as printed and written to the file. A list without objects is one line."""
-    if not results or not isinstance(results, dict | list) or (
-            isinstance(results, list) and not isinstance(results[0], dict)):
-        return json.dumps(results, ensure_ascii=False)
-    inner = indent + '  '
-    if isinstance(results, list):
-        return f'[{inner}' + f',{inner}'.join(json.dumps(value, ensure_ascii=False) for value in results) + f'{indent}]'
-    return f'{{{inner}' + f',{inner}'.join(f'{json.dumps(name, ensure_ascii=False)}: {as_text(value, inner)}'
-                                           for name, value in results.items()) + f'{indent}}}'
+def as_text(results: dict[str, Any]) -> str:
+    """Returns results as JSON, as printed and written to the file."""
+    return json.dumps(results, indent=2, ensure_ascii=False)
 
 
 def explain_split(request: Request, model: TextModel, data: Data, split: str, options: SearchOptions,

@@ -1,10 +1,11 @@
 """Pictures of attention (matrices of tokens, or shades over an image or a series) and of positional encodings."""
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +21,7 @@ from runtime.errors import UserError
 if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
     from matplotlib.figure import Figure
 
-MOST_CLASSES = 1000  # maximum number of classes in the picture of a confusion matrix
-MOST_NAMES = 40  # maximum number of classes whose names and numbers are readable in this picture
+MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 
 
@@ -31,7 +31,8 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
     `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'. An empty KIND selects 'cross' if the model
     has it, otherwise the first kind of the model. LAYER is a number from 1, or 'last' (the default). HEAD is a number
-    from 1, 'mean', or 'all' (the default), which selects the mean and each head.
+    from 1, 'mean', or 'all' (the default), which selects the mean and each head. 'encoder:rollout' is the attention
+    rollout over all layers.
 
     Raises:
       UserError: if the model has no such attention. The message lists the choices.
@@ -40,6 +41,10 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     if any(rest):
         raise UserError(f'look={look!r} must be KIND[:LAYER[:HEAD]]')
     kind = chosen_kind(weights, kind)
+    if layer == 'rollout':
+        if kind != 'encoder' or head:
+            raise UserError(f'look={look!r}: the attention rollout exists only for encoder:rollout, without a head')
+        return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
     if head not in ('', 'all', 'mean'):
@@ -50,6 +55,17 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     if head == 'mean' or heads == 1:
         return kind, mean, [f'layer {number}, mean of the heads' if heads > 1 else f'layer {number}']
     return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
+
+
+def attention_rollout(weights: Float[np.ndarray, 'layer head t t']) -> Float[np.ndarray, 't t']:
+    r"""Returns the attention rollout: how much of each input token reaches each output token through all layers.
+
+    With the mean A_l over the heads of layer l, the rollout is $\prod_l (A_l + I) / 2$. The last layer is on the left.
+    The identity stands for the residual connection. Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+    """
+    identity = np.eye(weights.shape[-1])
+    mixed = (weights.mean(axis=1, dtype=np.float64) + identity) / 2
+    return functools.reduce(lambda below, layer: layer @ below, mixed, identity).astype(weights.dtype)
 
 
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
@@ -149,39 +165,38 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
     return figure
 
 
-def confusion_figure(scores: Mapping[str, Any], title: str) -> 'Figure':
-    """Draws the sparse confusion matrix in the results of a classification, for the first MOST_CLASSES classes.
+def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
+    """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
 
-    A cell shows the share of the predicted class among the examples of the true class. With few classes, the cells
-    contain the numbers of examples.
+    If there are more than MOST_CLASSES classes, only the classes with the most errors are drawn.
+
+    Args:
+      confusion: {true class: {predicted class: number of examples}}.
+      classes: the names of the classes, in the order of the rows.
     """
-    from matplotlib.ticker import MaxNLocator
-    matrix, classes = scores['confusion_matrix'], scores['classes'][:MOST_CLASSES]
-    size = len(classes)
-    counts, total = np.zeros((size, size)), np.zeros(size)
-    for target, predicted, count in zip(*(matrix[name] for name in ('target', 'predicted', 'count')), strict=True):
-        if target < size:
-            total[target] += count
-            if predicted < size:
-                counts[target, predicted] = count
-    shares = counts / np.maximum(total, 1)[:, None]
-    width = min(16.0, max(3.0, 0.35 * size))
-    figure, (axes,) = _panels(1, (width + 1.6, width + 1.2))
-    image = axes.imshow(shares, cmap='Blues', vmin=0, vmax=1, interpolation='nearest')
-    hidden = len(scores['classes']) - size
+    errors = dict.fromkeys(classes, 0)
+    for true, row in confusion.items():
+        for predicted, count in row.items():
+            if predicted != true:
+                errors[true] += count
+                errors[predicted] += count
+    drawn = set(sorted(classes, key=lambda name: -errors[name])[:MOST_CLASSES])
+    names = [name for name in classes if name in drawn]
+    counts = np.array([[confusion.get(true, {}).get(predicted, 0) for predicted in names] for true in names])
+    totals = np.array([sum(confusion.get(true, {}).values()) for true in names])
+    side = 2 + 0.3 * len(names)
+    figure, (axes,) = _panels(1, (side, side))
+    axes.imshow(counts / np.maximum(totals, 1)[:, None], cmap='Blues', vmin=0, vmax=1)
+    labels = [_printable(name[:20]) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90)
+    axes.set_yticks(range(len(names)), labels)
     axes.set(xlabel='predicted class', ylabel='true class')
-    axes.set_title(f'{title}{f" (without the last {hidden} classes)" if hidden else ""}', fontsize=9)
-    if size <= MOST_NAMES:
-        names = [_printable(name)[:20] for name in classes]
-        axes.set_xticks(range(size), names, rotation=90, fontsize=7)
-        axes.set_yticks(range(size), names, fontsize=7)
-        for row, column in np.argwhere(counts):
-            axes.text(column, row, f'{counts[row, column]:.0f}', ha='center', va='center', fontsize=6,
-                      color='white' if shares[row, column] > 0.5 else 'black')
-    else:
-        for axis in axes.xaxis, axes.yaxis:
-            axis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, label='share of the true class', fraction=0.046)
+    if len(names) < len(classes):
+        axes.set_title(f'the {len(names)} of {len(classes)} classes with the most errors')
+    for row, column in np.argwhere(counts):
+        dark = counts[row, column] > totals[row] / 2
+        axes.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
+                  color='white' if dark else 'black')
     return figure
 
 

@@ -64,7 +64,8 @@ class Request:
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
     look: str = flag('', 'The attention to show: KIND[:LAYER[:HEAD]]. KIND is cross, encoder or decoder. LAYER is a '
                      'number from 1; default: the last layer. HEAD is a number from 1, mean or all (the default). '
-                     'With --look=positions, the positional encoding is drawn instead.')
+                     'encoder:rollout is the attention rollout over all layers. With --look=positions, the positional '
+                     'encoding is drawn instead.')
     alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
                                   'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'The file for an HTML page that shows attention, probabilities and hypotheses. '

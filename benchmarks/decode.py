@@ -1,47 +1,109 @@
-"""Measures the speed of decoding: python -m benchmarks.decode [--workload=base] [--peers=ctranslate2]
+"""Measures the speed of decoding: python -m benchmarks.decode [--workload=base|demo|multi30k] [--peers=ctranslate2]
 
-Decodes a batch of 64 sources of 24 tokens with the functions of decode.py, from tokens to text, first with greedy
-search and then with a beam of 4. Each output has exactly 32 tokens. For each beam size, the script prints the same JSON
-lines as benchmarks.train_step. All systems take turns and have the same weights. The peer `ctranslate2` uses all cores
-for one batch, which is the default of CTranslate2's Translator. The peer `ctranslate2.workers` gives each core a part
-of the batch, as this project does. The line with the ratio also contains 'same_tokens', the share of equal tokens in
-the outputs of both systems. The last token of an output is not compared, because this project forces an end token
-there.
+The workloads tiny and base are a batch of 64 random sources of 24 tokens. The functions of decode.py decode the batch
+from tokens to text, first with greedy search and then with a beam of 4. Each output has exactly 32 tokens. For each
+beam, the script prints the same JSON lines as benchmarks.train_step. All systems take turns and have the same weights.
+`ctranslate2` uses all cores for one batch, which is the default of CTranslate2's Translator. `ctranslate2.workers`
+gives each core a part of the batch, as this project does. The line with the ratio also contains 'same_tokens', the
+share of equal tokens. The last token of an output is not compared, because this project forces an end token there.
+
+The workloads demo and multi30k are the test set of a trained run, --workdir (by default runs/demo and runs/multi30k),
+with greedy search and with the beam search of the run. A turn is the translation of all sentences, from text to text.
+By default, all peers take part: CTranslate2 in each type that it supports on this processor, with the faster number of
+workers. The first line describes the processor, with measured rates of matrix products. The lines of the systems
+contain 'bleu', and the lines with the ratio contain 'same_translations'. CTranslate2 has another length penalty than
+this project and stops earlier, so its translations are not all the same.
 
 Use a machine without other work, and compare only figures of the same run.
 """
 
+import contextlib
+import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from benchmarks.turns import CORES, System, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search
 from command_line import run_script
+from runtime.errors import UserError
 
 WORKERS = {'ctranslate2': 1, 'ctranslate2.workers': CORES}
-LIBRARIES = dict.fromkeys(WORKERS, 'ctranslate2')  # {peer: the library that it needs}
-WORKLOAD = flags.DEFINE_enum('workload', 'tiny', list(WORKLOADS), 'The sizes of the model and the batch.')
-DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the computation.')
+TYPES = {f'ctranslate2.{compute_type}': compute_type for compute_type in ('float32', 'bfloat16', 'int8')}
+RUNS = 'demo', 'multi30k'  # workloads with a trained run
+PRODUCTS = (64, 256, 1024), (160, 256, 4000), (2048, 512, 2048)  # (n, d, f) of measured products [n, d] x [d, f]
+WORKLOAD = flags.DEFINE_enum('workload', 'tiny', [*WORKLOADS, *RUNS], 'The sizes of the model and the batch.')
+WORKDIR = flags.DEFINE_string('workdir', None, 'The run of the workload demo or multi30k.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'best', 'The checkpoint of the run, as in decode.py.')
+DTYPE = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of tiny and base.')
 TURNS = flags.DEFINE_integer('turns', 7, 'Timed searches per system.', lower_bound=1)
-PEERS = flags.DEFINE_list('peers', [], f'Other systems to time: {", ".join(LIBRARIES)}.')
+PEERS = flags.DEFINE_list('peers', None, f'Other systems to time. tiny and base: {", ".join(WORKERS)}. '
+                          f'demo and multi30k: {", ".join(TYPES)}.')
 
 
 def main() -> None:
-    check_peers(PEERS.value, LIBRARIES, DTYPE.value)
+    if WORKLOAD.value in RUNS:
+        return real_sentences()
+    if WORKDIR.value:
+        raise UserError(f'--workdir does not apply to --workload={WORKLOAD.value}. Use --workload=demo or multi30k')
+    peers = PEERS.value or []
+    check_peers(peers, dict.fromkeys(WORKERS, 'ctranslate2'), DTYPE.value)
     workload = WORKLOADS[WORKLOAD.value]
     for search in Search(beam=1), Search(beam=4):
         with tempfile.TemporaryDirectory() as folder:
             model = str(Path(folder) / 'model.npz')  # written by this project's system, and read by the peers
             ours = System('allyouneed', 'benchmarks.ours:ready_decode',
-                          (workload, DTYPE.value, search, model, bool(PEERS.value)))
-            peers = [System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, search, model, WORKERS[peer]))
-                     for peer in PEERS.value]
-            timed = in_turns([ours, *peers], TURNS.value)
+                          (workload, DTYPE.value, search, model, bool(peers)))
+            others = [System(peer, 'benchmarks.peers:ctranslate2_decode', (workload, search, model, WORKERS[peer]))
+                      for peer in peers]
+            timed = in_turns([ours, *others], TURNS.value)
         report_turns(timed, search.sentences * search.target, {
             'benchmark': 'decode', 'workload': WORKLOAD.value, 'dtype': DTYPE.value, 'method': search.method,
             'beam': search.beam})
+
+
+def real_sentences() -> None:
+    """Times the translation of the run's test set, with greedy search and with beam search."""
+    check_peers(PEERS.value or [], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
+    from benchmarks.sentences import with_bleu  # these imports take seconds, and --help needs none
+    from inference.run import load
+    from interchange.to_ctranslate2 import write_ctranslate2
+    from kernels.rates import processor, product_rate
+    from run_directory.trained import read_model
+    from runtime.files import expanded
+
+    rates = {dtype: {'x'.join(map(str, sizes)): round(product_rate([sizes], dtype)) for sizes in PRODUCTS}
+             for dtype in ('float32', 'bfloat16')}
+    print(json.dumps({'benchmark': 'decode', **processor(), 'cores': CORES, 'gflops': rates}), flush=True)
+    workdir = expanded(WORKDIR.value or f'runs/{WORKLOAD.value}')
+    run: Any = load(workdir, CHECKPOINT.value)
+    sources, references = map(list, zip(*run.data().pairs('test'), strict=True))
+    for search in {'method': 'greedy', 'beam': 1, 'alpha': 0.0}, {
+            'method': 'beam', 'beam': run.options.beam, 'alpha': run.options.alpha}:
+        with contextlib.ExitStack() as stack:
+            systems = [System('allyouneed', 'benchmarks.sentences:ready_run',
+                              (str(workdir), CHECKPOINT.value, sources, search))]
+            if peers := supported_types() if PEERS.value is None else PEERS.value:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                write_ctranslate2(read_model(workdir, CHECKPOINT.value), Path(folder))
+                systems += [System(peer, 'benchmarks.sentences:ready_ctranslate2',
+                                   (folder, sources, search, TYPES[peer])) for peer in peers]
+            timed = in_turns(systems, TURNS.value)
+        tokenizer = run.model.tokenizers['target']
+        tokens = sum(len(tokenizer.encode(text)) + 1 for text in timed['allyouneed'].answer)
+        report_turns({name: with_bleu(system, references) for name, system in timed.items()}, tokens,
+                     {'benchmark': 'decode', 'workload': WORKLOAD.value, 'sentences': len(sources), **search})
+
+
+def supported_types() -> list[str]:
+    """Returns the peers in TYPES that CTranslate2 supports on this processor."""
+    check_peers([*TYPES], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
+    import ctranslate2
+
+    supported = ctranslate2.get_supported_compute_types('cpu')
+    return [peer for peer, compute_type in TYPES.items() if compute_type in supported]
 
 
 if __name__ == '__main__':

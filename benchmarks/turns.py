@@ -48,7 +48,7 @@ class Ready(NamedTuple):
     Attributes:
       call: does the work once, and returns when the work is done.
       facts: further entries of the system's JSON line, such as 'compile_s' and versions.
-      answer: the tokens of each decoded sentence; None if the system does not decode.
+      answer: the tokens or the text of each decoded sentence; None if the system does not decode.
       peak_memory_gb: returns the peak memory so far.
     """
     call: Callable[[], Any]
@@ -128,13 +128,15 @@ def report_turns(results: Mapping[str, Timed], tokens: int, entries: Mapping[str
             'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **agreeing}), flush=True)
 
 
-def agreement(first: list[list[int]] | None, second: list[list[int]] | None) -> dict[str, float]:
+def agreement(first: list[Any] | None, second: list[Any] | None) -> dict[str, float]:
     """Returns {'same_tokens': share of equal tokens} for the outputs of two systems.
 
-    Returns {} if one of the systems has no outputs.
+    For texts, returns {'same_translations': share of equal texts}. Returns {} if one of the systems has no outputs.
     """
     if first is None or second is None:
         return {}
+    if isinstance(first[0], str):
+        return {'same_translations': round(statistics.mean(map(str.__eq__, first, second)), 4)}
     pairs = [pair for outputs in zip(first, second, strict=True) for pair in zip(*outputs, strict=True)]
     return {'same_tokens': round(statistics.mean(left == right for left, right in pairs), 4)}
 

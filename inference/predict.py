@@ -59,15 +59,21 @@ class Predictor:
         return self.answer(inputs, batch_size, where).outputs
 
     def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
-               where: str = 'inputs', names: Sequence[str] = ()) -> Predictions:
-        """Returns the result of `predict` with the inputs and the names of classes or values.
+               where: str = 'inputs') -> Predictions:
+        """Returns the result of `predict` together with the inputs and the names of classes or values."""
+        return self.answer_raw(self.form.prepare(inputs, where), batch_size)
 
-        `names` are the names of the inputs.
+    def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
+                   names: Sequence[str] = ()) -> Predictions:
+        """Returns predictions for inputs from `InputFormat.prepare` or from the data. `names` are names of the inputs.
+
+        Raises:
+          UserError: if `batch_size` is not allowed.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
-        inputs, outputs = self.form.prepare(inputs, where), []
+        outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
             part = inputs[begin:begin + batch_size]
             padded = {name: np.pad(array, [(0, batch_size - len(part)), *[(0, 0)] * (array.ndim - 1)],
@@ -87,13 +93,14 @@ class Predictor:
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
         """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
-        [answer] = self.answer(data.arrays.inputs('validation')[:1], batch_size=1)
+        [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and the prediction for each example."""
-        targets, predictions = data.arrays.targets(split), self.answer(data.arrays.inputs(split), options.batch_size)
+        targets, predictions = data.arrays.targets(split), self.answer_raw(
+            data.arrays.inputs(split), options.batch_size)
         outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)

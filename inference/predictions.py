@@ -69,10 +69,10 @@ class Prediction:
         return self.label, f'{self.probability:.4f}'
 
     def as_json(self, n_best: int) -> dict[str, Any]:
-        """Returns the prediction as the JSON object that --format=jsonl writes, without a name."""
+        """Returns the prediction as the JSON object that --format=jsonl writes, with the `n_best` best classes."""
         if self.form.classes is None:
-            return {'values': self.values}
-        return {'class': self.label, 'probability': self.probability,
+            return {'name': self.name, 'values': self.values}
+        return {'name': self.name, 'class': self.label, 'probability': self.probability,
                 'n_best': [{'class': label, 'probability': probability} for label, probability in self.best(n_best)]}
 
 
@@ -100,7 +100,7 @@ class Predictions(Sequence[Prediction]):
     @overload
     def __getitem__(self, index: slice) -> 'Predictions': ...
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int | slice) -> 'Prediction | Predictions':
         if isinstance(index, slice):
             return Predictions(self.inputs[index], self.outputs[index], self.form, self.names[index])
         name = self.names[index] if self.names else ''

@@ -4,7 +4,6 @@ sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of the
 whether two scores can be compared.
 """
 
-import collections
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,8 @@ from jaxtyping import Float, Int
 from runtime.errors import UserError
 from runtime.files import expanded
 
-MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
 SAMPLES = 1000  # bootstrap resamples
+MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
@@ -175,21 +174,21 @@ def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targ
                           classes: Sequence[str]) -> dict[str, Any]:
     """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
 
-    The matrix is sparse, because a matrix of many classes would have mostly zeros. 'target' and 'predicted' are
-    indices into 'classes', and 'count' is the number of examples with this target and this prediction.
+    The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has the
+    MOST_CONFUSED pairs of different classes with the largest numbers of examples.
     """
-    predicted, count = log_probs.argmax(axis=-1), len(classes)
-    pairs, counts = np.unique(targets.astype(np.int64) * count + predicted, return_counts=True)
-    confusion = {'target': (pairs // count).tolist(), 'predicted': (pairs % count).tolist(), 'count': counts.tolist()}
-    sizes = collections.Counter(targets.tolist())
-    errors = sorted((-number, target, label) for target, label, number in zip(*confusion.values(), strict=True)
-                    if target != label)[:MOST_CONFUSED]
+    predicted = log_probs.argmax(axis=-1)
+    pairs, counts = np.unique(np.stack([targets, predicted], axis=1), axis=0, return_counts=True)
+    matrix: dict[str, dict[str, int]] = {}
+    for (true, answer), count in zip(pairs, counts, strict=True):
+        matrix.setdefault(classes[int(true)], {})[classes[int(answer)]] = int(count)
+    wrong = sorted(((count, true, answer) for true, row in matrix.items() for answer, count in row.items()
+                    if answer != true), key=lambda pair: -pair[0])
     return {'n': len(targets), 'accuracy': float(np.mean(predicted == targets)),
             'loss': float(-np.mean(log_probs[np.arange(len(targets)), targets])),
-            'most_confused': [{'target': classes[target], 'predicted': classes[label], 'count': -number,
-                               'share_of_target': round(-number / sizes[target], 4)}
-                              for number, target, label in errors],
-            'classes': list(classes), 'confusion_matrix': confusion}
+            'most_confused': [f'{true} as {answer}: {count} of {sum(matrix[true].values())}'
+                              for count, true, answer in wrong[:MOST_CONFUSED]],
+            'classes': list(classes), 'confusion_matrix': matrix}
 
 
 def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],

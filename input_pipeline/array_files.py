@@ -44,7 +44,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       UserError: if the folder has no data set.
     """
     if not os.path.isdir(folder):
-        raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the data set')
+        raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the data set')
     kind, name = next((kind for kind in FORMATS if _find(folder, names['train'], kind)), None), names['train']
     if kind is None:
         option = '' if name == 'train' else f'config.data.splits.train={name!r}: '
@@ -70,12 +70,12 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
 
 
 def has_files(folder: Path, name: str) -> bool:
-    """Returns whether a folder has files for a split with this name on disk, in any format."""
+    """Returns whether a folder has files of the split `name`, in any format."""
     return any(_find(folder, name, kind) for kind in FORMATS)
 
 
 def _find(folder: Path, name: str, kind: str) -> Path | None:
-    """Returns the file of a split in a folder, plain or .gz, or the folder of its images; None if there is none."""
+    """Returns the file of a split in a folder, plain or .gz, or the folder of its images. Returns None without such."""
     path = _path(folder, name, kind)
     if kind == IMAGES:
         return path if class_folders(path) else None
@@ -114,7 +114,8 @@ def read_idx(images_path: Path, training: Path) -> Examples:
     labels_path = _needed(images_path.parent, 'labels', {'labels': name}, IDX_LABELS)
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)
     if len(images) != len(labels):
-        raise UserError(f'{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels')
+        raise UserError(f'{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels. Use '
+                        'files of the same data set')
     return Examples(images[..., None], labels.astype(np.int32), str(images_path))
 
 
@@ -165,7 +166,7 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
       UserError: if an array is missing, or cannot be read without running code.
     """
     if not zipfile.is_zipfile(path):
-        raise UserError(f'{path} is not an NPZ archive, or is truncated. Write it with numpy.savez')
+        raise UserError(f'{path} is not an NPZ archive, or is truncated. Write the file with numpy.savez')
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run any code
             if missing := [name for name in names if name not in archive]:
@@ -182,7 +183,7 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
         raise UserError(f'{path} cannot be read: {error}{advice}') from None
     for name, array in zip((*names, *optional), arrays, strict=True):
         if not isinstance(array, np.ndarray | None):  # NumPy returns bytes if the member is a pickle or a text
-            raise UserError(f'{path}: {name} is not an array. Write it with numpy.savez')
+            raise UserError(f'{path}: {name} is not an array. Write the file with numpy.savez')
     return arrays
 
 
@@ -194,8 +195,8 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
       form: the form of the inputs of the model.
 
     Returns:
-      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or '' in an
-      array), and the raw inputs as `form.prepare` returns them.
+      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or the index
+      in an array), and the raw inputs as `form.prepare` returns them.
 
     Raises:
       UserError: if the examples cannot be read, or do not have the form.
@@ -204,10 +205,10 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
     suffix = file.name.lower().removesuffix('.gz').rpartition('.')[2]
     if file.is_dir() or f'.{suffix}' in SUFFIXES:
         if not images:
-            raise UserError(f'{path}: images, but the model reads series. Give a .csv or an .npz file')
+            raise UserError(f'{path} contains images, but the model reads series. Use a .csv or an .npz file')
         paths = image_paths(file) if file.is_dir() else [file]
         if not paths:
-            raise UserError(f'{path} has no images. Give a folder with files such as {", ".join(SUFFIXES)}')
+            raise UserError(f'{path} has no images. Use a folder with files such as {", ".join(SUFFIXES)}')
         names = [str(image.relative_to(file)) if file.is_dir() else path for image in paths]
         inputs = read_images(paths, form.shape[-1], form.shape[:2] if form.resized else ())
         where = path
@@ -223,7 +224,7 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
     else:
         inputs, = _arrays(file, ('inputs',))
         where = f'{path}: inputs'
-        names = [''] * (len(inputs) if inputs.ndim else 0)
+        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
     return names, form.prepare(inputs, where)
 
 

@@ -1,4 +1,4 @@
-"""Images and time series with classes or values as targets: one interface for all sources, and batches."""
+"""Data sets of images and time series with classes or values as targets. All sources have the same interface."""
 
 import dataclasses
 import functools
@@ -178,7 +178,7 @@ class ArrayData:
             raise UserError(f'{where}: inputs have the shape {inputs.shape}. They must be series [n, time, channels] '
                             'or images [n, height, width, channels]')
         if not len(inputs) or not inputs.size:
-            raise UserError(f'{where} has no examples')
+            raise UserError(f'{where} has no examples. Add examples, or use other files')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
             raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
@@ -262,7 +262,7 @@ class ArrayData:
                  'channels. If they are greyscale images, add the axis of channels: inputs[..., None]')
 
     def _require_like_training(self, examples: Examples) -> None:
-        """Raises UserError if the examples of another split are not like the examples of the training split."""
+        """Raises UserError if examples of a split differ in shape, dtype or classes from the training examples."""
         train, inputs, targets, where = self._split('train'), examples.inputs, examples.targets, examples.where
         if inputs.shape[1:] != train.inputs.shape[1:]:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
@@ -393,7 +393,7 @@ class ArrayPlan:
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`. All batches have the same shape. Missing rows are 0 and have weight 0."""
+        """Returns the batch of step `step`. All batches have the same shape. Padding rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
         members = self(step)[rows]
         raw = self._augmented(self._inputs[members], step, rows)

@@ -110,7 +110,7 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch, each as (bucket, rows of the store), and the store of the sentences."""
+    """The batches of one epoch, a list of (length bucket, rows of the store), and the store of the sentences."""
     store: TokenStore
     batches: list[tuple[int | np.integer, Int[np.ndarray, ' rows']]]
 

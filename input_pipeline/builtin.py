@@ -168,7 +168,10 @@ def draw_number(rng: random.Random, form: tuple) -> tuple[Decimal]:
 
 
 def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
-    """Returns the parts A and B, which are enough to compare joins. `draw_sentence` draws the parts of sentences."""
+    """Returns the fixed parts A and B, which suffice to compare styles of lists.
+
+    `draw_sentence` draws the real parts of a sentence.
+    """
     return ([lambda locale: 'A', lambda locale: 'B'],)
 
 
@@ -265,9 +268,9 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 writers[text, translation] = sentence
         elif (fruitless := fruitless + 1) >= PATIENCE:
             raise ValueError(
-                f'Too few sentences in {source_locale}-{target_locale} for sizes={dict(sizes)}: found {len(target_of)} '
-                f'different pairs instead of {wanted}, and no new pair in the last {PATIENCE} draws. '
-                f'Ask for at most {len(target_of)} pairs in total.')
+                f'sizes={dict(sizes)}: the built-in corpus of {source_locale}-{target_locale} has too few sentences. '
+                f'The search found {len(target_of)} different pairs instead of {wanted}, and no new pair in {PATIENCE} '
+                f'draws. Use at most {len(target_of)} pairs in total.')
     # Kinds with few sentences occur mainly among the first pairs, so the pairs are shuffled before they are split.
     rest = iter(rng.sample(list(target_of.items()), wanted))
     corpus = {split: list(islice(rest, sizes[split])) for split in sorted(sizes)}

@@ -31,8 +31,8 @@ from runtime.schema import Count, read_as
 
 KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
 SIZES = 'sizes.json'
-CHECKSUMS = 'checksums.json'  # of the tokenizers; missing in runs of earlier versions
-AS_WRITTEN = 'Use the run directory as training wrote it'
+CHECKSUMS = 'checksums.json'  # file with the checksums of the tokenizers; missing in runs of earlier versions
+AS_WRITTEN = 'Restore the file from a copy of the run'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
 log = logging.getLogger('allyouneed.data')
@@ -40,7 +40,7 @@ log = logging.getLogger('allyouneed.data')
 
 @runtime_checkable
 class Data(Protocol):
-    """The data that a task is trained on."""
+    """The interface of the data of a task."""
     needed: ClassVar[frozenset[str]]  # the names of the required entries of `sizes`
     sizes: dict[str, Any]  # the sizes that a model needs, as JSON
     tokenizers: dict[str, Tokenizer]  # {side: tokenizer}; the sides are 'source' and 'target', or 'text'
@@ -114,7 +114,7 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """
     sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
-        raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {AS_WRITTEN}')
     if issubclass(data, ExampleData) and (wrong := _contradiction(sizes, data.labelled, task)):
         raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
     return sizes
@@ -222,7 +222,7 @@ class DocumentData:
         return self._documents.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Yields the pieces of each row."""
+        """Yields a line for each row: the pieces of the window."""
         for tokens in batch['inputs']['tokens']:
             yield _pieces(self.tokenizers['text'], tokens)
 
@@ -265,7 +265,7 @@ class ExampleData:
         return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Yields each row's target, and the mean and standard deviation of its inputs."""
+        """Yields a line for each row: the target, and the mean and the standard deviation of the inputs."""
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
             if weight:
                 shape = ' x '.join(map(str, inputs.shape))
@@ -305,7 +305,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     for name, checksum in checksums.items():
         if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
                 file_checksum(folder / name) != checksum):
-            raise UserError(f'{folder / name} is damaged: its checksum differs. {AS_WRITTEN}')
+            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
     tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
@@ -324,7 +324,7 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 
 
 def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns {'absent': the special tokens that a vocabulary does not have}, or {} if it has all of them."""
+    """Returns {'absent': special tokens that a vocabulary does not have}, or {} if it has all special tokens."""
     return {'absent': list(tokenizer.absent)} if tokenizer.absent else {}
 
 
@@ -343,12 +343,12 @@ def _read_sizes(folder: Path) -> dict[str, Any]:
     sizes = read_json(path, AS_WRITTEN)
     for name, value in sizes.items():
         if not _is_size(name, value):
-            raise UserError(f'{path} is damaged: {name}={str(value)[:200]} is impossible. {AS_WRITTEN}')
+            raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {AS_WRITTEN}')
     return sizes
 
 
 def _is_size(name: str, value: Any) -> bool:
-    """Returns whether sizes.json can contain this entry."""
+    """Returns whether `value` is a possible value of the entry `name` of sizes.json."""
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 

@@ -76,7 +76,7 @@ class FileDocuments(Documents):
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._kind, self._names = folder, kind, names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -145,7 +145,7 @@ class OneFile(Documents):
 
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
-            raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Give a text file')
+            raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Set it to a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
         self.parts = Parts(('validation', 'test'), validation_share)  # held out by nanoGPT's rule, not by a hash
 
@@ -243,7 +243,7 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns the entry of a fingerprint for files with byte order marks.
+    """Returns the entry of a fingerprint that lists the files with byte order marks.
 
     Earlier versions read the marks as text, so their fingerprints do not have this entry.
     """
@@ -251,7 +251,7 @@ def _marks(files: Iterable[Path]) -> dict[str, str]:
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Yields the documents in `lines`. `kind` is 'line' or 'blank_line', as in FileDocuments."""
+    """Divides lines of text into documents. `kind` is 'line' or 'blank_line', as in FileDocuments."""
     if kind == 'line':
         yield from lines
         return

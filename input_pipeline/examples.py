@@ -39,7 +39,7 @@ class Examples(NamedTuple):
         return f'example {index} ({self.places[index]})' if self.places else f'example {index}'
 
     def part(self, members: slice | np.ndarray, where: str) -> 'Examples':
-        """Returns some of the examples: a slice, or those whose entry in `members` is True."""
+        """Returns the examples that `members`, a slice or a boolean array, selects. `where` is for messages."""
         indices = np.arange(len(self.inputs))[members]
         return self._replace(inputs=self.inputs[members], targets=self.targets[members], where=where,
                              groups=None if self.groups is None else self.groups[members],

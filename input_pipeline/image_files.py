@@ -82,7 +82,7 @@ def read_images(paths: Sequence[Path], channels: int,
                             f'{array.shape[1]}. Set config.data.image_size to scale all images to one size')
         array[number] = np.asarray(image).reshape(array.shape[1:])
     if alpha:
-        say(f'{alpha} of {len(paths)} images have an alpha channel, such as in {paths[0].parent}. It is not used')
+        say(f'{alpha} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel, which is not used')
     return array
 
 
@@ -109,7 +109,7 @@ def _opened(path: Path) -> Image.Image:
 
 
 def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
-    """Decodes an image, turns it as its EXIF data says, and converts it to a mode.
+    """Decodes an image, rotates it according to its EXIF data, and converts it to the given mode.
 
     Raises:
       UserError: if the file is damaged.

@@ -18,7 +18,7 @@ FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds
 BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
 ENCODINGS = (BYTES, UNIT, NUMBERS)
 MEANINGS = {BYTES: 'bytes (0 to 255)', UNIT: 'bytes divided by 255 (0 to 1)'}
-EXACT = 0.01  # largest distance from a byte, in units of a byte; bytes / 255 in float32 are closer
+EXACT = 0.01  # largest distance of a value from a whole byte; rounding of bytes / 255 to float32 changes less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +128,12 @@ class InputFormat:
         return numbers.astype(self.dtype)
 
     def _check_range(self, array: Num[np.ndarray, '*axes'], where: str) -> None:
-        """Checks that inputs are near the range of the training inputs: at most the width of the range outside.
+        """Checks that inputs are near the range of the training inputs.
+
+        An input may be outside of the range by at most the width of the range.
 
         Raises:
-          UserError: if an image is outside. A series outside only logs a warning, because a measurement may be large.
+          UserError: if an image is farther outside. For series, a warning is logged, because measurements may be large.
         """
         low, high = np.array(self.low), np.array(self.high)
         margin = high - low

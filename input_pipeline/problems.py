@@ -1,4 +1,4 @@
-"""Finds all problems of the data of a config at once, before training starts."""
+"""Finds all problems of the data of a config before training starts, to report them together."""
 
 import functools
 import itertools

@@ -23,7 +23,7 @@ REGULAR = 0.1  # a step of time is irregular if it differs from the median step 
 
 
 class Row(NamedTuple):
-    """A row of a table."""
+    """A row of a CSV table, with its line number."""
     line: int
     cells: dict[str, str]
     time: float = 0.0
@@ -95,7 +95,7 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str],
     if missing := [name for name in ('series', *channels, *values) if name not in header]:
         raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
     if extra := [name for name in header if is_channel(name) and name not in channels]:
-        raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data')
+        raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data. Remove the column')
     constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
     for line, cells in table:
         name = cells['series']
@@ -110,7 +110,7 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str],
         rows.append(Row(line, cells))
         previous = name
     if not series:
-        raise UserError(f'{path} has a header but no rows')
+        raise UserError(f'{path} has a header but no rows. Add a row for each time step')
     if 'time' in header:
         series = _in_order_of_time(series, path)
     return series
@@ -173,7 +173,7 @@ def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
 
 
 def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
-    """Returns the targets of a column as numbers; as text if no target is a number.
+    """Returns the targets in a column: as numbers, or as text if no target is a number.
 
     Raises:
       UserError: if only some of the targets are numbers.
@@ -209,7 +209,7 @@ def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, st
     def cells() -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in rows:
             if len(row) != len(header):
-                raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}')
+                raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}, as in the header')
             yield line, dict(zip(header, row, strict=True))
 
     return header, cells()

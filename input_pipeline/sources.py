@@ -72,7 +72,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
 
 
 def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
-    """Returns the entry of config.data.source in the `sources` of one kind of data.
+    """Returns the entry that config.data.source selects in `sources`, the table of sources of one kind of data.
 
     Raises:
       UserError: if this kind of data has no such source.
@@ -138,7 +138,7 @@ class TextCorpus(LinkedCorpus):
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -193,7 +193,7 @@ class TextCorpus(LinkedCorpus):
         return HeldOut(self.parts, keys, f'source sentences of {self.files("train")[0]}')
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
-        """Yields all pairs in the files of a split, including pairs in these files that belong to other splits."""
+        """Yields all pairs in the files of a split, including pairs that are held out for other splits."""
         split = self.parts.origin(split)
         for base in self._bases(split):
             yield from _read_pairs(self._files_of(base, split))

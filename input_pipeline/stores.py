@@ -89,7 +89,10 @@ def sides_of(folder: Path) -> list[str]:
 
 
 def join(parts: Sequence[Path], folder: Path) -> None:
-    """Writes one store with the rows of all `parts`, in order. The bits are the same as without shards."""
+    """Joins the stores of several shards into one store, with all rows in order.
+
+    The files are equal, bit for bit, to the files of a store that is built without shards.
+    """
     counts = [json.loads((part / 'stats.json').read_text()) for part in parts]
     for side in sides_of(parts[0]):
         offsets = [np.load(part / f'{side}.offsets.npy', allow_pickle=False) for part in parts]

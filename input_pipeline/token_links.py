@@ -54,8 +54,9 @@ def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], i
 
 def rows_of_store(pairs: Sequence[tuple[str, str]], store: TokenStore, tokenizers: Mapping[str, Tokenizer],
                   max_length: int) -> list[int]:
-    """Returns the index in `pairs` of each row of their store. The store leaves out pairs that are empty or too long.
+    """Returns the index in `pairs` of each row of the store that was built from `pairs`.
 
+    The store leaves out pairs that are empty or too long.
     `max_length` is the argument of `token_store.open_store`.
     """
     rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]

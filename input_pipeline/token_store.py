@@ -37,7 +37,7 @@ log = logging.getLogger('allyouneed.data')
 
 
 class PairStats(msgspec.Struct, kw_only=True):
-    """The counts of a store of pairs. See `TokenStore.stats`."""
+    """The counts in stats.json of a store of sentence pairs. `TokenStore.stats` explains the counts."""
     pairs: Count
     dropped_empty: Count
     dropped_long: Count
@@ -46,7 +46,7 @@ class PairStats(msgspec.Struct, kw_only=True):
 
 
 class DocumentStats(msgspec.Struct, kw_only=True):
-    """The counts of a store of documents. See `TokenStore.stats`."""
+    """The counts in stats.json of a store of documents. `TokenStore.stats` explains the counts."""
     documents: Count
     dropped_empty: Count
     text_tokens: Count
@@ -92,7 +92,7 @@ class TokenStore:
                             f'stats.json. {ADVICE}')
 
     def check_tokens(self, tokenizers: Mapping[str, Tokenizer]) -> None:
-        """Reads all tokens. Raises UserError if a token is not in the vocabulary of its side."""
+        """Reads all tokens of the store. Raises UserError if a token is not in the vocabulary of its side."""
         for side, tokens in self._tokens.items():
             if (largest := int(tokens.max())) >= len(tokenizers[side]):
                 raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but the '

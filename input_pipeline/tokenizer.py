@@ -56,7 +56,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
-                        'Use the run directory as training wrote it') from None
+                        'Restore the file from a copy of the run') from None
 
 
 class SubwordTokenizer(Tokenizer):
@@ -101,7 +101,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """One token for each character of the training text, in the order of code points.
+    """A tokenizer with one token for each character of the training text, in the order of code points.
 
     Any other character becomes the unknown token, which decodes to U+FFFD. So this tokenizer is not lossless. Results
     are comparable with published results of character models (tiny Shakespeare has 65 characters).
@@ -136,7 +136,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One token for each byte of UTF-8. The special tokens are first. Invalid UTF-8 decodes to U+FFFD."""
+    """A tokenizer with one token for each byte of UTF-8. Special tokens are first. Invalid UTF-8 decodes to U+FFFD."""
 
     def __init__(self, model: bytes = b'{"kind": "byte"}'):
         self.model = model

@@ -119,7 +119,7 @@ def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows 
 
 
 class _Contiguous:
-    """Windows of the stream, which is read cyclically, beginning at the phase. `len` is the number of windows."""
+    """Consecutive windows of the stream, which is read cyclically from the phase on. `len` is the number of windows."""
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
         self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is only a target

@@ -1,4 +1,4 @@
-"""Rewrites a model with other options, so that a format can express the model. The function of the model is unchanged.
+"""Rewrites a model with other options that a foreign format supports. The outputs of the model are unchanged.
 
 Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
 """
@@ -13,7 +13,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
-    """Adds biases of 0 to attention and the feed-forward sublayers.
+    """Returns the model with biases of 0 in attention and in the feed-forward sublayers.
 
     If `output` is not 0, a bias of 0 is also added to the logits of `output` tokens.
     """
@@ -32,7 +32,7 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Replaces the scaling of a language model's embeddings by larger values of the embeddings.
+    """Returns a language model without the scaling of the embeddings. The embeddings themselves are multiplied instead.
 
     Tied embeddings become two arrays, because the output projection keeps the previous values.
     """
@@ -46,7 +46,10 @@ def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict
 
 
 def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
-    """Replaces sinusoids by a table of `length` positions. The table is 0 for a model without position encodings."""
+    """Returns the model with a table of `length` positions instead of sinusoids.
+
+    For a model without position encodings, the table is 0.
+    """
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(

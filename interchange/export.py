@@ -18,12 +18,12 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
            quantization: str = 'float32') -> list[Path]:
-    """Writes the model of a run in another library's format, and returns the files. After a failure, no file remains.
+    """Writes the model of a run in another library's format, and returns the new files. After a failure, none remains.
 
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
-      to: one of FORMATS.
+      to: the format, one of FORMATS.
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
       quantization: the type of the weights for ctranslate2: 'float32', 'int8' or 'float16'.
 
@@ -33,10 +33,10 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
     """
     folder = expanded(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--output={folder} exists and is not empty. Give a new or an empty folder')
+        raise UserError(f'--output={folder} exists and is not empty. Use a new or an empty folder')
     if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
-        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Give a folder '
-                        'outside of that folder')
+        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
+                        f'outside of {runs[0]}')
     check_folder(folder)
     trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}

@@ -12,8 +12,10 @@ from jaxtyping import Array, Shaped, UInt32
 from runtime.errors import UserError
 
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
-SMALL = 2 ** 22  # NumPy computes the checksum of NumPy arrays with fewer values, which needs no compilation
-PART = 2 ** 16  # number of values that are hashed at a time, so that the values fit into the cache of a core
+# NumPy computes the checksums of small arrays, because that needs no compilation. The limits are numbers of values.
+SMALL_ON_HOST = 2 ** 22
+SMALL_ON_DEVICE = 2 ** 12
+PART = 2 ** 16  # number of values that are hashed at a time; they fit into the cache of a core
 
 
 @jax.jit
@@ -67,8 +69,14 @@ def path_tree(tree: Any) -> Any:
 def checksums(tree: Any) -> dict[str, list[int]]:
     """Returns {path: checksum} of the arrays of a tree."""
     # The checksums are computed one after the other, because concurrent programs on several devices may deadlock.
-    return {path: np.asarray((numpy_checksum if isinstance(leaf, np.ndarray) and leaf.size < SMALL else checksum)(leaf)
-                             ).tolist() for path, leaf in by_path(tree).items()}
+    return {path: np.asarray(numpy_checksum(np.asarray(leaf)) if _is_small(leaf) else checksum(leaf)).tolist()
+            for path, leaf in by_path(tree).items()}
+
+
+def _is_small(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.size < SMALL_ON_HOST
+    return leaf.is_fully_addressable and leaf.size < SMALL_ON_DEVICE
 
 
 def shapes(tree: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Reads trained models from run directories, for decoding or as teachers of other models."""
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -211,9 +212,14 @@ def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> 
 
     `sizes` are the sizes of the task's data, as in `TrainedModel`.
     """
+    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())))
+
+
+@functools.lru_cache(maxsize=2)  # an import needs the shapes before and after it writes the run directory
+def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     tokens = np.ones((1, 1), np.int32)
     texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
-    inputs = texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    inputs = texts.get(data) or {'inputs': np.zeros((1, *shape), np.float32)}
     fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
     return _shapes(fresh['params'])
 

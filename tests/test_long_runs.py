@@ -68,6 +68,7 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
 
 
+@pytest.mark.slow
 def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     if not Path('/proc/self/status').exists():

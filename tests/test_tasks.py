@@ -88,11 +88,13 @@ def test_images_are_classified(tmp_path, cache):
                   '--picture_count=2', f'--explain={tmp_path / "page.html"}', '--explain_count=3')
     assert done.returncode == 0, done.stderr.decode()
     results = json.loads((tmp_path / 'run' / 'results' / 'test.json').read_text())
-    confusion, sparse = np.zeros((10, 10), int), results['confusion_matrix']
-    confusion[sparse['target'], sparse['predicted']] = sparse['count']
+    assert results['decoding'] == {'batch_size': 64}
+    confusion = np.array([[results['confusion_matrix'].get(true, {}).get(predicted, 0)
+                           for predicted in results['classes']] for true in results['classes']])
     assert results['accuracy'] == pytest.approx(np.trace(confusion) / confusion.sum()) and results['accuracy'] > 0.3
-    assert confusion.sum() == results['n'] == 300
-    assert len(list((tmp_path / 'pictures').glob('*.png'))) == 3
+    assert confusion.shape == (10, 10) and confusion.sum() == results['n'] == 300
+    assert {path.name for path in (tmp_path / 'pictures').iterdir()} == {'000001.png', '000002.png',
+                                                                        'confusion_test.png'}
     assert len(explained(tmp_path / 'page.html')) == 3
 
     images = inference.load(tmp_path / 'run').data().arrays.inputs('test')[:3]

@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, ends_at_once=True)

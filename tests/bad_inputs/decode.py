@@ -1,6 +1,9 @@
 """decode.py: searches, input, output and run directories."""
 
+import io
+
 import numpy as np
+from PIL import Image
 
 from tests.bad_inputs.cases import (
     FIFO,
@@ -28,6 +31,13 @@ def flag(text, *says):
 def run(name, content, *says, **more):
     """A case in which a file of the run directory has other content."""
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
+
+
+def image(width, height, mode='L'):
+    """Returns a PNG file with black pixels."""
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, 'PNG')
+    return file.getvalue()
 
 
 QUICK = [
@@ -321,6 +331,35 @@ SLOW = [
     *(Case('--workdir={digits} --input={here}/data/in.npz', 'in.npz: inputs',
            npz('in', inputs=np.full((2, 8, 8, 1), size, kind)))
       for size, kind in ((1e300, np.float64), (3e38, np.float32), ('1e4000', np.longdouble), (1, complex))),
+    *(Case('--workdir={digits} --input={here}/data/in.npz', ('in.npz: inputs', *said), npz('in', inputs=inputs))
+      for inputs, *said in (
+          (np.zeros((8, 8, 1), np.uint8), 'inputs[None]'),
+          (np.zeros((2, 8, 8), np.uint8), 'inputs[..., None]'),
+          (np.zeros((2, 7, 8, 1), np.uint8), 'the model reads [n, 8, 8, 1]'),
+          (np.zeros(3, np.uint8), 'the model reads [n, 8, 8, 1]'),
+          (np.full((2, 8, 8, 1), -1), 'value -1 of example 0'),
+          (np.full((2, 8, 8, 1), 256), 'value 256 of example 0'),
+          (np.full((2, 8, 8, 1), 0.3), 'value 0.3 of example 0'),
+          (np.ones((2, 8, 8, 1)), 'only 0 or 1'),
+          (np.where(np.arange(128).reshape(2, 8, 8, 1) == 70, np.nan, 0), 'example 1 contains nan'),
+          (np.full((2, 8, 8, 1), 'a'), 'finite numbers'))),
+    *(Case(f'--workdir={{digits}} --input={{here}}/{name}', message, files) for name, message, files in (
+        ('in.png', '{here}/in.png cannot be read as an image', {'in.png': 'text'}),
+        ('in.png', '{here}/in.png cannot be read as an image', {'in.png': image(8, 8)[:40]}),
+        ('in.png', '{here}/in.png', {'in.png': GONE}),
+        ('in.png', 'the model reads [n, 8, 8, 1]', {'in.png': image(9, 8)}),
+        ('in.png', 'is a colour image', {'in.png': image(8, 8, 'RGB')}),
+        ('in.png', 'more than 8 bits', {'in.png': image(8, 8, 'I;16')}),
+        ('in', '{here}/in has no images', {'in/a.txt': 'text'}),
+        ('in', '{here}/in/b/c.png cannot be read as an image', {'in/a.png': image(8, 8), 'in/b/c.png': ''}),
+        ('in', 'has 9 x 8 pixels', {'in/a.png': image(8, 8), 'in/b.png': image(9, 8)}),
+        ('in.csv', 'Give an .npz file or images', {'in.csv': 'series,x\na,1\n'}))),
+    Case('--workdir={digits} --input={here}/in.npz --documents=file', '--documents=file can be used only for'),
+    Case('--workdir={digits} --input={here}/in.npz --n_best=2', '--n_best can be used only with --format=jsonl'),
+    Case('--workdir={digits} --input={here}/in.npz --n_best=11 --format=jsonl', '--n_best=11 must be from 1 to 10'),
+    Case('--workdir={digits} --input={here}/in.npz --seed=1', '--seed can be used only for text'),
+    Case('--workdir={digits} --input={here}/in.npz --attention --format=tsv', '--attention can be used only with'),
+    Case(RUN + '--format=tsv', '--format=tsv can be used only for images and series'),
     *(Case('--workdir={digits} --input={here}/in.npz', 'in.npz cannot be read', {'in.npz': npy(header)})
       for header in HEADERS),
     *(Case('--workdir={digits} --input={here}/in.npz', ('sizes.json', part),

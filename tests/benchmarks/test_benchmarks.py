@@ -18,8 +18,9 @@ from benchmarks import scaling
 from benchmarks.operations import ops_of, place_of
 from benchmarks.ours import Translations, make_model
 from benchmarks.trace import IDLE, costs_of
-from benchmarks.turns import System, Timed, check_peers, in_turns, report_turns
+from benchmarks.turns import System, Timed, agreement, check_peers, in_turns, report_turns
 from benchmarks.workloads import WORKLOADS, Search, Workload
+from kernels.rates import INSTRUCTIONS, processor, product_rate
 from runtime.errors import UserError
 from training.summary import matmul_flops
 
@@ -45,6 +46,8 @@ def lines(name, *arguments):
     ('train_step', ['--peers=tensorflow'], 'error: --peers=tensorflow: unknown peer. Use torch, torch.compile\n'),
     ('decode', ['--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2, ctranslate2.workers\n'),
     ('decode', ['--turns=0'], 'error: --turns=0'),
+    ('decode', ['--workdir=runs/demo'], 'error: --workdir does not apply to --workload=tiny. Use --workload=demo'),
+    ('decode', ['--workload=demo', '--peers=torch'], 'error: --peers=torch: unknown peer. Use ctranslate2.float32, '),
 ])
 def test_bad_command_lines(name, arguments, message):
     done = command(name, *arguments)
@@ -93,6 +96,26 @@ def test_ratios_are_of_turns(capsys):
     assert (b['system'], b['peak_memory_gb'], b['turns']) == ('b', 0.5, 3)
     assert ratio == {'benchmark': 'x', 'ratio': 2.0, 'of': 'a to b', 'quartiles': [1.25, 2.5], 'turns': 3,
                      'same_tokens': 0.75}
+
+
+@pytest.mark.slow
+def test_real_sentences(run):
+    pytest.importorskip('ctranslate2', reason='needs the benchmark extra')
+    machine, *found = lines('decode', '--workload=demo', f'--workdir={run}', '--turns=1', '--peers=ctranslate2.int8')
+    assert machine['gflops'].keys() == {'float32', 'bfloat16'}
+    assert [line.get('system') for line in found] == 2 * ['allyouneed', 'ctranslate2.int8', None]
+    for ours, theirs, ratio in zip(found[::3], found[1::3], found[2::3], strict=True):
+        assert abs(ours['bleu'] - theirs['bleu']) < 5 and ratio['same_translations'] > 0.5
+
+
+def test_ratios_of_texts_count_equal_translations():
+    assert agreement(['a b', 'c'], ['a b', 'd']) == {'same_translations': 0.5}
+
+
+def test_processor_and_rates_of_products():
+    described = processor()
+    assert described['processor'] and set(described['instructions']) <= set(INSTRUCTIONS)
+    assert 0.01 < product_rate([(64, 64, 64), (8, 64, 128)], 'float32') < 1e5
 
 
 @pytest.mark.slow

@@ -49,13 +49,13 @@ def test_other_inputs_are_refused(predictor, inputs, message):
 
 
 def test_predicted_values_have_names_and_no_probabilities(predictor):
-    predictions = predictor.answer(SERIES, names=['a', 'b', 'c'])
+    predictions = predictor.answer_raw(SERIES, names=['a', 'b', 'c'])
     np.testing.assert_allclose(predictions.values, (SERIES[:, 0] - 5) / 2, rtol=1e-5)
     prediction = predictions[1]
     assert prediction.name == 'b' and prediction.values == pytest.approx(
         {'0': (SERIES[1, 0, 0] - 5) / 2, '1': (SERIES[1, 0, 1] - 5) / 2}, rel=1e-5)
     assert prediction.cells == tuple(f'{value:.6g}' for value in predictions.values[1])
-    assert prediction.as_json(1) == {'values': prediction.values}
+    assert prediction.as_json(1) == {'name': 'b', 'values': prediction.values}
     for name in 'classes', 'labels', 'probabilities':
         with pytest.raises(UserError, match='this run predicts values, not classes. Use .values'):
             getattr(predictions, name)

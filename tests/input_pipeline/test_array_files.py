@@ -148,7 +148,7 @@ def test_inputs_to_predict_from(tmp_path):
         np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
         names, found = read_inputs(str(tmp_path / 'x.npz'), SERIES)
         np.testing.assert_array_equal(found, inputs)
-        assert names == [''] * len(inputs)
+        assert names == [str(number) for number in range(len(inputs))]
 
 
 @pytest.mark.parametrize('inputs, message', [

@@ -133,7 +133,7 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Give the folder of"),
+    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Set it to the folder of"),
     ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is not a file"),
     ({'source': 'text'}, r"config\.data\.source='text': must be one of builtin, files, tfds for this task"),
 ])

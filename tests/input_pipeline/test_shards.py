@@ -96,7 +96,7 @@ def test_a_damaged_shard_of_an_interrupted_build_is_built_again(folder, tmp_path
     remove = shards.remove_damaged
     monkeypatch.setattr(shards, 'remove_damaged', damage)
     assert contents(build_together(tmp_path / 'store', *parts(folder))) == at_once(folder, tmp_path / 'once')
-    assert 'the checksum of source.tokens differs' in logged.text
+    assert 'source.tokens does not match its checksum' in logged.text
 
 
 def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):

@@ -124,7 +124,7 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(UserError, match=r'config\.data\.dir=.*nowhere.* is not a folder\. Give the folder of'):
+    with pytest.raises(UserError, match=r'config\.data\.dir=.*nowhere.* is not a folder\. Set it to the folder of'):
         read(tmp_path / 'nowhere')
 
 

@@ -73,6 +73,7 @@ def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     assert steps(tmp_path / 'run')[-1] == 4 and preprocessing(tmp_path / 'run') == sizes['preprocessing']
 
 
+@pytest.mark.slow
 def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp_path):
     config = series_config(cache, write_series(tmp_path / 'data', classes=5))
     config.train.steps += 2  # a finished run reads no data

@@ -1,0 +1,79 @@
+"""Translation of a run's test set from text to text, by this project and by CTranslate2, for benchmarks.decode."""
+
+import dataclasses
+import functools
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.turns import CORES, Ready, Timed
+
+LARGEST_BATCHES = 32, 64  # numbers of sentences in a batch of CTranslate2; the faster one is timed
+TRIAL = 200  # number of sentences with which the faster setting of CTranslate2 is found
+
+
+def ready_run(workdir: str, checkpoint: str, sources: Sequence[str], search: Mapping[str, Any]) -> Ready:
+    """Prepares the translation by this project. `search` overrides options of the run's config.decode."""
+    import jax
+
+    from benchmarks.ours import where
+    from inference.run import load
+    from runtime.resources import compile_time
+
+    run = load(workdir, checkpoint)
+    jax.config.update('jax_enable_compilation_cache', False)  # so that compile_s is the time of a first start
+    translate = functools.partial(run.translate, sources, dataclasses.replace(run.options, **search))
+    before = compile_time.seconds
+    outputs = translate()
+    compile_s = round(compile_time.seconds - before, 2)
+    return Ready(translate, {'compile_s': compile_s, **where(beside_peers=False)}, [output.text for output in outputs])
+
+
+def ready_ctranslate2(folder: str, sources: list[str], search: Mapping[str, Any], compute_type: str) -> Ready:
+    """Prepares the translation by CTranslate2 with an exported model.
+
+    The number of workers and the batch size are those with the shortest time for TRIAL sentences.
+
+    Args:
+      folder: the exported model, in float32. CTranslate2 converts the weights to `compute_type`.
+      sources: the sentences.
+      search: the beam and the length penalty.
+      compute_type: 'float32', 'bfloat16' or 'int8'.
+    """
+    ctranslate2, sentencepiece = map(importlib.import_module, ('ctranslate2', 'sentencepiece'))
+    encoder, decoder = (sentencepiece.SentencePieceProcessor(str(Path(folder) / f'{side}.spm'))
+                        for side in ('source', 'target'))
+
+    def translate(translator, batch, texts):
+        found = translator.translate_batch(
+            encoder.encode(texts, out_type=str), max_batch_size=batch, beam_size=search['beam'],
+            length_penalty=search['alpha'], min_decoding_length=0, disable_unk=True)
+        return [decoder.decode(result.hypotheses[0]) for result in found]
+
+    seconds, translators = {}, {}
+    for workers in {1, CORES}:
+        translators[workers] = ctranslate2.Translator(folder, device='cpu', compute_type=compute_type,
+                                                      inter_threads=workers, intra_threads=CORES // workers)
+        for batch in LARGEST_BATCHES:
+            trial = functools.partial(translate, translators[workers], batch, sources[:TRIAL])
+            trial()
+            seconds[workers, batch] = min(_seconds(trial), _seconds(trial))
+    workers, batch = min(seconds, key=seconds.__getitem__)
+    call = functools.partial(translate, translators.pop(workers), batch, sources)
+    facts = {'workers': workers, 'batch': batch, 'device': 'cpu', 'ctranslate2': ctranslate2.__version__}
+    return Ready(call, facts, call())
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def with_bleu(timed: Timed, references: Sequence[str]) -> Timed:
+    """Returns the system with cased, detokenised BLEU of its translations as a further fact."""
+    from inference.scores import corpus_scores
+
+    return timed._replace(facts={'bleu': round(corpus_scores(timed.answer, references)['bleu'], 2), **timed.facts})
