@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from input_pipeline import splits
+from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import ArrayPlan, open_arrays
+from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
