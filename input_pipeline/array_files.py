@@ -195,8 +195,8 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
       form: the form of the inputs of the model.
 
     Returns:
-      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or '' in an
-      array), and the raw inputs as `form.prepare` returns them.
+      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or the index
+      in an array), and the raw inputs as `form.prepare` returns them.
 
     Raises:
       UserError: if the examples cannot be read, or do not have the form.
@@ -224,7 +224,7 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
     else:
         inputs, = _arrays(file, ('inputs',))
         where = f'{path}: inputs'
-        names = [''] * (len(inputs) if inputs.ndim else 0)
+        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
     return names, form.prepare(inputs, where)
 
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from configs.tasks import TASKS
-from input_pipeline.arrays import ArrayPlan, open_arrays
+from input_pipeline.array_batches import ArrayPlan
+from input_pipeline.arrays import open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents

@@ -21,7 +21,7 @@ import optax
 import pytest
 
 import inference
-from input_pipeline.arrays import ArrayPlan
+from input_pipeline.array_batches import ArrayPlan
 from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from runtime.errors import UserError, full_disk, full_disk_explained

@@ -82,7 +82,7 @@ SLOW = [
     Case(DIGITS + '--config.model.position=sinusoidal --config.model.d_model=66 --config.model.num_heads=2',
          'config.model.d_model'),
     digits('data.crop=1000', 'config.data.crop=1000'),
-    digits('parallel.data=3', 'config.parallel: data=3'),
+    digits('parallel.data=3', 'config.parallel: the product of data=3'),
     digits('data.name=mnist', 'config.data.name'),
     demo('data.source_lang=xx', "Unknown locale 'xx'"),
     demo('data.tokenizer.vocab_size=261', 'config.data.tokenizer.vocab_size=261'),

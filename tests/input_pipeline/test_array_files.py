@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from input_pipeline import splits
+from input_pipeline.array_batches import ArrayPlan
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import ArrayPlan, open_arrays
+from input_pipeline.arrays import open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
@@ -148,7 +149,7 @@ def test_inputs_to_predict_from(tmp_path):
         np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
         names, found = read_inputs(str(tmp_path / 'x.npz'), SERIES)
         np.testing.assert_array_equal(found, inputs)
-        assert names == [''] * len(inputs)
+        assert names == [str(number) for number in range(len(inputs))]
 
 
 @pytest.mark.parametrize('inputs, message', [

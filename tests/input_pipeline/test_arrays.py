@@ -11,7 +11,8 @@ import pytest
 
 from configs.tasks import BUILTIN_ARRAYS
 from input_pipeline import dynamics, splits
-from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, open_arrays
+from input_pipeline.array_batches import ArrayPlan
+from input_pipeline.arrays import BUILTIN, ArrayData, open_arrays
 from input_pipeline.examples import Examples
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.splits import Parts

@@ -11,7 +11,7 @@ import pytest
 
 import inference
 import training
-from input_pipeline.arrays import ArrayPlan
+from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import read_metrics
 from runtime.errors import UserError
 from tests.tiny_run import outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)

@@ -1,0 +1,106 @@
+"""Batches of images and series, with augmentation."""
+
+import functools
+
+import numpy as np
+from jaxtyping import Int
+
+from input_pipeline.arrays import ArrayData
+from input_pipeline.batches import ALL, Batch, Part
+from input_pipeline.input_format import visible_steps
+from input_pipeline.preprocessing import Inputs, Preprocessing
+from runtime.errors import UserError
+
+
+class ArrayPlan:
+    """Batches of examples with augmentation, one batch for every step from 0 on.
+
+    Every epoch contains every example exactly once. `len(plan)` is the number of batches in an epoch. The last batch of
+    an epoch is padded with rows of weight 0.
+    """
+
+    def __init__(self, data: ArrayData, split: str, *, rows: int, seed: int | None, crop: int = 0, flip: bool = False,
+                 preprocessing: Preprocessing | None = None):
+        """Plans every epoch.
+
+        Args:
+          data: the data set.
+          split: 'train', 'validation' or 'test'.
+          rows: config.batch.rows.
+          seed: the seed of the order and of the augmentation. None keeps the order of the examples, for evaluation.
+          crop: config.data.crop, in pixels. Images are padded with `crop` zeros on each side, then cropped at random to
+            the original size.
+          flip: config.data.flip.
+          preprocessing: the preprocessing of a resumed run. None uses the preprocessing of `data`.
+
+        Raises:
+          UserError: if `crop` or `flip` is not possible for the inputs.
+        """
+        self._inputs, self._targets = data.inputs(split), data.targets(split)
+        if (crop or flip) and self._inputs.ndim != 4:
+            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series of '
+                            f'shape {self._inputs.shape}. If they are greyscale images, add the axis of channels: '
+                            'inputs[..., None]. Otherwise set crop=0 and flip=False')
+        if crop > max(self._inputs.shape[1:3]):
+            raise UserError(f'config.data.crop={crop}: must not exceed the size of the images, '
+                            f'{" x ".join(map(str, self._inputs.shape[1:3]))} pixels')
+        self.rows = [rows]
+        self._preprocessing, self._split = preprocessing or data.preprocessing, split
+        self._masked = data.form.masked
+        self._seed, self._crop, self._flip = seed, crop, flip
+        self._epoch = functools.lru_cache(maxsize=2)(self._order)
+
+    def __len__(self) -> int:
+        return -(-len(self._targets) // self.rows[0])
+
+    def __call__(self, step: int) -> Int[np.ndarray, ' members']:
+        """Returns the indices of the examples in the batch of step `step`."""
+        epoch, index = divmod(step, len(self))
+        return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
+
+    def batch(self, step: int, part: Part = ALL) -> Batch:
+        """Returns the batch of step `step`. All batches have the same shape. Padding rows are 0 and have weight 0."""
+        rows = part.rows(self.rows[0])
+        members = self(step)[rows]
+        raw = self._augmented(self._inputs[members], step, rows)
+        targets = self._preprocessing.targets(self._targets[members])
+
+        def filled(array, value=0):
+            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1),
+                          constant_values=value)
+
+        # In rows without an example, all steps are visible, because a mean over no steps would be NaN.
+        mask = {'visible': filled(visible_steps(raw), True)} if self._masked else {}
+        return {'inputs': {'inputs': filled(self._preprocessing.inputs(raw)), **mask}, 'targets': filled(targets),
+                'weights': filled(np.ones(len(members), np.float32))}
+
+    def describe(self) -> str:
+        """Returns a description of the batches for the log, in one line."""
+        shape = ' x '.join(map(str, self._inputs.shape[1:]))
+        padding = 1 - len(self._targets) / (len(self) * self.rows[0])
+        return (f'{self._split}: {len(self._targets):,} examples of {shape}; {len(self)} batches of {self.rows[0]} '
+                f'per epoch; {100 * padding:.1f} % of the rows are padding')
+
+    def _order(self, epoch: int) -> Int[np.ndarray, ' examples']:
+        if self._seed is None:
+            return np.arange(len(self._targets))
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._targets))
+
+    def _augmented(self, images: Inputs, step: int, rows: slice) -> Inputs:
+        """Augments `images`, which are the rows `rows` of batch `step`.
+
+        Random numbers are drawn for the whole batch, so the result for an image does not depend on `rows`.
+        """
+        if not self._crop and not self._flip:
+            return images
+        rng = np.random.default_rng([self._seed or 0, step, 1])  # the 1 separates this stream from the epoch's order
+        (here, height, width, _), count = images.shape, len(self(step))
+        if self._crop:
+            border = (self._crop, self._crop)
+            padded = np.pad(images, ((0, 0), border, border, (0, 0)))
+            top, left = rng.integers(0, 2 * self._crop + 1, (2, count, 1, 1))[:, rows]
+            images = padded[np.arange(here)[:, None, None], top + np.arange(height)[:, None], left + np.arange(width)]
+        if self._flip:
+            mirrored = rng.random(count)[rows] < 0.5
+            images = np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
+        return images
