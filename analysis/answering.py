@@ -167,8 +167,9 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each image or series of the input: the class and its probability, or the values."""
     names, inputs = read_inputs(request.input or '', model.form)
+    named = request.format == 'tsv' or any(names)  # examples of an .npz file have no names
+    names = [name or str(index) for index, name in enumerate(names)]
     predictions = model.answer_raw(inputs, options.batch_size, names)
-    named = request.format == 'tsv' or names != list(map(str, range(len(names))))  # not the indices of an array
     with open_output(request.output) as output:
         if request.format == 'tsv':
             header = model.form.targets if model.classes is None else ('class', 'probability')
