@@ -175,7 +175,7 @@ def _in_words(message: str) -> str:
 
 
 def _asked_for_help() -> set[str]:
-    """Returns the help flags on the command line."""
+    """Returns the names of the help flags that are on the command line, such as --help."""
     return {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(sys.argv)
 
 

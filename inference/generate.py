@@ -151,7 +151,7 @@ class Generator(SearchModel):
         return self.generate(lines, options, first=first)
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns bits per character of the validation split, and a sample."""
+        """Returns the bits per character of the validation split, and a sampled text."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
@@ -188,7 +188,7 @@ class Generator(SearchModel):
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns the first windows of a split as prompts with empty continuations."""
+        """Returns outputs whose prompts are the first windows of a split. The continuations are empty."""
         plan = data.plan(split)
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
@@ -198,7 +198,7 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt without words: '' for the beginning of a document, a line feed for the beginning of a line."""
+        """The prompt for a text from scratch: '' (the beginning of a document), or a line feed (of a line)."""
         return '' if self.whole_documents else '\n'
 
     @override

@@ -29,7 +29,7 @@ class Predictor:
     Attributes:
       module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
-      form: the form of the inputs, and the names of the outputs.
+      form: the format of the inputs, and the names of the outputs.
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
@@ -60,12 +60,12 @@ class Predictor:
 
     def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                where: str = 'inputs') -> Predictions:
-        """Returns the result of `predict` together with the inputs and the names of classes or values."""
+        """Returns the predictions for raw inputs as objects, with the names of classes or values."""
         return self.answer_raw(self.form.prepare(inputs, where), batch_size)
 
     def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
                    names: Sequence[str] = ()) -> Predictions:
-        """Returns predictions for inputs from `InputFormat.prepare` or from the data. `names` are names of the inputs.
+        """Returns the predictions for inputs that `InputFormat.prepare` or the data has returned, named `names`.
 
         Raises:
           UserError: if `batch_size` is not allowed.
@@ -93,7 +93,7 @@ class Predictor:
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
+        """Returns the prediction for the first example and its attention weights. `sums` already has the metrics."""
         [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 

@@ -46,7 +46,7 @@ WINDOWS = 100  # number of windows of a split over which edit 'mean' averages fo
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """Returns a Translator, Generator or Predictor for a module, as the config's task requires."""
+    """Returns the object that computes answers with a module: a Translator, a Generator or a Predictor."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
@@ -75,12 +75,12 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
 
 
 def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
-    """Returns the edits of config.train.edits."""
+    """Returns the edits in config.train.edits, checked against the places of the model."""
     edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.edit in ('mean', 'replace') and has_text(edit.by):
-            raise UserError(f'{EDITS_OPTION}: edit {edit.edit!r} at {edit.place} needs the model to read texts, which '
-                            'is not possible in training. Give numbers')
+            raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
+                            'computes from texts. This is not possible in training. Use numbers')
     numbers = [{} if edit.by is None or isinstance(edit.by, str) else
                dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
     return Editor(edits, numbers, places)
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters of the model."""
         return parameter_count(self._plain.params)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
@@ -251,7 +251,7 @@ class Run:
         return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
 
     def data(self) -> Data:
-        """Opens the training data again, with the tokenizers of the run."""
+        """Opens the data on which the run was trained, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
@@ -298,7 +298,7 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
         raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
-        raise UserError('the list of run directories is empty. Give at least one run directory')
+        raise UserError('the list of run directories is empty. Use at least one run directory')
     check_devices()
     # Not config.cache_dir: the cache contains machine code, and the run directory may come from an untrusted source.
     use_compilation_cache(cache_folder(''))

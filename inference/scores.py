@@ -25,7 +25,7 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
+    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
     model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
@@ -124,7 +124,7 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
       UserError: if the other run has no such results.
     """
     if not expanded(workdir).is_dir():
-        raise UserError(f'--compare={workdir}: there is no such directory')
+        raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
     tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:

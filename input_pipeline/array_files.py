@@ -104,8 +104,8 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
     if kind == IMAGES:
         raise UserError(f'{path} has no folders of images CLASS/FILE.png. See config.data.dir and {option}')
     compressed = '' if kind == 'npz' else f' (or {path.name}.gz)'  # an NPZ archive is itself compressed
-    raise UserError(f'{path}{compressed} does not exist. See config.data.dir and {option}. A split of images or series '
-                    'is one file')
+    raise UserError(f'{path}{compressed} does not exist. Check config.data.dir and {option}. A split of images or '
+                    'series is one file')
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:
@@ -213,11 +213,11 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
         inputs = read_images(paths, form.shape[-1], form.shape[:2] if form.resized else ())
         where = path
     elif not os.path.isfile(file):
-        raise UserError(f'{path} is not a file. Give a folder of images, an image, a .csv file of series, or an .npz '
+        raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '
                         'file with an array inputs [n, *space, channels]')
     elif suffix == 'csv':
         if images or not form.channels:
-            raise UserError(f'{path}: series, but the model was not trained on a table of series. Give an .npz file'
+            raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
         names, inputs = read_unlabelled(file, form.channels, form.missing)
         where = path

@@ -127,12 +127,12 @@ class ArrayData:
 
     @functools.cached_property
     def form(self) -> InputFormat:
-        """The form of the training inputs, to which the inputs of the other splits are converted."""
+        """Shape, encoding and range of the training inputs. The inputs of other splits must have the same format."""
         return InputFormat.of(self.sizes | self.described)
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing, fitted to the training split."""
+        """The standardisation of inputs and targets, with statistics of the training split."""
         inputs, targets, where, *_ = self._split('train')
         scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # maps 0..255 to -1..1
                  mean_and_std(inputs, f'{where}: inputs'))
@@ -180,7 +180,7 @@ class ArrayData:
         if not len(inputs) or not inputs.size:
             raise UserError(f'{where} has no examples. Add examples, or use other files')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
-            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}. The targets '
+            raise UserError(f'{where} has {len(inputs)} inputs, but targets of the shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
         if inputs.ndim == 3 and (self._raw('train').padded or self._missing):
             inputs = self._padded(inputs, split, f'{where}: inputs')
@@ -197,7 +197,7 @@ class ArrayData:
         if not self._labelled:
             return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
         if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class. The targets '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. They '
                             'must have the shape [n]. Use task=regression for values')
         targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
@@ -241,7 +241,7 @@ class ArrayData:
             raise UserError(f'{where}: the classes are names, such as {str(examples.targets[0])!r:.100}, but in the '
                             'training split they are numbers. Use numbers')
         if len(numbers) > MOST_CLASSES:
-            raise UserError(f'{where}: {len(numbers):,} different classes, but at most {MOST_CLASSES:,} are supported. '
+            raise UserError(f'{where} has {len(numbers):,} classes, but at most {MOST_CLASSES:,} are supported. '
                             'Check that the targets are classes')
         names, members = np.unique(examples.targets, return_inverse=True)
         for name, index in zip(map(str, names), np.unique(members, return_index=True)[1], strict=True):
@@ -266,13 +266,13 @@ class ArrayData:
         train, inputs, targets, where = self._split('train'), examples.inputs, examples.targets, examples.where
         if inputs.shape[1:] != train.inputs.shape[1:]:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
-                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
+                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}. Use the same type and shape')
         if targets.shape[1:] != train.targets.shape[1:]:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but in the training split they have '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but in the training split they have '
                             f'the shape {train.targets.shape}. Each example must have the same number of values')
         if self.classes and targets.max() >= len(self.classes):
-            raise UserError(f'{where}: class {targets.max()} of {examples.named(targets.argmax())}, but the classes of '
-                            f'the training split are 0 to {len(self.classes) - 1}')
+            raise UserError(f'{where}: {examples.named(targets.argmax())} has class {targets.max()}, but the classes '
+                            f'of the training split are 0 to {len(self.classes) - 1}. Correct the targets')
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
@@ -388,7 +388,7 @@ class ArrayPlan:
         return -(-len(self._targets) // self.rows[0])
 
     def __call__(self, step: int) -> Int[np.ndarray, ' members']:
-        """Returns the indices of the examples in batch `step`."""
+        """Returns the indices of the examples in the batch of step `step`."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 

@@ -1,4 +1,4 @@
-"""The form of the inputs of a model of images or series. A run stores it, and new inputs are checked against it."""
+"""The format of the inputs of a model of images or series. A run stores the format, to check new inputs."""
 
 import dataclasses
 import unicodedata
@@ -23,7 +23,7 @@ EXACT = 0.01  # largest distance of a value from a whole byte; rounding of bytes
 
 @dataclasses.dataclass(frozen=True)
 class InputFormat:
-    """The form of the inputs of a model, and the names of its outputs.
+    """The format of the inputs of a model of images or series, and the names of its outputs.
 
     Attributes:
       shape: the shape of one input, [*space, channels].
@@ -63,7 +63,10 @@ class InputFormat:
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> 'InputFormat':
-        """Returns the form that the sizes of a run describe. Runs of earlier versions have no entry 'inputs'."""
+        """Returns the input format in `sizes`, the content of a run's sizes.json.
+
+        Runs of earlier versions have no entry 'inputs' in this file.
+        """
         preprocessing, classes = Preprocessing(**sizes['preprocessing']), sizes['classes']
         shape, inputs = tuple(sizes['shape']), sizes.get('inputs')
         if inputs is None:
@@ -112,8 +115,8 @@ class InputFormat:
             return array
         floats = array.dtype.kind == 'f'
         if floats and array.max() == 1 and self.encoding == BYTES and np.isin(array, (0, 1)).all():
-            raise UserError(f'{where} are {array.dtype} and only 0 or 1, but the model was trained on images of '
-                            f'{MEANINGS[BYTES]}, so 1 may mean 1 or 255. Give the images as uint8')
+            raise UserError(f'{where} have the type {array.dtype} and only the values 0 and 1. The model was trained '
+                            f'on images of {MEANINGS[BYTES]}, so 1 may mean 1 or 255. Convert the images to uint8')
         scale = 255 if floats and array.max() <= 1 else 1
         numbers = np.round(array.astype(np.float64) * scale)
         wrong = (np.abs(array.astype(np.float64) * scale - numbers) > EXACT) | (numbers < 0) | (numbers > 255)
@@ -121,8 +124,8 @@ class InputFormat:
             index = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
             value = array[index][wrong[index]][0]
             raise UserError(f'{where}: value {value:g} of example {index} is neither a byte (0 to 255) nor a byte '
-                            f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. Give '
-                            'the images as uint8')
+                            f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. '
+                            'Convert the images to uint8')
         if self.encoding == UNIT:
             return array if scale == 255 else (numbers / 255).astype(self.dtype)
         return numbers.astype(self.dtype)

@@ -105,8 +105,8 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str],
                             'another series is between these lines. Sort the rows by series, or add a column time')
         for column in constant:
             if rows and cells[column] != rows[0].cells[column]:
-                raise UserError(f'{path}:{line}: {column} {cells[column]!r}, but {rows[0].cells[column]!r} at line '
-                                f'{rows[0].line}. All rows of a series must have the same {column}')
+                raise UserError(f'{path}:{line}: {column} is {cells[column]!r}, but it is {rows[0].cells[column]!r} at '
+                                f'line {rows[0].line}. All rows of a series must have the same {column}')
         rows.append(Row(line, cells))
         previous = name
     if not series:

@@ -40,7 +40,7 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
     sizes = (patch,) * len(space) if isinstance(patch, int) else patch
     if len(sizes) != len(space):
         raise ValueError(f'patch={sizes} has {len(sizes)} sizes, but the inputs have {len(space)} axes besides the '
-                         f'batch and the channels: {space}')
+                         f'batch and the channels: {space}. Use {len(space)} sizes, or one number for all axes')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
         raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}. '
                          'Choose sizes that divide the inputs, or pad or crop the inputs')

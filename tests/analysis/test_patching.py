@@ -97,6 +97,7 @@ def test_a_path_that_does_not_exist_has_no_effect(run):
     assert direct.senders[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
 
 
+@pytest.mark.slow  # it compiles two more models
 def test_language_models_and_recurrent_models_have_paths_too():
     for kind, sender in (('language_model', 'encoder/layers_0'), ('rnnsearch', 'encoder')):
         run, places = random_run(kind), [sender]
@@ -109,7 +110,7 @@ def test_language_models_and_recurrent_models_have_paths_too():
 
 @pytest.mark.parametrize('arguments, message', [
     (('encoder/layers_7', 'decoder'), "place 'encoder/layers_7': the model has no such place. Did you mean"),
-    ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. The heads are 0 to 1'),
+    ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])

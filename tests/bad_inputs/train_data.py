@@ -254,7 +254,7 @@ QUICK_DATA = [
     arrays({**npz(), **npz('validation', inputs=HUGE), **npz('test')}, 'validation.npz: inputs'),
     arrays({**npz(), **npz('validation', inputs=HUGE / 1e262), **npz('test')}, 'validation.npz: inputs'),
     arrays(npz(targets=HUGE[:, 0, 0, 0]), 'train.npz: targets'),
-    arrays(npz(targets=np.float64(3)), 'train.npz: 4 inputs, but targets'),
-    arrays(npz(targets=np.zeros((4, 0))), 'train.npz: 4 inputs, but targets'),
+    arrays(npz(targets=np.float64(3)), 'train.npz has 4 inputs, but targets'),
+    arrays(npz(targets=np.zeros((4, 0))), 'train.npz has 4 inputs, but targets'),
     *(arrays({'data/train.npz': npy(header)}, 'train.npz cannot be read') for header in HEADERS),
 ]

@@ -115,8 +115,8 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
 @pytest.mark.parametrize('arrays, message', [
     ({'inputs': INPUTS}, r"train\.npz has no array 'targets'\. It contains inputs\. Write it with numpy\.savez"),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
-    ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
-    ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz: 10 inputs, but targets of shape \(10, 7, 2\)'),
+    ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz has 10 inputs, but targets of the shape \(9,\)'),
+    ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz has 10 inputs, but targets of the shape \(10, 7, 2\)'),
     ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes must be'),
     ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\)\. They must be'),
     ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz has no examples'),
@@ -124,8 +124,8 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
     ({'inputs': INPUTS * 1e300, 'targets': CLASSES}, r'train\.npz: inputs must be finite .*example 0 .*float64'),
     ({'inputs': INPUTS * np.longdouble('1e4000'), 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers'),
     ({'inputs': INPUTS, 'targets': CLASSES * 1e300}, r'train\.npz: targets must be finite numbers .*float64'),
-    ({'inputs': INPUTS, 'targets': np.float64(3)}, r'train\.npz: 10 inputs, but targets of shape \(\)'),
-    ({'inputs': INPUTS, 'targets': np.zeros((10, 0))}, r'train\.npz: 10 inputs, but targets of shape \(10, 0\)'),
+    ({'inputs': INPUTS, 'targets': np.float64(3)}, r'train\.npz has 10 inputs, but targets of the shape \(\)'),
+    ({'inputs': INPUTS, 'targets': np.zeros((10, 0))}, r'train\.npz has 10 inputs, but targets of the shape \(10, 0\)'),
 ])
 def test_npz_mistakes(tmp_path, arrays, message):
     write_npz(tmp_path, **arrays)
@@ -279,7 +279,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1', 'a,2024-01-31,1,1,1'], r"train\.csv:3: time is '2024-01-31', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,,1,1,1'], r"train\.csv:3: time is '', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
-    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2\. All rows of a series"),
+    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):
@@ -297,7 +297,7 @@ def test_csv_split_with_other_columns(tmp_path):
     with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):
         read(tmp_path, 'test')
     (tmp_path / 'test.csv').unlink()
-    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. See config\.data\.dir'):
+    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. Check config\.data\.dir'):
         read(tmp_path, 'test')
 
 
@@ -449,7 +449,7 @@ def test_groups_are_one_for_each_example(tmp_path):
         read(tmp_path)
     write_csv(tmp_path, 'series,group,x,target', 'a,p,1,0', 'a,q,2,0')
     (tmp_path / 'train.npz').unlink()
-    with pytest.raises(UserError, match=r"train\.csv:3: group 'q', but 'p' at line 2\. All rows of a series must have"):
+    with pytest.raises(UserError, match=r"train\.csv:3: group is 'q', but it is 'p' at line 2"):
         read(tmp_path)
 
 
@@ -546,10 +546,10 @@ def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path)
     assert names == ['a', 'b']
     np.testing.assert_array_equal(series, [[[6, 5], [2, 1]], [[8, 7], [4, 3]]])
     for path, form, message in ((tmp_path / 'images', table, 'images, but the model reads series'),
-                                (tmp_path / 'new.csv', pictures, 'was not trained on a table of series.* or images'),
-                                (tmp_path / 'new.csv', SERIES, 'was not trained on a table of series'),
+                                (tmp_path / 'new.csv', pictures, 'was not trained on tables.* or images'),
+                                (tmp_path / 'new.csv', SERIES, 'was not trained on tables'),
                                 (tmp_path / 'none.png', pictures, r'none\.png cannot be read as an image'),
-                                (tmp_path / 'none', pictures, 'is not a file. Give a folder of images')):
+                                (tmp_path / 'none', pictures, 'is not a file. Use a folder of images')):
         with pytest.raises(UserError, match=message):
             read_inputs(str(path), form)
     (tmp_path / 'empty').mkdir()
