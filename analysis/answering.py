@@ -169,8 +169,9 @@ def output_line(request: Request, report: Report, answer: Output, number: int, n
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
     """Writes a line for each image or series of the input: the class and its probability, or the values."""
     names, inputs = read_inputs(request.input or '', model.form)
+    named = request.format == 'tsv' or any(names)  # examples of an .npz file have no names
+    names = [name or str(index) for index, name in enumerate(names)]
     predictions = model.answer_raw(inputs, options.batch_size, names)
-    named = request.format == 'tsv' or names != list(map(str, range(len(names))))  # not the indices of an array
     with open_output(request.output) as output:
         if request.format == 'tsv':
             header = model.form.targets if model.classes is None else ('class', 'probability')
@@ -209,8 +210,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
-    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run that --compare
-    names.
+    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run in --compare.
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
