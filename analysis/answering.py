@@ -16,7 +16,7 @@ from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request, results_name
 from inference.columns import input_texts, read_phrases, score_all, translate_all
-from inference.edits import read_edits, without
+from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
@@ -60,6 +60,8 @@ def decode(request: Request) -> None:
     edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    if request.without:
+        check_without(request.without, run.places())
     run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search_of(run))
     if request.pictures and request.look == 'positions':
@@ -195,7 +197,7 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
         log.warning('the data differs from the data on which the run was trained: %s', changed)
     other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
-              for split in splits}
+                     for split in splits}
     scored = {split: score_split(request, run, data, split, options, page, other_outputs[split]) for split in splits}
     shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
              for split, results in scored.items()}

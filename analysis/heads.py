@@ -6,7 +6,7 @@ head, and a gate of 0 removes it. Gates are edits (inference/edits.py). New valu
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from inference.translate import Translator
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.places import EDITS
 from runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an attention: gates}
 
@@ -147,6 +150,41 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
         removed = count
         curve.append((count, exact_or_bleu(heads.model(gates), pairs, options, metric)))
     return curve
+
+
+def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options: SearchOptions,
+                   by: Sequence[tuple[str, str]], metric: str = 'bleu', steps: int = 4,
+                   seeds: int = 3) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Returns {kind: {order: curve}}: the heads of one kind of attention are removed by importance, and at random.
+
+    `by` are the sources and references from which the importance is computed. `seeds` is the number of random orders.
+    `pruning_curve` explains the other arguments.
+    """
+    orders = {'by importance': ranked(heads.importance(by))}
+    orders |= {f'at random, seed {seed}': shuffled(heads, seed) for seed in range(seeds)}
+    curves = {}
+    for kind, places in heads.kinds().items():
+        curves[kind] = {name: pruning_curve(heads, pairs, [each for each in order if each[0] in places], options,
+                                            metric, steps) for name, order in orders.items()}
+    return curves
+
+
+def pruning_figure(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], metric: str = 'BLEU') -> 'Figure':
+    """Draws the result of `pruning_curves`: a panel for each kind of attention, and a line for each order."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(3.2 * len(curves), 3), layout='constrained')
+    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axes, (kind, orders) in zip(panels, curves.items(), strict=True):
+        for name, curve in orders.items():
+            control = 'random' in name
+            axes.plot(*zip(*curve, strict=True), marker='o', markersize=4, label=name, color='0.6' if control else None,
+                      linewidth=1 if control else 2, zorder=1 if control else 2)
+        axes.set(title=kind, xlabel='removed heads')
+    panels[0].set_ylabel(metric)
+    panels[0].set_ylim(0, 1.05 * max(score for orders in curves.values() for curve in orders.values()
+                                     for _, score in curve))
+    panels[0].legend()
+    return figure
 
 
 def ranked(importance: Mapping[str, Float[np.ndarray, ' head'] | Float[Array, ' head']]) -> list[tuple[str, int]]:

@@ -88,7 +88,7 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
     sending, receiving = _nodes(senders, listed, 'senders'), _nodes(receivers, listed, 'receivers')
     holding = {name for pattern in ([held] if isinstance(held, str) else held) for name in _held(pattern, listed, held)}
     texts = [text_of(run, (sentence, target)) for sentence in (clean, corrupt)]
-    check_same_lengths(*texts, (clean, corrupt))
+    check_same_lengths(texts[0], texts[1], (clean, corrupt))
     model, count = texts[0].model, len(sending)
 
     def edit_of(name):

@@ -328,6 +328,8 @@ OPTIONS = (
     Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=''),
     Option('decode.alpha', 0.6, 'exponent of the length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH,
            resume=''),
+    Option('decode.patience', 0.0, 'beam: stop at round(beam x patience) ended hypotheses; 0: stop when no unfinished '
+           'hypothesis can win', Between(0, 1000), SEARCH, resume=''),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
     Option('decode.batch_size', 64, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),

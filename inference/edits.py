@@ -142,6 +142,21 @@ def without(heads: str) -> Edit:
     return Edit('zero', place, heads=[int(each) - 1 for each in listed])
 
 
+def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
+    """Raises UserError if the model has no such layer or head. `heads` has the form that `without` accepts."""
+    edit, kind = without(heads), heads.partition(':')[0]
+    if not (layers := len(fnmatch.filter(places, ATTENTION[kind].format('*') + '/heads'))):
+        others = [place for place in places if place.endswith('/heads')] or [*places]
+        raise UserError(f'--without={heads}: the model has no place {edit.place}. Use --edit with a place of this '
+                        f'model, such as {others[0]}')
+    if edit.place not in places:
+        raise UserError(f'--without={heads}: the model has {layers} layers of this kind. Use a layer from 1 to '
+                        f'{layers}')
+    count = places[edit.place]['head'] or 0
+    if max(edit.heads or ()) >= count:
+        raise UserError(f'--without={heads}: this layer has {count} heads. Use heads from 1 to {count}')
+
+
 def has_text(by: Any) -> bool:
     """Returns whether `by`, an `Edit.by`, is not numbers but texts, the name of a split, or an output."""
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (

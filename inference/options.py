@@ -29,6 +29,7 @@ class SearchOptions:
     method: str = 'beam'
     beam: int = 4
     alpha: float = 0.6
+    patience: float = 0.0
     n_best: int = 1
     extra_length: int = 50
     batch_size: int = 64

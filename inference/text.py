@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from inference import search
 from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
-from inference.constraints import Automaton, begin_words
+from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
 from inference.options import search_options as search_options  # notebooks import search_options from here
@@ -352,18 +352,19 @@ class SearchModel(TextModel):
 
     def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
         """Returns the rules that restrict the next tokens of a batch, or None if there are no rules."""
-        new_word = None
+        tokenizer = self.tokenizers['target']
+        if automaton is not None:
+            return search.Follow(automaton.padded, np.int32(automaton.ends), begin_words(tokenizer),
+                                 join_words(tokenizer))
         if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
-            new_word = begin_words(self.tokenizers['target'])
-        if automaton is None:
-            return None if new_word is None else search.Follow(new_word=new_word)
-        return search.Follow(automaton.padded, np.int32(automaton.ends), new_word)
+            return search.Follow(new_word=begin_words(tokenizer))
+        return None
 
     def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
         common = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
         if options.method == 'beam':
-            return search.Beam(**common, beam=options.beam, n_best=options.n_best)
+            return search.Beam(**common, beam=options.beam, n_best=options.n_best, patience=options.patience)
         return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)
 

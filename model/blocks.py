@@ -102,7 +102,8 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = write(past, key, value, first)
-    return attention.look(query, from_past(past['key']), from_past(past['value']), relation), past
+    keys, values = from_past(past['key']), from_past(past['value'])
+    return attention.look(query, keys, values, relation, used=first + x.shape[1]), past
 
 
 class FeedForward(nn.Module):

@@ -129,6 +129,10 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
                         'Use runs that translate or generate text')
+    for each in models:
+        if each.config.train.edits:
+            raise UserError(f'{each.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
+                            'edits. Use runs without config.train.edits')
     for other in others:
         if difference := vocabulary_difference(first.config, first.tokenizers, other):
             raise UserError(f'{other.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '

@@ -23,7 +23,8 @@ def log_probs(run, given, **attributes):
 
 
 @pytest.mark.parametrize('kind, options', [
-    ('transformer', {}), ('transformer', {'norm': 'pre', 'share_embeddings': 'none'}), ('language_model', MODERN),
+    ('transformer', {'norm': 'pre', 'share_embeddings': 'none'}), ('language_model', MODERN),
+    pytest.param('transformer', {}, marks=pytest.mark.slow),
     pytest.param('language_model', {'norm': 'pre'}, marks=pytest.mark.slow)])
 def test_after_a_layer_the_lens_shows_the_predictions_of_a_model_with_fewer_layers(kind, options):
     run = random_run(kind, **options)

@@ -97,6 +97,7 @@ def test_a_path_that_does_not_exist_has_no_effect(run):
     assert direct.senders[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
 
 
+@pytest.mark.slow  # it compiles two more models
 def test_language_models_and_recurrent_models_have_paths_too():
     for kind, sender in (('language_model', 'encoder/layers_0'), ('rnnsearch', 'encoder')):
         run, places = random_run(kind), [sender]

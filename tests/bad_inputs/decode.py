@@ -66,6 +66,8 @@ QUICK = [
     Case(RUN + '--compare={run}', '--split=test'),
     Case(RUN + '--by=length', 'error: --by can be used only with --split'),
     Case(RUN + '--without=cross', '--without=cross: must be KIND:LAYER:HEADS'),
+    Case(RUN + '--without=cross:9:1', '--without=cross:9:1: the model has'),
+    Case(RUN + '--without=cross:1:99', '--without=cross:1:99: this layer has'),
     Case(RUN + '--edit={here}/none.json', '--edit={here}/none.json cannot be read'),
     Case(RUN + '--edit={here}/edits.json', "an edit has no field 'head'. Did you mean heads",
          {'edits.json': b'[{"edit": "zero", "place": "encoder", "head": 1}]'}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from inference.edits import Edit, read_edits, without
+from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from model.places import EDITS
 from runtime.errors import UserError
@@ -104,6 +104,20 @@ def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(
     logits = jax.jit(edited.model.module.apply)({'params': edited.model.params}, *inputs)
     expected = jax.jit(run.model.module.apply)({'params': unflatten_dict(params)}, *inputs)
     np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize('heads, says', [
+    ('cross:9:1', '--without=cross:9:1: the model has 2 layers of this kind. Use a layer from 1 to 2'),
+    ('cross:1:1,99', '--without=cross:1:1,99: this layer has 2 heads. Use heads from 1 to 2')])
+def test_heads_that_do_not_exist_cannot_be_set_to_zero(heads, says, runs):
+    with pytest.raises(UserError) as refused:
+        check_without(heads, runs['transformer'].places())
+    assert str(refused.value) == says
+
+
+def test_heads_of_an_ensemble_are_named():
+    with pytest.raises(UserError, match='--edit with a place of this model, such as members_0/encoder/layers_0/heads'):
+        check_without('cross:1:1', {'members_0/encoder/layers_0/heads': {'head': 2}})
 
 
 @pytest.mark.slow
