@@ -54,10 +54,10 @@ def __dir__() -> list[str]:
 
 
 def _imported(*names: str) -> Any:
-    """Imports modules of this checkout, and returns the last one.
+    """Imports modules of this checkout, and returns the last module.
 
-    Name the packages before the module. When the module imports from a package later, Python then finds the package of
-    this checkout and no other module with the same name.
+    Pass the packages that a module uses before the module itself. Then Python finds the packages of this checkout, and
+    no other modules with the same names, when the module imports from a package later.
     """
     if not (HOME / 'inference').is_dir():
         raise ImportError(f'{HOME} has allyouneed.py but not the packages of the project. Clone the repository and '

@@ -65,7 +65,7 @@ log = logging.getLogger('allyouneed.sweep')
 def main() -> None:
     """Runs the sweep that the flags describe, and reports the results."""
     if not WORKDIR.value:
-        raise UserError('--workdir is missing. Use the directory of the sweep, a new one or one to resume')
+        raise UserError('--workdir is missing. Set it to a new directory, or to the directory of a sweep to resume')
     for flag, bounds in BOUNDS:
         if problem := bounds.problem(flag.value):
             raise UserError(f'--{flag.name}={flag.value} {problem}')
@@ -78,7 +78,7 @@ def main() -> None:
     config = config_from(CONFIG_FLAG)
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
-        raise UserError(f'--split={SPLIT.value} contains {len(splits)} sets. Use one of {", ".join(splits)}')
+        raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -101,22 +101,22 @@ def main() -> None:
 
 
 def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor') -> None:
-    """Runs the remaining jobs, and reports the results. Exits with status 1 if a job has failed."""
+    """Runs the jobs that are not finished, and reports the results. Exits with status 1 if a job has failed."""
     runs = load_runs(directory)
     finished = {run.name for run in runs if run.trained and SPLIT.value in run.results}
     failed = {job.name for job in jobs if job.failure.exists()} - finished if not RETRY_FAILED.value else set()
     remaining = [job for job in jobs if job.name not in finished | failed]
-    log.info('%d runs: %d finished, %d failed before, %d to do, at most %d at a time',
+    log.info('%d runs: %d finished, %d failed before, %d remaining, at most %d at a time',
              len(jobs), len(finished), len(failed), len(remaining), JOBS.value)
     run_jobs(executor, remaining, Progress(runs, finished | failed, SPLIT.value, METRIC.value), len(jobs))
     report(directory)
     if failures := [job.name for job in jobs if job.failure.exists()]:
-        log.error('%d runs failed: %s. --retry_failed runs them again', len(failures), ' '.join(failures))
+        log.error('%d runs failed: %s. To run them again, add --retry_failed', len(failures), ' '.join(failures))
         sys.exit(1)
 
 
 def make_executor(directory: Path) -> 'Executor':
-    """Returns the executor that the flags select."""
+    """Returns the executor that --executor selects, with the options of its flags."""
     from runtime.executors import Local, Slurm
 
     if EXECUTOR.value == 'local':
@@ -127,7 +127,7 @@ def make_executor(directory: Path) -> 'Executor':
 
 
 def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[str]]:
-    """Returns the commands of a run."""
+    """Returns the commands of a run, train.py and decode.py, with their arguments."""
     train, decode = ([sys.executable, os.path.relpath(SCRIPTS / name)] for name in ('train.py', 'decode.py'))
     return [[*train, f'--config={recipe}', f'--workdir={workdir}',
              *(f'--config.{option}={value}' for option, value in overrides.items())],
@@ -135,7 +135,7 @@ def run_commands(recipe: str, workdir: Path, overrides: Overrides) -> list[list[
 
 
 def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, total: int) -> None:
-    """Runs jobs, and logs the progress and the result of each job. After Ctrl-C or a signal, the runs save and stop."""
+    """Runs jobs, and logs the progress and the result of each job. On Ctrl-C or a signal, all runs save and stop."""
     from runtime.executors import STOPPED
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -148,18 +148,18 @@ def run_jobs(executor: 'Executor', jobs: 'Sequence[Job]', progress: Progress, to
                     log.info('%d of %d: %s', ended, total,
                              ', '.join(filter(None, [f'{job.name} finished', progress.scores(job.name)])))
                 elif status in STOPPED:
-                    log.info('%d of %d: %s was interrupted. The same command resumes it', ended, total, job.name)
+                    log.info('%d of %d: run %s was interrupted. The same command resumes it', ended, total, job.name)
                 else:
                     log.error('%d of %d: %s failed, %s. The end of %s:\n%s', ended, total, job.name,
                               job.failure.read_text().strip(), job.log, last_lines(job.log))
     except KeyboardInterrupt:
         executor.stop()
-        log.info('interrupted. The same command resumes the sweep')
+        log.info('the sweep was interrupted. Run the same command again to resume it')
         raise
 
 
 def last_lines(path: Path) -> str:
-    """Returns the end of a log, indented."""
+    """Returns the last lines of a log file, indented."""
     lines = path.read_text(errors='replace').splitlines() if path.exists() else []
     return '\n'.join(f'    {line}' for line in [line for line in lines if line.strip()][-LOGGED_LINES:])
 

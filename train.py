@@ -39,18 +39,22 @@ log = logging.getLogger('allyouneed.train')
 
 
 def main() -> None:
-    """Trains, or prints the config, according to the flags."""
+    """Trains the model that the flags describe, or prints the config if --print_config is set."""
     if PRINT_CONFIG.value:
         return print_config(config_from(CONFIG_FLAG))
     config = config_from(CONFIG_FLAG, problems_of_data)
-    # These imports take seconds. They are here so that --help and mistyped flags do not wait for them. A finished run
-    # does not wait for the imports below.
+    # These imports take seconds. They follow the check of the command line, so that --help and wrong flags do not wait
+    # for them. A finished run does not even wait for the imports below.
     from run_directory.workdir import RunDirectory
     from runtime.preemption import StopSignals
     from runtime.processes import connect, ending_together
     from training.profiling import ProfilerWindow
 
     connect(COORDINATOR.value, PROCESSES.value, PROCESS.value, PATIENCE.value)
+    if config.train.edits or config.track.places:
+        from inference.run import check_places
+
+        check_places(config)
     with (StopSignals() as stop, ending_together(),
           RunDirectory(WORKDIR.value, config, asked=asked_options()) as directory):
         profiler = ProfilerWindow(PROFILE.value, directory.path, config.train.steps)
@@ -62,17 +66,20 @@ def main() -> None:
         run(config, directory, stop, profiler, answer_figure)
 
 
-def problems_of_data(config: ConfigDict, others: Sequence[str]) -> list[str]:
-    """Returns messages about problems of the data. For a finished run, returns none and does not read the data."""
-    if not others and WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
+def problems_of_data(config: ConfigDict, problems: Sequence[str]) -> list[str]:
+    """Returns messages about problems of the data. `problems` are the messages about the config.
+
+    For a finished run, returns no messages and does not read the data.
+    """
+    if not problems and WORKDIR.value and finished_at(expanded(WORKDIR.value), config) is not None:
         return []
     from input_pipeline.problems import data_problems
 
-    return data_problems(config, others, asked_options())
+    return data_problems(config, problems, asked_options())
 
 
 def asked_options() -> Collection[str]:
-    """Returns the options that the command line sets."""
+    """Returns the names of the config's options that the command line sets."""
     return config_flags.get_override_values(flags.FLAGS['config'])
 
 

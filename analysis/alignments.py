@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from analysis.explain import words
+from configs.rules import cross_head
 from inference.run import Run
 from inference.text import Output
 from inference.translate import Translator
-from input_pipeline.links import Links, gold_links
+from input_pipeline.links import Links
 from runtime.errors import UserError
 
 SENTENCES = 200  # number of validation sentences on which the best head is chosen
@@ -46,7 +47,7 @@ def align(model: Translator, output: Output, head: Head) -> Links:
 
 
 def as_pharaoh(links: Links) -> str:
-    """Returns links as a line of a file."""
+    """Returns the links of a sentence pair as one line in the Pharaoh format, such as '0-0 1-2'."""
     return ' '.join(f'{source}-{target}' for source, target in links)
 
 
@@ -57,26 +58,13 @@ def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
 
 
 def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Links]) -> dict[Head, float]:
-    """Returns the alignment error rate of every head and of the mean of each layer, for both shifts."""
+    """Returns the alignment error rate of every head, and of the mean of the heads of each layer, for both shifts."""
     weights = [_cross(model, output) for output in outputs]
     layers, heads = weights[0].shape[:2]
     choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)
                for shift in SHIFTS]
     return {choice: error_rate([_links(model, output, each, choice)
                                 for output, each in zip(outputs, weights, strict=True)], gold) for choice in choices}
-
-
-def gold_of(run: Run, pairs: Sequence[tuple[str, str]]) -> list[Links]:
-    """Returns the gold links of pairs of the built-in corpus that a run was trained on.
-
-    Raises:
-      UserError: if the run was trained on other data.
-    """
-    data = run.config.data
-    if data.source != 'builtin':
-        raise UserError(f'{run.workdir}: only data.source=builtin has gold links, but this run has '
-                        f'data.source={data.source}. Choose the head: --look=cross:LAYER:HEAD')
-    return gold_links(pairs, data.source_lang, data.target_lang, seed=data.seed)
 
 
 def best_head(run: Run, sentences: int = SENTENCES) -> Head:
@@ -86,11 +74,12 @@ def best_head(run: Run, sentences: int = SENTENCES) -> Head:
     et al. 2019, arXiv:1909.02074).
     """
     model: Any = run.model
-    pairs = run.data().pairs('validation')[:sentences]  # pyright: ignore[reportAttributeAccessIssue]
-    if run.config.data.source != 'builtin':
+    data: Any = run.data()
+    pairs = data.pairs('validation')[:sentences]
+    if not data.has_links('validation'):
         layers = len(_cross(model, model.forced_all(pairs[:1])[0]))
         return Head(max(0, layers - 2))
-    rates = error_rates(model, model.forced_all(pairs), gold_of(run, pairs))
+    rates = error_rates(model, model.forced_all(pairs), data.links('validation')[:sentences])
     return min(rates, key=lambda choice: rates[choice])
 
 
@@ -100,14 +89,12 @@ def chosen_head(look: str, model: Translator) -> Head:
     Raises:
       UserError: if there is no such head.
     """
-    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
     shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
-    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
-    if kind != 'cross' or any(rest) or not 1 <= numbers[0] <= shape[0] or not (
-            head == 'mean' or 1 <= numbers[1] <= shape[1]):
+    found = cross_head(look, *shape[:2])
+    if found is None:
         raise UserError(f'look={look!r}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
                         f'from 1 to {shape[1]}, or mean')
-    return Head(numbers[0] - 1, None if head == 'mean' else numbers[1] - 1)
+    return Head(*found)
 
 
 def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t s']:

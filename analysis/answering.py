@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.alignments import Head, align, as_pharaoh, best_head, chosen_head
 from analysis.buckets import bucket_scores, keys_of
 from analysis.explain import Page, explain_example, explain_text
-from analysis.pictures import answer_figure, chosen_kind, positions_figure, save_figure
+from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request, results_name
-from inference.arriving import input_lines
-from inference.columns import read_phrases, score_all, translate_all
-from inference.edits import read_edits, without
+from inference.columns import input_texts, read_phrases, score_all, translate_all
+from inference.edits import check_without, read_edits, without
+from inference.generate import Generator
 from inference.options import SearchOptions, search_options
-from inference.predict import Prediction, Predictor
+from inference.predict import Predictor
+from inference.predictions import Prediction, Predictions
+from inference.report import Report
 from inference.run import Run, load
 from inference.scores import compare_translations, confidence_intervals, read_translations, table_line
 from inference.tables import as_json
@@ -38,6 +38,7 @@ from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
+NOT_PRINTED = ('classes', 'confusion_matrix')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')
@@ -45,7 +46,7 @@ IMPORTED = time.perf_counter()
 
 
 def decode(request: Request) -> None:
-    """Answers the input, or scores splits, as the request says.
+    """Carries out a request of decode.py: answers the lines of the input, or scores splits of the data.
 
     Raises:
       UserError: if the request is impossible. In that case, nothing has been written.
@@ -59,8 +60,10 @@ def decode(request: Request) -> None:
     edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    if request.without:
+        check_without(request.without, run.places())
     run = run.edited(edits) if edits else run
-    options = search_options(run.config, avoid=avoid, **request.search)
+    options = search_options(run.config, avoid=avoid, **request.search_of(run))
     if request.pictures and request.look == 'positions':
         save_figure(positions_figure(), Path(request.pictures) / 'positions.png')
     steps, page = ', '.join(map(str, run.checkpoint)), None
@@ -94,6 +97,8 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
     With `head`, the word alignment of each answer is also written.
     """
     search = with_all_hypotheses(options) if page else options
+    unit = 'line' if request.documents == 'line' else 'document'
+    report = Report(model, unit, scored=request.score and isinstance(model, Generator))
     count, began, compiled_before, start = 0, time.perf_counter(), compile_time.seconds, ''
     with open_output(request.output) as output, (
             open_output(request.alignments) if head else contextlib.nullcontext()) as aligned:
@@ -101,25 +106,30 @@ def answer_file(request: Request, model: TextModel, options: SearchOptions, page
             for number, answer in enumerate(answers, count + 1):
                 if number > 1 and request.format == 'text' and model.multiline and not request.score:
                     output.write(BETWEEN + '\n')
-                output.write(output_line(request, model, answer, number, options.n_best, page) + '\n')
+                output.write(output_line(request, report, answer, number, options.n_best, page) + '\n')
                 if aligned and head and isinstance(model, Translator):
                     aligned.write(as_pharaoh(align(model, answer, head)) + '\n')
             output.flush()
             count += len(answers)
+            report.add(answers)
+            if request.typed:  # each line is answered and reported at once
+                report.write()
+                report = Report(model, unit, scored=report.scored)
             start = start or (f'first line after {time.perf_counter() - STARTED:.1f} s: imports '
                               f'{IMPORTED - STARTED:.1f}, opening the run {began - IMPORTED:.1f}, compiling the search '
                               f'{compile_time.seconds - compiled_before:.1f}')
     if start:
         log.info('%s', start)
+    report.write()
     seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
-    log.info('%d lines in %.1f s: %.1f s of compilation, and %.1f lines per second in the remaining time', count,
-             seconds, compiling, count / max(seconds - compiling, 1e-9))
+    log.info('%d %ss in %.1f s: %.1f s of compilation, and %.1f %ss per second in the remaining time', count, unit,
+             seconds, compiling, count / max(seconds - compiling, 1e-9), unit)
 
 
 def answers_to(request: Request, model: TextModel, options: SearchOptions) -> Iterator[list[Output]]:
     """Yields lists of answers to the lines of the input, or to lines that are typed."""
     path = request.input or ''
-    lines = input_lines(path)
+    lines = input_texts(path, request.documents)
     if request.score:
         return score_all(model, lines, options, path)
     if request.prefixes:
@@ -128,13 +138,13 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """Returns options for a search that returns all hypotheses of the beam, because the page shows them."""
+    """Returns options for a search that returns all hypotheses of the beam, because the explorer page shows them."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
-def output_line(request: Request, model: TextModel, answer: Output, number: int, n_best: int, page: Page | None) -> str:
-    """Returns a line of the output. Also draws and explains the answer, if the flags request it."""
-    weights = None
+def output_line(request: Request, report: Report, answer: Output, number: int, n_best: int, page: Page | None) -> str:
+    """Returns the line of the output for an answer. Also draws and explains the answer, if the flags request this."""
+    model, weights = report.model, None
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
         page = None
@@ -149,47 +159,69 @@ def output_line(request: Request, model: TextModel, answer: Output, number: int,
     if request.format == 'text':
         return answer.text if model.multiline else answer.line
     line = as_json(model, dataclasses.replace(answer, hypotheses=answer.hypotheses[:n_best]))
+    if report.scored:
+        line |= report.scores(answer)
     if request.attention and weights is not None:
         line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
     return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS)
 
 
 def predict_file(request: Request, model: Predictor, options: SearchOptions, page: Page | None) -> None:
-    """Writes a line for each example of an .npz file: the class and its probability, or the values."""
-    inputs = read_inputs(request.input or '', model.shape)
-    outputs = model.predict(inputs, options.batch_size, f'{request.input}: inputs')
+    """Writes a line for each image or series of the input: the class and its probability, or the values."""
+    names, inputs = read_inputs(request.input or '', model.form)
+    predictions = model.answer_raw(inputs, options.batch_size, names)
+    named = request.format == 'tsv' or names != list(map(str, range(len(names))))  # not the indices of an array
     with open_output(request.output) as output:
-        for each in outputs:
-            output.write('\t'.join(model.named(each)) + '\n')
-    draw_examples(request, model, inputs, outputs)
-    explain_examples(model, inputs, outputs, page)
+        if request.format == 'tsv':
+            header = model.form.targets if model.classes is None else ('class', 'probability')
+            output.write(table_line(('name', *header)))
+        for prediction in predictions:
+            output.write(predicted_json(request, model, prediction) if request.format == 'jsonl' else
+                         table_line([prediction.name] * named + [*prediction.cells]))
+    draw_examples(request, model, predictions)
+    explain_examples(model, predictions, page)
+
+
+def predicted_json(request: Request, model: Predictor, prediction: Prediction) -> str:
+    """Returns a line of --format=jsonl for an image or a series."""
+    line = prediction.as_json(request.search['n_best'] or 1)
+    if request.attention:
+        weights = model.attention(prediction)
+        line['attention'] = weights[chosen_kind(weights, request.look.partition(':')[0])].tolist()
+    return json.dumps(line, ensure_ascii=False).translate(LINE_ENDS) + '\n'
 
 
 def score_splits(request: Request, run: Run, splits: Sequence[str], options: SearchOptions, page: Page | None) -> None:
     """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
-        log.warning('the data differs from the data that the run was trained with: %s', changed)
-    others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
-              for split in splits}
-    scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
-    print(as_text(scored if len(splits) > 1 else scored[splits[0]]))
+        log.warning('the data differs from the data on which the run was trained: %s', changed)
+    other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
+                     for split in splits}
+    scored = {split: score_split(request, run, data, split, options, page, other_outputs[split]) for split in splits}
+    shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
+             for split, results in scored.items()}
+    print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
-                others: Sequence[str] | None) -> dict[str, Any]:
+                other_outputs: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
-    SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
+    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run that --compare
+    names.
     """
     results, table = run.model.score(data, split, run.config, options)
+    decoding = dataclasses.asdict(options)
+    if isinstance(run.model, Predictor):  # does not search
+        decoding = {'batch_size': options.batch_size}
     results |= {'task': run.config.task, 'parameters': run.parameters,
                 'checkpoint': request.checkpoint, 'checkpoint_steps': run.checkpoint,
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
-                'dtype': run.config.model.dtype, 'decoding': dataclasses.asdict(options)}
-    if request.confidence or request.by or others:
+                'dtype': run.config.model.dtype, 'decoding': decoding}
+    if request.confidence or request.by or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
@@ -197,13 +229,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
         if request.by:
             assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
             pairs = list(zip(sources, references, strict=True))
-            log_probs = [each.hypotheses[0].log_prob for each in run.model.forced_all(pairs, options)]
+            log_probs = [output.hypotheses[0].log_prob for output in run.model.forced_all(pairs, options)]
             keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
             results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
                 keys, outputs, references, log_probs)]}
-        if others:
+        if other_outputs:
             results['compared'] = {'with': request.compare,
-                                   **compare_translations(outputs, others, references, language)}
+                                   **compare_translations(outputs, other_outputs, references, language)}
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)
@@ -212,9 +244,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
     write_text(folder / f'{name}.json', as_text(results) + '\n')  # last, because this file marks the split as scored
     if isinstance(run.model, Predictor):
         inputs = data.arrays.inputs(split)[:max(request.picture_count, request.explain_count if page else 0)]
-        outputs = run.model.predict(inputs, options.batch_size)
-        draw_examples(request, run.model, inputs, outputs)
-        explain_examples(run.model, inputs, outputs, page, map(run.model.named_target, data.arrays.targets(split)))
+        predictions = run.model.answer_raw(inputs, options.batch_size)
+        draw_examples(request, run.model, predictions)
+        explain_examples(run.model, predictions, page, map(run.model.named_target, data.arrays.targets(split)))
+        if request.draws_attention and run.model.classes:
+            path = Path(request.pictures or '') / f'confusion_{name}.png'
+            save_figure(confusion_figure(results['confusion_matrix'], run.model.classes), path)
+            log.info('%s', path)
     elif page or request.draws_attention:
         explain_split(request, run.model, data, split, options, page)
     return results
@@ -240,21 +276,21 @@ def explain_split(request: Request, model: TextModel, data: Data, split: str, op
             save_figure(answer_figure(model, answer, request.look, weights), picture_path(request, number))
 
 
-def draw_examples(request: Request, model: Predictor, inputs: np.ndarray, outputs: np.ndarray) -> None:
+def draw_examples(request: Request, model: Predictor, predictions: Predictions) -> None:
     """Draws the attention over the first images or series, if the flags request it."""
     if not request.draws_attention:
         return
-    for number, (example, output) in enumerate(zip(inputs[:request.picture_count], outputs, strict=False), 1):
-        save_figure(answer_figure(model, Prediction(example, output), request.look), picture_path(request, number))
+    for number, prediction in enumerate(predictions[:request.picture_count], 1):
+        save_figure(answer_figure(model, prediction, request.look), picture_path(request, number))
 
 
-def explain_examples(model: Predictor, inputs: np.ndarray, outputs: np.ndarray, page: Page | None,
+def explain_examples(model: Predictor, predictions: Predictions, page: Page | None,
                      targets: Iterable[str] = itertools.repeat('')) -> None:
     """Adds explanations of the first images or series to the page. Does nothing without a page."""
-    for number, (example, output, target) in enumerate(zip(inputs, outputs, targets, strict=False), 1):
+    for number, (prediction, target) in enumerate(zip(predictions, targets, strict=False), 1):
         if page is None or page.full:
             return
-        page.add(explain_example(model, example, output, number, target))
+        page.add(explain_example(model, prediction, number, target))
 
 
 def picture_path(request: Request, number: int) -> Path:

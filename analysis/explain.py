@@ -25,6 +25,7 @@ from jaxtyping import Float, Num
 
 from analysis.pictures import chosen_kind
 from inference.predict import Predictor
+from inference.predictions import Prediction
 from inference.text import Output, TextModel, TokenProbability
 from input_pipeline.tokenizer import SPACE, SPECIAL
 from model.patches import patch_grid
@@ -44,7 +45,7 @@ UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf9
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The weights of one kind of attention, and the pieces of text for the rows and columns.
+    """The attention weights of one kind of attention, and the pieces of text of the rows and columns.
 
     Attributes:
       kind: 'cross', 'encoder' or 'decoder'.
@@ -113,15 +114,16 @@ def explain_text(model: TextModel, output: Output, weights: dict[str, Float[np.n
         attention, predictions[:MOST_TOKENS], [('score', 'log-probability', written), *answers] if answers else [])
 
 
-def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'],
-                    output: Float[np.ndarray, ' outputs'], number: int = 1, target: str = '') -> Explanation:
-    """Returns the explanation of `output`, the prediction of the model for a raw image or series.
+def explain_example(model: Predictor, prediction: Prediction, number: int = 1, target: str = '') -> Explanation:
+    """Returns the explanation of a prediction of the model for an image or a series.
 
     Raises:
       UserError: if the example is neither a series nor an image.
     """
+    example = prediction.example
     if example.ndim > 3:
-        raise UserError(f'--explain shows images and series, not examples of shape {example.shape}')
+        raise UserError(f'--explain shows images and series, but an example has the shape {example.shape}. Remove '
+                        '--explain')
     (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
     grid = math.prod(rows), columns
     weights = model.attention(example)
@@ -133,11 +135,11 @@ def explain_example(model: Predictor, example: Num[np.ndarray, '*space channels'
         tokens = [*['class token'] * (each.shape[-1] - len(patches)), *patches]
         attention.append(Attention(kind, each, tokens, tokens, (what, what)))
     if model.classes is None:
-        answers = [('output', 'value'), *((str(1 + index), f'{value:.6g}') for index, value in enumerate(output))]
+        answers = [('output', 'value'), *((name, f'{value:.6g}') for name, value in prediction.values.items())]
     else:
-        likely = np.argsort(-output, kind='stable')[:ALTERNATIVES]
-        answers = [('probability', 'class'), *((f'{np.exp(output[each]):.4f}', model.classes[each]) for each in likely)]
-    best = model.named(output)
+        answers = [('probability', 'class'),
+                   *((f'{probability:.4f}', label) for label, probability in prediction.best(ALTERNATIVES))]
+    best = prediction.cells
     texts = [('value', ' '.join(best)) if model.classes is None else ('class', best[0]),
              *([('expected', target)] if target else [])]
     return Explanation(number, texts, attention, [], answers, picture_of(example), grid)
@@ -170,11 +172,11 @@ class Page:
 
     @property
     def full(self) -> bool:
-        """Whether the page is full."""
+        """Whether the page has reached its maximum size or number of explanations."""
         return len(self._items) >= self._most or self._bytes >= MOST_BYTES
 
     def add(self, explanation: Explanation) -> None:
-        """Adds an explanation, even to a full page."""
+        """Adds an explanation to the page, even if the page is full."""
         self._items.append(_json(_packed(explanation)))
         self._bytes += len(self._items[-1])
 
@@ -215,7 +217,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """Returns an explanation as values that JSON can represent."""
+    """Returns an explanation as dicts, lists, numbers and strings that JSON can represent."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -251,7 +253,10 @@ def _base64(content: bytes) -> str:
 
 
 def _json(value: Any) -> str:
-    """Returns JSON for a script element. No string in it can end the element or begin a tag or a comment."""
+    """Returns a value as JSON for a script element of HTML.
+
+    No string in the JSON can end the element, or begin a tag or a comment.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
     return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
 
@@ -271,7 +276,7 @@ def _html(data: str) -> str:
 
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
-    """Returns a PNG of an image with its own pixels, or of a series as lines that cover the full width."""
+    """Returns a PNG file as bytes: an image with one pixel for each pixel, or a series drawn as lines."""
     import matplotlib.image
     from matplotlib.figure import Figure
     file = io.BytesIO()

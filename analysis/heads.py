@@ -6,7 +6,7 @@ head, and a gate of 0 removes it. Gates are edits (inference/edits.py). New valu
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,14 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.places import EDITS
 from runtime.errors import UserError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an attention: gates}
 
 
 class GatedHeads:
-    """A run whose attention heads have gates.
+    """A run in which each attention head has a gate.
 
     Attributes:
       run: the run with all gates set to 1, which has the same outputs as the run without gates.
@@ -39,11 +42,11 @@ class GatedHeads:
     def __init__(self, run: Run):
         self.counts = {name: sizes['head'] or 0 for name, sizes in run.places().items() if name.endswith('/heads')}
         if not self.counts:
-            raise UserError(f'{run.workdir}: the model has no attention heads')
+            raise UserError(f'{run.workdir}: the model has no attention heads. Use a model with attention')
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns gates that keep all heads."""
+        """Returns gates of 1 for all heads, with which no head is removed."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:
@@ -53,7 +56,7 @@ class GatedHeads:
         return {kind: names for kind, names in found.items() if names}
 
     def model(self, gates: Gates) -> Any:
-        """Returns the model with these gates. At a place without gates, all heads are kept."""
+        """Returns the model with the given gates. If a place has no gates in `gates`, all its heads are kept."""
         model = copy.copy(self.run.model)
         model.params = self._with_gates(gates)
         return model
@@ -94,7 +97,7 @@ class GatedHeads:
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
-    """Returns gates that also remove the head with number `head`, from 0, at `place`."""
+    """Returns a copy of the gates in which the gate of one head is 0. `head` is its number at `place`, from 0."""
     fewer = np.array(gates[place])
     fewer[head] = 0
     return {**gates, place: fewer}
@@ -128,7 +131,9 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
 
 def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Sequence[tuple[str, int]],
                   options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
-    """Removes heads in an order, in `steps` steps from none to all. Returns [(number of removed heads, score), ...].
+    """Scores the model while more and more heads are removed. Returns [(number of removed heads, score), ...].
+
+    All heads are removed in `steps` steps.
 
     Args:
       heads: the run with gates.
@@ -145,6 +150,41 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
         removed = count
         curve.append((count, exact_or_bleu(heads.model(gates), pairs, options, metric)))
     return curve
+
+
+def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options: SearchOptions,
+                   by: Sequence[tuple[str, str]], metric: str = 'bleu', steps: int = 4,
+                   seeds: int = 3) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Returns {kind: {order: curve}}: the heads of one kind of attention are removed by importance, and at random.
+
+    `by` are the sources and references from which the importance is computed. `seeds` is the number of random orders.
+    `pruning_curve` explains the other arguments.
+    """
+    orders = {'by importance': ranked(heads.importance(by))}
+    orders |= {f'at random, seed {seed}': shuffled(heads, seed) for seed in range(seeds)}
+    curves = {}
+    for kind, places in heads.kinds().items():
+        curves[kind] = {name: pruning_curve(heads, pairs, [each for each in order if each[0] in places], options,
+                                            metric, steps) for name, order in orders.items()}
+    return curves
+
+
+def pruning_figure(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], metric: str = 'BLEU') -> 'Figure':
+    """Draws the result of `pruning_curves`: a panel for each kind of attention, and a line for each order."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(3.2 * len(curves), 3), layout='constrained')
+    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axes, (kind, orders) in zip(panels, curves.items(), strict=True):
+        for name, curve in orders.items():
+            control = 'random' in name
+            axes.plot(*zip(*curve, strict=True), marker='o', markersize=4, label=name, color='0.6' if control else None,
+                      linewidth=1 if control else 2, zorder=1 if control else 2)
+        axes.set(title=kind, xlabel='removed heads')
+    panels[0].set_ylabel(metric)
+    panels[0].set_ylim(0, 1.05 * max(score for orders in curves.values() for curve in orders.values()
+                                     for _, score in curve))
+    panels[0].legend()
+    return figure
 
 
 def ranked(importance: Mapping[str, Float[np.ndarray, ' head'] | Float[Array, ' head']]) -> list[tuple[str, int]]:

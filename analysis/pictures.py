@@ -1,5 +1,6 @@
 """Pictures of attention (matrices of tokens, or shades over an image or a series) and of positional encodings."""
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
 
-from inference.predict import Prediction, Predictor
+from inference.predict import Predictor
+from inference.predictions import Prediction
 from inference.text import Output, TextModel
 from model.patches import patch_grid
 from model.positional import sinusoids
@@ -19,6 +21,7 @@ from runtime.errors import UserError
 if TYPE_CHECKING:  # functions that draw import matplotlib, because the import is slow
     from matplotlib.figure import Figure
 
+MOST_CLASSES = 40  # maximum number of classes of a confusion matrix
 MOST_TOKENS = 128  # maximum number of tokens on an axis; more names would not be readable
 
 
@@ -28,7 +31,8 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
 
     `look` is KIND[:LAYER[:HEAD]]. KIND is 'cross', 'encoder' or 'decoder'. An empty KIND selects 'cross' if the model
     has it, otherwise the first kind of the model. LAYER is a number from 1, or 'last' (the default). HEAD is a number
-    from 1, 'mean', or 'all' (the default), which selects the mean and each head.
+    from 1, 'mean', or 'all' (the default), which selects the mean and each head. 'encoder:rollout' is the attention
+    rollout over all layers.
 
     Raises:
       UserError: if the model has no such attention. The message lists the choices.
@@ -37,6 +41,11 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     if any(rest):
         raise UserError(f'look={look!r} must be KIND[:LAYER[:HEAD]]')
     kind = chosen_kind(weights, kind)
+    if layer == 'rollout':
+        if kind != 'encoder' or head:
+            raise UserError(f'look={look!r}: attention rollout is defined only for all heads of the encoder. Use '
+                            'look=encoder:rollout')
+        return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
     if head not in ('', 'all', 'mean'):
@@ -49,6 +58,17 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     return kind, np.concatenate([mean, of_layer]), [f'layer {number}, mean', *(f'head {1 + h}' for h in range(heads))]
 
 
+def attention_rollout(weights: Float[np.ndarray, 'layer head t t']) -> Float[np.ndarray, 't t']:
+    r"""Returns the attention rollout: how much of each input token reaches each output token through all layers.
+
+    With the mean A_l over the heads of layer l, the rollout is $\prod_l (A_l + I) / 2$. The last layer is on the left.
+    The identity stands for the residual connection. Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+    """
+    identity = np.eye(weights.shape[-1])
+    mixed = (weights.mean(axis=1, dtype=np.float64) + identity) / 2
+    return functools.reduce(lambda below, layer: layer @ below, mixed, identity).astype(weights.dtype)
+
+
 def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) -> str:
     """Returns `kind`. For an empty `kind`, returns 'cross' if the model has it, otherwise the first kind of the model.
 
@@ -56,7 +76,7 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
       UserError: if the model has no attention of this kind. The message lists the kinds.
     """
     if not weights:
-        raise UserError('this model has no attention weights')
+        raise UserError('this model has no attention weights to draw. Use a model with attention')
     kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
     if kind not in weights:
         raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
@@ -72,8 +92,8 @@ def answer_figure(model: TextModel | Predictor, answer: Output | Prediction, loo
     if isinstance(answer, Prediction):
         assert isinstance(model, Predictor), 'only a Predictor returns a Prediction'
         grid, _ = patch_grid(answer.example.shape[:-1], model.module.patch)
-        _, panels, titles = chosen(weights or model.attention(answer.example), look)
-        return example_figure(panels, answer.example, grid, titles, ' '.join(model.named(answer.output)))
+        _, panels, titles = chosen(weights or model.attention(answer), look)
+        return example_figure(panels, answer.example, grid, titles, ' '.join(answer.cells))
     assert isinstance(model, TextModel), 'only a TextModel returns an Output'
     kind, panels, titles = chosen(weights or model.attention(answer), look)
     queries, keys = model.axes(answer)[kind]
@@ -146,6 +166,41 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
     return figure
 
 
+def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
+    """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
+
+    If there are more than MOST_CLASSES classes, only the classes with the most errors are drawn.
+
+    Args:
+      confusion: {true class: {predicted class: number of examples}}.
+      classes: the names of the classes, in the order of the rows.
+    """
+    errors = dict.fromkeys(classes, 0)
+    for true, row in confusion.items():
+        for predicted, count in row.items():
+            if predicted != true:
+                errors[true] += count
+                errors[predicted] += count
+    drawn = set(sorted(classes, key=lambda name: -errors[name])[:MOST_CLASSES])
+    names = [name for name in classes if name in drawn]
+    counts = np.array([[confusion.get(true, {}).get(predicted, 0) for predicted in names] for true in names])
+    totals = np.array([sum(confusion.get(true, {}).values()) for true in names])
+    side = 2 + 0.3 * len(names)
+    figure, (axes,) = _panels(1, (side, side))
+    axes.imshow(counts / np.maximum(totals, 1)[:, None], cmap='Blues', vmin=0, vmax=1)
+    labels = [_printable(name[:20]) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90)
+    axes.set_yticks(range(len(names)), labels)
+    axes.set(xlabel='predicted class', ylabel='true class')
+    if len(names) < len(classes):
+        axes.set_title(f'the {len(names)} of {len(classes)} classes with the most errors')
+    for row, column in np.argwhere(counts):
+        dark = counts[row, column] > totals[row] / 2
+        axes.text(column, row, str(counts[row, column]), ha='center', va='center', fontsize=7,
+                  color='white' if dark else 'black')
+    return figure
+
+
 def positions_figure(length: int = 100, d_model: int = 100) -> 'Figure':
     """Draws the sinusoidal encoding: a row for each position, a column for each dimension (section 3.5)."""
     figure, (axes,) = _panels(1, (6, 5))
@@ -172,7 +227,7 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels. `size`, and `beside` (the width of a color bar), are in inches."""
+    """Returns a figure and its `count` panels. `size` and `beside`, the width of a color bar, are in inches."""
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
@@ -204,7 +259,7 @@ def _over_series(axes, series, shade):
 
 def _number(text: str, most: int, what: str, look: str) -> int:
     if not re.fullmatch('[0-9]{1,9}', text) or not 1 <= int(text) <= most:
-        raise UserError(f'look={look!r}: there is no {what} {text!r}. Use 1 to {most}')
+        raise UserError(f'look={look!r}: there is no {what} {text!r}. Use a number from 1 to {most}')
     return int(text)
 
 

@@ -18,6 +18,7 @@ from runtime.files import check_file, check_folder
 from runtime.flags import flag
 
 BY = 'length', 'target_length', 'frequency'  # keys by which sentences are divided into buckets
+DOCUMENTS = 'line', 'file', 'blank_line', 'jsonl'  # kinds of text in --input
 SEARCHES = ('prefixes', 'avoid', 'method', 'beam', 'n_best', 'seed', 'temperature', 'top_k', 'top_p')
 
 
@@ -35,14 +36,18 @@ class Request:
                            'K). With the prefix raw:, a moving average of the parameters is ignored.')
     dtype: str | None = flag(None, 'The dtype of the computation; default: the dtype of the training.',
                              choices('model.dtype'))
-    input: str | None = flag(None, 'Sentences or prompts, one per line, plain or .gz, - for stdin; or an .npz file.')
+    input: str | None = flag(None, 'Sentences or prompts, one per line, plain or .gz, - for stdin; for images and '
+                             'series, an .npz or .csv file, an image, or a folder of images.')
     output: str | None = flag(None, 'The file for the answers; default: stdout.')
-    format: str = flag('text', 'text: the best answer; jsonl: a line of JSON with all hypotheses and scores.',
-                       ('text', 'jsonl'))
+    format: str = flag('text', 'text: the best answer; jsonl: a line of JSON with all hypotheses and scores, or with '
+                       'class and probability; tsv: a table of predictions for images or series.',
+                       ('text', 'jsonl', 'tsv'))
     split: str | None = flag(None, 'Score the model on this split of the data: train, validation, test (all of its '
                              'sets), or the name of one set of the test.')
+    documents: str = flag('line', 'The texts of --input for a language model: each line, the whole file, the lines up '
+                          'to a blank line, or JSON Lines (strings, or objects with "text").', DOCUMENTS)
     score: bool = flag(False, 'Print the log-probability of given translations: each line of --input is '
-                       'SOURCE<tab>TARGET, or a text for a language model.')
+                       'SOURCE<tab>TARGET, or a text for a language model. For texts, also report bits per byte.')
     prefixes: bool = flag(False, 'Each line of --input is SOURCE<tab>PREFIX. Translations begin with PREFIX.')
     avoid: str | None = flag(None, 'A file of words or phrases, one per line, that outputs must not contain.')
     confidence: bool = flag(False, 'With --split, add the 95 % interval of each score of translations.')
@@ -59,7 +64,8 @@ class Request:
     picture_count: int = flag(100, 'The number of lines or examples that have a picture.')
     look: str = flag('', 'The attention to show: KIND[:LAYER[:HEAD]]. KIND is cross, encoder or decoder. LAYER is a '
                      'number from 1; default: the last layer. HEAD is a number from 1, mean or all (the default). '
-                     'With --look=positions, the positional encoding is drawn instead.')
+                     'encoder:rollout is the attention rollout over all layers. With --look=positions, the positional '
+                     'encoding is drawn instead.')
     alignments: str | None = flag(None, 'A file of word alignments, one line for each line of --input, in the Pharaoh '
                                   'format (0-0 1-2). --look=cross:LAYER:HEAD chooses the head.')
     explain: str | None = flag(None, 'The file for an HTML page that shows attention, probabilities and hypotheses. '
@@ -70,7 +76,7 @@ class Request:
 
     @property
     def draws_attention(self) -> bool:
-        """Whether each answer gets a picture of its attention."""
+        """Whether a picture of the attention is drawn for each answer."""
         return bool(self.pictures) and self.look != 'positions'
 
     @property
@@ -82,30 +88,32 @@ class Request:
         """Raises UserError for flags that contradict each other or have impossible values."""
         values = dataclasses.asdict(self) | dict(self.search)
         if not self.workdir:
-            raise UserError('--workdir is missing. Give the run directory of a training')
+            raise UserError('--workdir is missing. Set it to the run directory of a training')
         if not self.input and not self.split and not self.typed or self.input is not None and self.split:
             raise UserError('exactly one of --input and --split is required. Use --input=FILE (- for stdin) to get '
                             'answers, or --split=test to score the model')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
-            raise UserError(f'{flags} can be used only with --split. Give --split=test')
+            raise UserError(f'{flags} can be used only with --split. Add --split=test')
         if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
-            raise UserError(f'{flags} cannot be used with --split. Give --input=FILE (or -)')
+            raise UserError(f'{flags} cannot be used with --split. Use --input=FILE (or -) instead of --split')
+        if self.documents != 'line' and not self.input:
+            raise UserError(f'--documents={self.documents} needs --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
             raise UserError(f'{flags} cannot be used with --score, because --score does not search. Remove --score '
                             'or the other flags')
         if self.look and not (self.pictures or self.attention or self.alignments):
             raise UserError(f'--look={self.look} needs --pictures=DIR, --attention or --alignments=FILE')
         several = (self.search.get('n_best') or 1) > 1
-        if self.format == 'text' and (flags := self._given('attention', *['n_best'] * several)):
+        if self.format != 'jsonl' and (flags := self._given('attention', *['n_best'] * several)):
             raise UserError(f'{flags} can be used only with --format=jsonl, because the text of an answer is one line')
         for name, least in ('picture_count', 0), ('explain_count', 1):
             if values[name] < least:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
-                raise UserError(f'--{name}= is empty. Give a name, or remove the flag')
+                raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')
         paths: dict[str, str] = {}
         for name in ('input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'):
             path = values[name] and os.path.realpath(values[name])
@@ -137,7 +145,7 @@ class Request:
         if self.pictures:
             check_folder(Path(self.pictures))
         if len(splits) > 1 and (flags := self._given('pictures', 'explain')):
-            raise UserError(f'{flags} can show only one set of the test. Give --split={" or --split=".join(splits)}')
+            raise UserError(f'{flags} can show only one test set. Use --split={" or --split=".join(splits)}')
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)
@@ -154,14 +162,33 @@ class Request:
         task, answerer = run.config.task, TASKS[run.config.task].answerer
         if answerer != 'translator' and (flags := self._given('confidence', 'compare', 'prefixes', 'alignments', 'by')):
             raise UserError(f'{flags} can be used only for translation, but the run has task={task}. Remove the flag')
-        if answerer == 'predictor' and (flags := self._given('score', 'avoid')):
+        if answerer == 'predictor' and (flags := self._given('score', 'avoid', 'seed')):
             raise UserError(f'{flags} can be used only for text, but the run has task={task}. Remove the flag')
+        if answerer != 'predictor' and self.format == 'tsv':
+            raise UserError(f'--format=tsv can be used only for images and series, but the run has task={task}. Use '
+                            '--format=jsonl')
+        if answerer == 'predictor' and (n_best := self.search.get('n_best')) is not None:
+            most = len(run.model.classes or ())
+            if not most:
+                raise UserError(f'--n_best={n_best} can be used only for classes, but the run predicts values. Remove '
+                                'the flag')
+            if not 1 <= n_best <= most:
+                raise UserError(f'--n_best={n_best} must be from 1 to {most}, the number of classes')
+        if answerer != 'generator' and self.documents != 'line':
+            raise UserError(f'--documents={self.documents} can be used only for a language model, but the run has '
+                            f'task={task}. Remove the flag')
         options = flatten(run.config)
         for name, value in self.search.items():
             if value is not None and f'decode.{name}' in options and not is_used(f'decode.{name}', options):
                 raise UserError(f'--{name}={value} does not apply to task={task}. Remove the flag')
         if self.typed and answerer == 'predictor':
-            raise UserError('--input=FILE.npz is required: images and series cannot be typed at a prompt')
+            raise UserError('--input=FILE (.npz, .csv, an image or a folder of images) is required: images and series '
+                            'cannot be typed at a prompt')
+
+    def search_of(self, run: Any) -> Mapping[str, Any]:
+        """Returns the flags of the search. For images and series, --n_best is the number of classes in an answer."""
+        classes = TASKS[run.config.task].answerer == 'predictor'
+        return {name: value for name, value in self.search.items() if not (classes and name == 'n_best')}
 
 
 def results_name(split: str, workdirs: Sequence[Path], edited: bool) -> str:

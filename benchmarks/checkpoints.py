@@ -52,7 +52,7 @@ def main() -> None:
     size, steps, tokens, held = parameter_count(state.params), 0, 0, []
 
     def block(checkpoints=None) -> float:
-        """Trains one block, and returns its seconds. Saves a checkpoint if `checkpoints` is given."""
+        """Trains one block of steps, and returns its duration in seconds. First saves a checkpoint to `checkpoints`."""
         nonlocal state, steps, tokens
         began, before, tokens = time.perf_counter(), None, 0
         for batch in prefetch(plan, 0, EVERY.value, compiled.part):

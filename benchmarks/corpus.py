@@ -81,7 +81,7 @@ def measure(folder: Path) -> None:
 
 
 def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
-    """Measures reading, tokenising and writing of the first pairs in this process. Returns the number of pairs."""
+    """Measures reading, tokenising and writing of the first `limit` pairs. Returns the number of pairs."""
     pairs = phase('stage: read', lambda: list(itertools.islice(corpus.pairs('train'), STAGES.value)))
 
     def tokenise():
@@ -100,7 +100,7 @@ def measure_stages(corpus, tokenizers, limit: int, folder: Path) -> int:
 
 
 class Tokenized:
-    """A replacement for a tokenizer that returns given results in order, so that tokenising takes no time."""
+    """A replacement for a tokenizer. It returns prepared results in order, so that tokenising takes no time."""
 
     def __init__(self, rows):
         self._rows = iter(rows)
@@ -134,7 +134,7 @@ def write(folder: Path, count: int) -> None:
 def phase(name: str, work: Callable[[], Any], tokens: Callable[[Any], int] | None = None) -> Any:
     """Runs `work`, and prints its time, memory and tokens per second. Returns the result of `work`.
 
-    `tokens` returns the number of tokens of the result.
+    `tokens` is a function that returns the number of tokens in the result.
     """
     Path('/proc/self/clear_refs').write_text('5')  # resets the peak memory of this process
     began = time.perf_counter()

@@ -43,9 +43,9 @@ def kill_in_save(folder, step) -> None:
 
 
 def patched(kind, name):
-    """Returns a decorator. The decorated function is called before each call of `kind.name`, with the same arguments.
+    """Returns a decorator for functions that run before the method `name` of the class `kind`.
 
-    Keyword arguments are passed only to the method.
+    The decorated function gets the positional arguments of the method. The method gets all arguments.
     """
     method = getattr(kind, name)
 

@@ -1,4 +1,4 @@
-"""Times functions, and prints the times with the memory, the device and the versions of libraries."""
+"""Measures the time of functions, and prints the time with the memory, the device and the versions of libraries."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from benchmarks.turns import peak_resident
 
 
 def times(call: Callable[[], Any], runs: int) -> list[float]:
-    """Returns the seconds of each of `runs` calls. The time includes the wait for the result."""
+    """Calls `call` `runs` times. Returns the seconds of each call, including the wait for its result."""
     seconds = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -24,10 +24,11 @@ def times(call: Callable[[], Any], runs: int) -> list[float]:
     return seconds
 
 
-def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
-    """Prints one JSON line with the entries of `what`, the median and best time, memory and versions.
+def report(seconds: list[float], tokens: int, entries: Mapping[str, Any]) -> None:
+    """Prints one JSON line with `entries`, the median and the best time, the memory and the versions of libraries.
 
-    `tokens` is the number of tokens of a call. Without `seconds`, the line contains no times.
+    `seconds` are the times of the calls. If the list is empty, the line contains no times. `tokens` is the number of
+    tokens of a call.
     """
     timed = {}
     if seconds:
@@ -35,7 +36,7 @@ def report(seconds: list[float], tokens: int, what: Mapping[str, Any]) -> None:
         timed = {'median_s': round(median, 4), 'best_s': round(min(seconds), 4),
                  'tokens_per_second': round(tokens / median)}
     print(json.dumps({
-        **what, **timed, 'runs': len(seconds),
+        **entries, **timed, 'runs': len(seconds),
         'peak_memory_gb': round(peak_memory(), 3), 'device': jax.devices()[0].device_kind, 'cores': os.cpu_count(),
         'jax': jax.__version__, 'flax': flax.__version__, 'python': platform.python_version()}), flush=True)
 

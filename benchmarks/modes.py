@@ -1,4 +1,4 @@
-"""Compares the training on many devices, in every mode, with the training on one device.
+"""Compares training on many devices, in every mode, with training on one device.
 
     python -m benchmarks.modes [--dtype=bfloat16]
 
@@ -34,7 +34,7 @@ ADAM = optax.adam(1e-3, b2=0.98)
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """The sizes of a mesh, the mode in which the steps are compiled, and the options that are tested with the mesh."""
+    """A case of the comparison: the sizes of a mesh, config.parallel.mode, and the options that are tested together."""
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
@@ -48,13 +48,13 @@ class Mode:
 
     def __str__(self) -> str:
         axes = [f'{axis}={getattr(self, axis)}' for axis in ('data', 'fsdp', 'tensor') if getattr(self, axis) > 1]
-        more = [f'{name} {getattr(self, name):g}' for name, none in (('accumulate', 1), ('dropout', 0))
-                if getattr(self, name) > none]
-        return ', '.join([' '.join([self.mode, *axes]), *more])
+        options = [f'{name} {getattr(self, name):g}' for name, default in (('accumulate', 1), ('dropout', 0))
+                   if getattr(self, name) > default]
+        return ', '.join([' '.join([self.mode, *axes]), *options])
 
 
 def modes(devices: int) -> list[Mode]:
-    """Returns the modes that are tested with `devices` devices. `devices` is a power of two."""
+    """Returns the cases to compare on a machine with `devices` devices, a power of two."""
     modes = [Mode(data=devices), Mode(fsdp=devices), Mode(tensor=devices), Mode(data=devices // 2, fsdp=2),
              Mode(data=devices, mode='pmap'), Mode(data=devices // 2, accumulate=2), Mode(data=devices, dropout=0.2)]
     return modes + ([Mode(data=devices // 4, fsdp=2, tensor=2)] if devices >= 8 else [])
@@ -63,8 +63,8 @@ def modes(devices: int) -> list[Mode]:
 def ragged_batch(seed: int, part: Part = ALL) -> Batch:
     """Returns a batch of ROWS pairs of 1 to LENGTH random tokens, with the padding rows of `part`.
 
-    The lengths of the rows differ much. So an implementation that averages the means of the devices would give a much
-    different loss than the mean over all tokens.
+    The lengths of the rows differ much. So the mean of the devices' mean losses would be very different from the mean
+    over all tokens, which is correct.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, LENGTH + 1, (2, ROWS, 1))
@@ -77,7 +77,7 @@ def ragged_batch(seed: int, part: Part = ALL) -> Batch:
 
 def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_ENTROPY,
              optimizer: optax.GradientTransformation = ADAM, **block: Any) -> Compiled:
-    """Returns the compiled steps of a small model for the first devices of this machine.
+    """Returns the compiled steps of a small model. The number of devices is the number that `mode` needs.
 
     `block` contains further options of the model's BlockConfig.
     """
@@ -89,7 +89,7 @@ def compiled(mode: Mode, dtype: str = 'float32', objective: Objective = CROSS_EN
 
 
 def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]:
-    """Trains for `count` steps. Returns the state, and the loss per token of each step and of a final evaluation."""
+    """Trains for `count` steps. Returns the final state, and the losses per token of all steps and of an evaluation."""
     state, losses = steps.init(seed=0), []
     for step in range(count):
         state, sums = steps.train(state, ragged_batch(step, steps.part))
@@ -99,7 +99,7 @@ def train(steps: Compiled, count: int = STEPS) -> tuple[TrainState, list[float]]
 
 
 def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode, float, float]]:
-    """Yields each mode with the largest differences from the training on one device, in the losses and parameters."""
+    """Yields each case with its largest differences from training on one device, in the losses and parameters."""
     references = {}
     for mode in compared:
         # With dropout, each part of a batch has different random masks, so the reference must have the same parts.
@@ -114,7 +114,7 @@ def compare(compared: list[Mode], dtype: str = 'float32') -> Iterator[tuple[Mode
 def main() -> None:
     jax.config.update('jax_num_cpu_devices', 8)  # has no effect on other devices
     devices = 2 ** (jax.device_count().bit_length() - 1)
-    print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, against one device\n')
+    print(f'{STEPS} steps on {jax.devices()[0].device_kind}, {DTYPE.value}, compared with one device\n')
     print('| mode | devices | largest difference in loss | in parameters |\n| --- | --- | --- | --- |')
     for mode, loss, parameters in compare(modes(devices), DTYPE.value):
         print(f'| {mode} | {mode.devices} | {loss:.1e} | {parameters:.1e} |', flush=True)

@@ -15,12 +15,12 @@ RANDOM = re.compile(r'_uniform|_bernoulli|random_bits|threefry|rng_bit_generator
 
 @dataclasses.dataclass
 class Op:
-    """An instruction, or several instructions that XLA has fused.
+    """An operation of a compiled program: an instruction, or several instructions that XLA has fused.
 
     Attributes:
       name: the name in the program.
-      kind: a result of `kind_of`.
-      place: the result of `place_of`.
+      kind: the kind of the operation (see `kind_of`).
+      place: the place in the model (see `place_of`).
       shape: the shape of the result.
       flops: the number of floating-point operations in matrix products.
       fused: whether the operation is a part of another operation.
@@ -36,28 +36,30 @@ class Op:
 def ops_of(text: str, vocab_size: int) -> dict[str, Op]:
     """Returns {name: operation} of a compiled program, including the operations inside loops."""
     computations, _ = computations_of(text)
-    fused = {one.called('calls') for here in computations.values() for one in here.values() if one.opcode == 'fusion'}
-    return {one.name: _op(one, here, computations.get(one.called('calls'), {}), vocab_size, name in fused)
-            for name, here in computations.items() for one in here.values()}
+    fused = {line.called('calls') for computation in computations.values() for line in computation.values()
+             if line.opcode == 'fusion'}
+    return {line.name: _op(line, computation, computations.get(line.called('calls'), {}), vocab_size, name in fused)
+            for name, computation in computations.items() for line in computation.values()}
 
 
-def _op(one: Instruction, here: Computation, inside: Computation, vocab_size: int, fused: bool) -> Op:
-    """Returns the operation of an instruction in the computation `here`. `inside` contains the parts of a fusion."""
-    parts = list(inside.values()) or [one]
+def _op(line: Instruction, computation: Computation, inside: Computation, vocab_size: int, fused: bool) -> Op:
+    """Returns the operation of an instruction of `computation`. `inside` contains the instructions of a fusion."""
+    parts = list(inside.values()) or [line]
     products = [part for part in parts if part.opcode == 'dot']
-    place = next((part.place for part in (*products, one, *reversed(parts)) if part.place), '') or _nearby(one, here)
-    return Op(one.name, kind_of(one, parts, place, vocab_size), place_of(place), one.shape.partition('{')[0],
-              sum(flops(product, inside or here) for product in products), fused)
+    places = (part.place for part in (*products, line, *reversed(parts)) if part.place)
+    place = next(places, '') or _nearby(line, computation)
+    return Op(line.name, kind_of(line, parts, place, vocab_size), place_of(place), line.shape.partition('{')[0],
+              sum(flops(product, inside or computation) for product in products), fused)
 
 
-def _nearby(one: Instruction, here: Computation) -> str:
-    """Returns the place of an operand or a user of `one`. Copies that XLA has added have no place themselves."""
-    for step in (lambda each: [here[name] for name in each.operands if name in here],
-                 lambda each: [user for user in here.values() if each.name in user.operands]):
-        near = [one]
+def _nearby(line: Instruction, computation: Computation) -> str:
+    """Returns the place of an operand or a user of an instruction without a place, such as a copy that XLA adds."""
+    for step in (lambda user: [computation[name] for name in user.operands if name in computation],
+                 lambda operand: [user for user in computation.values() if operand.name in user.operands]):
+        near = [line]
         for _ in range(4):
-            near = [other for each in near for other in step(each)]
-            if places := [each.place for each in near if '/' in each.place]:
+            near = [neighbour for start in near for neighbour in step(start)]
+            if places := [neighbour.place for neighbour in near if '/' in neighbour.place]:
                 return places[0]
     return ''
 
@@ -74,22 +76,22 @@ def dimensions(shape: str) -> list[int]:
     return next((sizes for _, sizes, _ in arrays_of(shape)), [])
 
 
-def kind_of(one: Instruction, parts: list[Instruction], op_name: str, vocab_size: int) -> str:
-    """Returns the kind of an operation that consists of `parts`. The first rule that applies gives the kind."""
-    opcodes, paths = {each.opcode for each in parts}, [each.place for each in parts if each.place] or [op_name]
-    wide = any(vocab_size in (sizes := dimensions(each.shape)) and len(sizes) > 1 for each in parts)
+def kind_of(line: Instruction, parts: list[Instruction], op_name: str, vocab_size: int) -> str:
+    """Returns the kind of an operation. `parts` are the instructions of a fusion. The first matching rule applies."""
+    opcodes, paths = {part.opcode for part in parts}, [part.place for part in parts if part.place] or [op_name]
+    wide = any(vocab_size in (sizes := dimensions(part.shape)) and len(sizes) > 1 for part in parts)
     update = 'jvp(' not in op_name and op_name.startswith('jit(train_step)/')
-    if one.opcode in CONTROL:
+    if line.opcode in CONTROL:
         return 'loops'
     if 'dot' in opcodes:
-        wide |= any(vocab_size in dimensions(each.shape) for each in parts)
-        batched = any(each.attribute(r'lhs_batch_dims=\{(\d)') for each in parts)
+        wide |= any(vocab_size in dimensions(part.shape) for part in parts)
+        batched = any(part.attribute(r'lhs_batch_dims=\{(\d)') for part in parts)
         return 'products, vocabulary' if wide else 'products, batched' if batched else 'products'
     if any(map(RANDOM.search, paths)) and not update:
         return 'random bits'
     if update:
         return 'optimizer'
-    if opcodes & {'sort'} or 'top_k' in op_name or 'TopK' in one.attributes:
+    if opcodes & {'sort'} or 'top_k' in op_name or 'TopK' in line.attributes:
         return 'top-k'
     if opcodes & {'scatter', 'gather'} or re.search('gather|scatter', op_name):
         return 'gather, scatter'

@@ -102,7 +102,7 @@ class Translations:
         self._translator = Translator(module, params, {'source': Numbers(), 'target': Numbers()}, search.source)
 
     def __call__(self) -> list[list[int]]:
-        """Returns the tokens of each output. The last token, an end token that the length limit forces, is left out."""
+        """Decodes the sources. Returns the tokens of each output, without the forced end token."""
         outputs = self._translator.find_all(self.sources.tolist(), range(self.search.sentences), self._options)
         return [hypotheses[0].tokens for hypotheses in outputs]
 
@@ -114,7 +114,7 @@ class Translations:
 
 
 class Numbers(ByteTokenizer):
-    """A tokenizer that decodes each token to its number."""
+    """A tokenizer whose text is the numbers of the tokens, for models with random weights."""
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:
@@ -122,14 +122,17 @@ class Numbers(ByteTokenizer):
 
 
 def ready_train_step(workload: Workload, dtype: str, beside_peers: bool) -> Ready:
-    """Prepares the train step for benchmarks.turns."""
+    """Compiles the train step of this project, and returns it as a system for benchmarks.turns."""
     program = train_program(workload, dtype)
     facts = {'compile_s': round(program.compile_s, 2), 'program_gb': round(program.gigabytes, 3), **where(beside_peers)}
     return Ready(lambda: jax.block_until_ready(program.call()), facts, None, peak_memory)
 
 
 def ready_decode(workload: Workload, dtype: str, search: Search, model: str, beside_peers: bool) -> Ready:
-    """Prepares the search for benchmarks.turns. Writes the file `model` for the peers."""
+    """Compiles the search of this project, and returns it as a system for benchmarks.turns.
+
+    Writes the weights to the file `model`, which the peers read.
+    """
     translations = Translations(workload, dtype, search)
     if beside_peers:
         translations.save(model)
@@ -141,10 +144,10 @@ def ready_decode(workload: Workload, dtype: str, search: Search, model: str, bes
 
 
 def where(beside_peers: bool) -> dict[str, str]:
-    """Returns the device and the versions of JAX and Flax.
+    """Returns the device and the versions of JAX and Flax, for the JSON lines.
 
     Raises:
-      UserError: if `beside_peers` is true and JAX does not use the CPU. Peers use the CPU.
+      UserError: if `beside_peers` is True and JAX does not use the CPU, because the peers use the CPU.
     """
     device = jax.devices()[0]
     if beside_peers and device.platform != 'cpu':

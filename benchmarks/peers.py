@@ -1,4 +1,4 @@
-"""Other libraries that do the same work, with the fast settings that their documentation recommends."""
+"""Peers: other libraries that do the same work, with the fast settings that their documentation recommends."""
 
 import functools
 import importlib
@@ -25,9 +25,9 @@ from benchmarks.workloads import (
 
 
 def torch_train_step(workload: Workload, compiled: bool) -> Ready:
-    """Prepares a train step of PyTorch's nn.Transformer with the fused Adam.
+    """Returns a train step of PyTorch's nn.Transformer with the fused Adam, as a system for benchmarks.turns.
 
-    With `compiled`, torch.compile compiles the model and the loss.
+    If `compiled` is True, torch.compile compiles the model and the loss.
     """
     torch: Any = importlib.import_module('torch')
     torch.set_num_threads(CORES)
@@ -92,10 +92,10 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
 
 
 def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: int = 1) -> Ready:
-    """Prepares CTranslate2's Translator in float32, with the weights and sources of the file `model`.
+    """Returns CTranslate2's Translator in float32, as a system for benchmarks.turns.
 
-    With one worker, all cores work on the whole batch. With more workers, each worker has a part of the batch and of
-    the cores.
+    The weights and the sources are read from the file `model`. With one worker, all cores work on the whole batch. With
+    more workers, each worker has a part of the batch and a part of the cores.
     """
     ctranslate2: Any = importlib.import_module('ctranslate2')
     with tempfile.TemporaryDirectory() as folder, np.load(model) as arrays:
@@ -117,7 +117,7 @@ def ctranslate2_decode(workload: Workload, search: Search, model: str, workers: 
 
 
 def specification(workload: Workload, positions: int, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns CTranslate2's TransformerSpec of the model, with the weights of `arrays`."""
+    """Returns the model as CTranslate2's TransformerSpec. `arrays` contains the weights by name."""
     specs: Any = importlib.import_module('ctranslate2.specs.transformer_spec')
     layers, heads, width = workload.num_layers, workload.num_heads, workload.d_model
     encoder = specs.TransformerEncoderSpec(layers, heads, pre_norm=False)
@@ -127,7 +127,7 @@ def specification(workload: Workload, positions: int, arrays: Mapping[str, np.nd
         spec.gamma, spec.beta = arrays[f'{name}_residual/norm/scale'], arrays[f'{name}_residual/norm/bias']
 
     def projection(*names):
-        """Returns the concatenated projections of the same input, [out, in]."""
+        """Returns the matrices of several projections of the same input as one matrix, [out, in]."""
         return np.concatenate([arrays[f'{name}/kernel'].reshape(width, -1).T for name in names])
 
     def attention(spec, name, *groups):

@@ -72,11 +72,11 @@ XLA = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=tr
 
 
 class Failed(Exception):
-    """Raised if a cell is FAILED. The message is the reason."""
+    """Raised if a cell of the table is FAILED. The message is the reason."""
 
 
 class Refused(Exception):
-    """Raised if a cell is refused. The message is the message of train.py."""
+    """Raised if a cell of the table is refused. The message is the message of train.py."""
 
 
 class Row(NamedTuple):
@@ -98,7 +98,7 @@ ALONE = Row('jit data', 1, 1)
 
 
 class Cell:
-    """A cell of the table. `start` trains with any row and fault, and returns when all processes have ended."""
+    """A cell of the table. Its methods start trainings with a fault, and compare the results with the reference run."""
 
     def __init__(self, row: Row, folder: Path, cache: Path):
         self.row, self.folder, self._cache, self._starts = row, folder, cache, 0
@@ -173,7 +173,7 @@ class Cell:
         self._same_bits(name)
 
     def _judge(self, statuses: list[int], expected: list[int], logs: Sequence[Path], seconds: float) -> None:
-        """Raises Refused or Failed if an exit status differs from `expected`."""
+        """Raises Refused or Failed if the exit status of a process differs from `expected`."""
         if statuses == expected:
             return
         wrong = next(number for number, status in enumerate(statuses) if status != expected[number])
@@ -184,7 +184,7 @@ class Cell:
                      f'Process {wrong}: {last[:300]}')
 
     def _same_bits(self, name: str) -> None:
-        """Raises Failed if two processes of a start have saved the same part of the state with different bits."""
+        """Raises Failed if two processes have saved different bits of the same part of the state."""
         parts: dict[tuple[int, str], str] = {}
         for path in sorted(self.folder.glob(f'{name}.*.shards')):
             for line in map(json.loads, path.read_text().splitlines()):
@@ -194,24 +194,24 @@ class Cell:
                                      f'{line["step"]}')
 
     def compare(self, reference: Path, run: str = 'run', steps: Sequence[int] = range(EVERY, STEPS + 1, EVERY)) -> None:
-        """Raises Failed if a checkpoint of `steps` or a loss differs from the reference run, a run of one process."""
+        """Raises Failed if a checkpoint of `steps` or a loss differs from the reference run of a single process."""
         saved = saved_steps(self.folder / run)
         if missing := set(steps) - set(saved):
             raise Failed(f'the checkpoints of steps {sorted(missing)} are missing. Steps with a checkpoint: {saved}')
         for step in steps:
             pairs = zip(parameters(self.folder / run, step), parameters(reference, step), strict=True)
-            if (largest := max(np.abs(one - other).max() for one, other in pairs)) > 1e-5:
+            if (largest := max(np.abs(saved - expected).max() for saved, expected in pairs)) > 1e-5:
                 raise Failed(f'parameters of step {step} differ from the reference run by {largest:.1e}')
-        ours, theirs = losses(self.folder / run), losses(reference)
-        if [key for key, _ in ours] != [key for key, _ in theirs]:
-            raise Failed(f'metrics.jsonl has other lines than in the reference run: {[key for key, _ in ours]}')
-        if (largest := max(abs(one - other) for (_, one), (_, other) in zip(ours, theirs, strict=True))) > 1e-4:
+        measured, expected = losses(self.folder / run), losses(reference)
+        if [key for key, _ in measured] != [key for key, _ in expected]:
+            raise Failed(f'the lines of metrics.jsonl differ from the reference run: {[key for key, _ in measured]}')
+        if (largest := max(abs(loss - right) for (_, loss), (_, right) in zip(measured, expected, strict=True))) > 1e-4:
             raise Failed(f'losses differ from the reference run by {largest:.1e}')
 
 
 @contextlib.contextmanager
 def killed_at_the_end(processes: Mapping[int, subprocess.Popen]) -> Iterator[None]:
-    """Kills the processes that still run when the body has ended."""
+    """Runs the body. Afterwards, kills the processes that are still running."""
     try:
         yield
     finally:
@@ -305,7 +305,7 @@ COLUMNS: dict[str, Callable[[Cell, Path], None]] = {
 
 
 def run_cell(row: Row, column: str, folder: Path, reference: Path) -> dict[str, Any]:
-    """Returns {'outcome': ..., 'reason': ..., 'seconds': ...} of a cell."""
+    """Runs a cell of the table. Returns {'outcome': ..., 'reason': ..., 'seconds': ...}."""
     began = time.monotonic()
     cell = Cell(row, folder / f'{row} {column}'.replace(' ', '-'), folder / 'cache')
     try:
@@ -334,14 +334,14 @@ def main() -> None:
     folder = Path(FOLDER.value).absolute()
     results, reference = folder / 'cells.json', folder / 'reference'
     cells = json.loads(results.read_text()) if results.exists() else {}
-    asked = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
-    if not asked:
+    selected = [(row, column) for row in ROWS for column in COLUMNS if re.search(CELLS.value, f'{row} {column}')]
+    if not selected:
         raise UserError(f'--cells={CELLS.value} selects no cell. Cells have names such as "{ROWS[0]} train"')
     if not reference.exists():
         alone = Cell(ALONE, folder / 'alone', folder / 'cache')
         alone.start()
         (alone.folder / 'run').rename(reference)
-    for row, column in asked:
+    for row, column in selected:
         name = f'{row} {column}'
         if AGAIN.value or name not in cells:
             cells[name] = run_cell(row, column, folder, reference)

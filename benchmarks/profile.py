@@ -1,13 +1,13 @@
 """Profiles the train step or the search: python -m benchmarks.profile --what=train_step|decode [--top=40]
 
-Profiles a few runs and prints two tables. A line of the first table is the sum of all operations of the same kind at
-the same place of the model, in any layer. A line of the second table is the sum of all operations of the same kind.
+Profiles a few runs and prints two tables. A line of the first table is the sum of all operations with the same kind and
+the same place in the model, over all layers. A line of the second table is the sum of all operations of the same kind.
 `ms` is the number of milliseconds per train step, or per decoding step of a search. The time of a search includes the
 encoder. The time during which several operations run is divided equally among these operations, so that the sum of all
 lines is the time of the step. `threads` is the mean number of threads that worked on an operation while the operation
 ran. `GFLOP/s` counts only matrix products.
 
---each prints every operation with its name in the compiled program. --hlo=DIR keeps the programs.
+--each prints every operation with its name in the compiled program. --hlo=DIR keeps the texts of the compiled programs.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def report(dump: Path) -> None:
-    """Profiles the program, and prints the two tables. `dump` is the folder into which XLA writes compiled programs."""
+    """Profiles the program of --what, and prints the two tables. XLA writes compiled programs to the folder `dump`."""
     from benchmarks.ours import Translations, train_program  # these imports take seconds, and --help needs none
     from benchmarks.trace import IDLE, print_table, profile
 
@@ -63,7 +63,7 @@ def report(dump: Path) -> None:
             expanded(HLO.value).mkdir(parents=True, exist_ok=True)
             shutil.copy(text, expanded(HLO.value))
         ops |= {(program, name): op for name, op in ops_of(text.read_text(), workload.vocab_size).items()}
-    print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms per step, without profiler')
+    print(f'{WHAT.value}, {WORKLOAD.value}, {DTYPE.value}: {1e3 * seconds / steps:.2f} ms per step, not profiled')
     print_table(costs, ops, by=(lambda op: (op.kind, op.place, op.shape, op.name)) if EACH.value else
                 (lambda op: (op.kind, op.place, op.shape)), top=TOP.value)
     print()

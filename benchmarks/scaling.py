@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(size: str, value: int) -> Point:
-    """Measures the train step of BASE with one size changed."""
+    """Measures the train step of the workload BASE with the size `size` set to `value`."""
     from benchmarks.measure import times
     from benchmarks.ours import train_program
 
@@ -65,21 +65,21 @@ def measure(size: str, value: int) -> Point:
 
 
 def resized(size: str, value: int) -> Workload:
-    """Returns BASE with one size changed."""
+    """Returns the workload BASE with the size `size` set to `value`."""
     changes = {'length': {'length': value}, 'batch': {'batch': value}, 'vocabulary': {'vocab_size': value},
                'width': {'d_model': value, 'd_ff': 2 * value, 'num_heads': value // 32}}
     return dataclasses.replace(BASE, **changes[size])
 
 
 def exponent(points: Sequence[Point], cost: str) -> float:
-    """Returns the best p of cost ~ value^p for the half of the points with the largest values and the middle point."""
+    """Returns the best p of cost ~ value^p, fitted to the half of the points with the largest values."""
     larger = sorted(points)[(len(points) - 1) // 2:]
     return statistics.linear_regression([math.log(point.value) for point in larger],
                                         [math.log(getattr(point, cost)) for point in larger]).slope
 
 
 def plot(curves: dict[str, list[Point]]) -> 'Figure':
-    """Plots time and memory against each size on logarithmic axes. The unit of a size is its value in BASE."""
+    """Plots time and memory over each size on logarithmic axes. A size of 1x is the value in BASE."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout='constrained')

@@ -40,9 +40,10 @@ class Cost:
 
 
 def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]]:
-    """Returns the fastest time of a call without the profiler, in seconds, and the costs of the fastest profiled call.
+    """Calls `call` several times without and with the profiler. Returns the shortest time and the costs of operations.
 
-    The costs are {operation: cost}.
+    The time, in seconds, is measured without the profiler. The costs, {operation: cost}, are those of the fastest
+    profiled call.
     """
     times(call, 2)
     return min(times(call, runs)), min(
@@ -50,7 +51,7 @@ def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]
 
 
 def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
-    """Profiles one call. Returns {operation: cost}."""
+    """Runs `call` once in JAX's profiler. Returns {operation: cost}."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
@@ -85,9 +86,10 @@ def costs_of(planes: Iterable[Any]) -> dict[Name, Cost]:
 def marks(planes: Iterable[Any]) -> Iterator[tuple[float, int, str, str, Any]]:
     """Yields (time in nanoseconds, rank, thread, mark, operation or task).
 
-    The rank orders marks of the same time. A mark is 'begin', 'end', 'launch' or 'work'. The event of an operation
-    covers the work of the thread that begins the operation. The operation may launch tasks for other threads. A task
-    may end after the event, and may launch further tasks. On a GPU or a TPU, there are events but no tasks.
+    The rank orders marks with the same time. A mark is 'begin', 'end', 'launch' or 'work'. The profiler's event of an
+    operation covers only the work of the thread that begins the operation. The operation may launch tasks for other
+    threads. A task may end after the event, and may launch further tasks. On a GPU or a TPU, there are events but no
+    tasks.
     """
     for plane in planes:
         for line in plane.lines:
@@ -109,7 +111,7 @@ def print_table(costs: Mapping[Name, Cost], ops: Mapping[Name, Op], by: Callable
                 top: int) -> None:
     """Prints the `top` groups of operations that take the most time, and the total of all groups.
 
-    `by` returns the group of an operation.
+    `by` is a function that returns the group of an operation.
     """
     groups, total = collections.defaultdict(Cost), Cost()
     for name, cost in costs.items():

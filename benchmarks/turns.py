@@ -1,9 +1,9 @@
-"""Times systems in turns, A B C A B C ..., in separate processes.
+"""Measures the time of several systems in turns, A B C A B C ..., in separate processes.
 
-In one process, the libraries would share threads and memory. All processes have the same environment, the same malloc
-and the same cores. Only one process works at a time. A turn consists of warm-up calls for at least WARM_UP seconds and
-one timed call. The warm-up is necessary, because the first calls have cold caches and the OpenMP threads of the
-previous system still run (CTranslate2's threads spin for 0.2 s after their work). With a pause instead of warm-up
+In a single process, the libraries would share threads and memory. All processes have the same environment, the same
+malloc and the same cores. Only one process works at a time. A turn consists of warm-up calls for at least WARM_UP
+seconds and one timed call. The warm-up is necessary, because the first calls have cold caches and the OpenMP threads of
+the previous system still run (CTranslate2's threads spin for 0.2 s after their work). With a pause instead of warm-up
 calls, the train step of this project took 25 % longer and PyTorch's train step took 2 % longer. But in real training,
 there is no pause between steps.
 """
@@ -72,7 +72,7 @@ class System(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The seconds of each turn of a system. The other fields have the same meaning as in Ready."""
+    """The results of a system: the seconds of each turn, and the fields that `Ready` explains."""
     seconds: list[float]
     facts: Mapping[str, Any]
     answer: Any
@@ -80,7 +80,7 @@ class Timed(NamedTuple):
 
 
 def in_turns(systems: Sequence[System], turns: int) -> dict[str, Timed]:
-    """Times each system `turns` times.
+    """Measures the time of each system in `turns` turns. Returns {name: results}.
 
     Raises:
       UserError: if the preparation of a system raises a UserError.
@@ -102,46 +102,47 @@ def in_turns(systems: Sequence[System], turns: int) -> dict[str, Timed]:
         return timed
 
 
-def report_turns(results: Mapping[str, Timed], tokens: int, what: Mapping[str, Any]) -> None:
+def report_turns(results: Mapping[str, Timed], tokens: int, entries: Mapping[str, Any]) -> None:
     """Prints a JSON line per system, and a line with the ratio of the first system to each other system.
 
     Args:
       results: the result of `in_turns`.
       tokens: the number of tokens of a timed call.
-      what: the first entries of each line.
+      entries: the first entries of each line.
     """
     for name, timed in results.items():
         median = statistics.median(timed.seconds)
         print(json.dumps({
-            **what, 'system': name, 'tokens_per_second': round(tokens / median), 'median_s': round(median, 4),
+            **entries, 'system': name, 'tokens_per_second': round(tokens / median), 'median_s': round(median, 4),
             'best_s': round(min(timed.seconds), 4), 'worst_s': round(max(timed.seconds), 4),
             'turns': len(timed.seconds), **timed.facts, 'peak_memory_gb': round(timed.peak_memory_gb, 3),
             'cores': CORES, 'python': platform.python_version()}), flush=True)
     first, *others = results
     for other in others:
-        same = agreement(results[first].answer, results[other].answer)
-        ratios = [theirs / ours for ours, theirs in zip(results[first].seconds, results[other].seconds, strict=True)]
+        agreeing = agreement(results[first].answer, results[other].answer)
+        turns = zip(results[first].seconds, results[other].seconds, strict=True)
+        ratios = [other_seconds / first_seconds for first_seconds, other_seconds in turns]
         lower, _, upper = statistics.quantiles(ratios if len(ratios) > 1 else 2 * ratios, method='inclusive')
         print(json.dumps({
-            **what, 'ratio': round(statistics.median(ratios), 3), 'of': f'{first} to {other}',
-            'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **same}), flush=True)
+            **entries, 'ratio': round(statistics.median(ratios), 3), 'of': f'{first} to {other}',
+            'quartiles': [round(lower, 3), round(upper, 3)], 'turns': len(ratios), **agreeing}), flush=True)
 
 
-def agreement(ours: list[Any] | None, theirs: list[Any] | None) -> dict[str, float]:
-    """Returns {'same_tokens': share of equal tokens in two answers}; for texts, {'same_translations': share}.
+def agreement(first: list[Any] | None, second: list[Any] | None) -> dict[str, float]:
+    """Returns {'same_tokens': share of equal tokens} for the outputs of two systems.
 
-    Returns {} if a system has no answer.
+    For texts, returns {'same_translations': share of equal texts}. Returns {} if one of the systems has no outputs.
     """
-    if ours is None or theirs is None:
+    if first is None or second is None:
         return {}
-    if isinstance(ours[0], str):
-        return {'same_translations': round(statistics.mean(map(str.__eq__, ours, theirs)), 4)}
-    pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in zip(one, other, strict=True)]
-    return {'same_tokens': round(statistics.mean(one == other for one, other in pairs), 4)}
+    if isinstance(first[0], str):
+        return {'same_translations': round(statistics.mean(map(str.__eq__, first, second)), 4)}
+    pairs = [pair for outputs in zip(first, second, strict=True) for pair in zip(*outputs, strict=True)]
+    return {'same_tokens': round(statistics.mean(left == right for left, right in pairs), 4)}
 
 
 def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) -> None:
-    """Checks --peers. `libraries` is {peer: the library that it needs}.
+    """Checks the flag --peers. `libraries` is {peer: the library that this peer needs}.
 
     Raises:
       UserError: if a peer is unknown or a duplicate, its library is not installed, or the dtype is not float32.
@@ -159,23 +160,23 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
 
 @contextlib.contextmanager
 def _started(system: System) -> Iterator[Connection]:
-    """Starts a process that prepares the system and waits for messages. The process ends when the context ends."""
+    """Starts a process that prepares a system, and yields the connection to it. At the end, the process is ended."""
     context = multiprocessing.get_context('spawn')
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, system), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end, system), daemon=True)
     process.start()
-    theirs.close()  # so that reading raises EOFError after the process has ended
+    child_end.close()  # so that reading raises EOFError after the process has ended
     try:
-        yield ours
+        yield parent_end
     finally:
-        ours.close()
+        parent_end.close()
         process.join(5)
         if process.is_alive():
             process.kill()
 
 
 def _serve(pipe: Connection, system: System) -> None:
-    """Prepares a system and times it after each message 'turn'. Runs in the system's process."""
+    """Runs in the process of a system: prepares the system, and measures its time after each message 'turn'."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     try:
         ready = pkgutil.resolve_name(system.make)(*system.arguments)
@@ -196,7 +197,7 @@ def _serve(pipe: Connection, system: System) -> None:
 
 
 def _receive(pipe: Connection, name: str) -> Any:
-    """Returns the next message of a system's process."""
+    """Returns the next message from the process of the system `name`."""
     try:
         message = pipe.recv()
     except EOFError:

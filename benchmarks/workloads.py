@@ -24,7 +24,7 @@ WORKLOADS = {
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The sizes of a search: `sentences` sources of `source` tokens, each decoded to exactly `target` tokens."""
+    """The sizes of a search: `sentences` sources of `source` tokens. Each output has exactly `target` tokens."""
     beam: int
     sentences: int = 64
     batch: int = 64

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from runtime.errors import UserError, did_you_mean
 
-# Files of this folder that are not recipes by themselves. fine_tune makes a recipe from a run directory.
+# Files of this folder that are not complete recipes. fine_tune.py needs a run directory to make a recipe.
 NO_RECIPES = ('__init__', 'allowed', 'base', 'checks', 'fine_tune', 'options', 'rules', 'tasks', 'versions')
 
 
@@ -17,7 +17,7 @@ def recipes() -> list[Path]:
 
 
 def recipe(name: str) -> ConfigDict:
-    """Returns the config of a recipe, as --config=configs/NAME.py does.
+    """Returns the config of a recipe: the config that the flag --config=configs/NAME.py selects.
 
     `name` is the NAME of a recipe, such as 'demo'. It may also be 'fine_tune:RUN' for a run directory RUN.
 

@@ -8,7 +8,7 @@ from runtime.errors import did_you_mean
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """One of a few names.
+    """A fixed set of allowed names.
 
     Attributes:
       choices: the names that a user can choose.
@@ -29,7 +29,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """A number from `least` to `most`, both included. The bounds are far beyond useful values: they catch mistakes."""
+    """The numbers from `least` to `most`, both included. Only mistakes are outside of these wide bounds."""
     least: float
     most: float
 
@@ -49,7 +49,7 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Fraction:
-    """A number that is at least 0 and below 1, also after rounding to float32, the precision of training."""
+    """The numbers from 0 to below 1, also after rounding to float32, the precision of training."""
 
     def problem(self, value: float) -> str:
         """Returns an error message if the value is not allowed, otherwise ''."""
@@ -64,8 +64,8 @@ class Text:
     """Any text in UTF-8 without the character NUL.
 
     Attributes:
-      file: whether the text is a file name, which need not be UTF-8: Linux allows any bytes except NUL.
-      names: whether the text is one or more names separated by commas. Then no name may be empty.
+      file: whether the text is a file name. A file name need not be UTF-8, because Linux allows any bytes except NUL.
+      names: whether the text is a list of names separated by commas. No name in the list may be empty.
     """
     file: bool = False
     names: bool = False
@@ -75,7 +75,7 @@ class Text:
         if '\0' in value:
             return 'must not contain the character NUL'
         if self.names and not all(map(str.strip, value.split(','))):
-            return 'must not have an empty name. Names are separated by commas'
+            return 'must not have an empty name. Put a name before and after each comma'
         try:
             value.encode(errors='surrogateescape' if self.file else 'strict')
         except UnicodeEncodeError:
@@ -88,10 +88,10 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """True or False."""
+    """The values True and False."""
 
     def problem(self, value: bool) -> str:
-        """Returns '': both values are allowed."""
+        """Returns '' (no error message), because True and False are both allowed."""
         return ''
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 `configs/options.py` lists all options with their meaning. Any option can be set on the command line:
 --config.model.num_layers=2. An unknown name is an error, so a typo never trains the wrong model. It is also an error to
-set an option that the model, the task, the data source or the kind of tokenizer does not use.
+set an option that has no effect with the selected model, task, data source or kind of tokenizer.
 """
 
 from ml_collections import ConfigDict
@@ -11,7 +11,7 @@ from configs.options import DEFAULTS
 
 
 def get_config() -> ConfigDict:
-    """Returns a config with every option at its default."""
+    """Returns a config in which every option has its default value."""
     config = ConfigDict()
     for name, default in DEFAULTS.items():
         *sections, last = name.split('.')

@@ -1,7 +1,8 @@
 """Checks of a config. They run before data is read, a model is built or a file is written."""
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -13,8 +14,10 @@ from configs.rules import rules
 from configs.tasks import TASKS
 from runtime.errors import UserError, did_you_mean, faults_in, option_like
 
-NO_CONFIG = '--config is missing: give a recipe, for example --config=configs/demo.py'
+NO_CONFIG = '--config is missing. Set it to a recipe, for example --config=configs/demo.py'
 LONGEST = 200  # maximum number of characters of a value in a message
+
+log = logging.getLogger('allyouneed.train')
 
 
 def config_from(flag: flags.FlagHolder,
@@ -23,8 +26,8 @@ def config_from(flag: flags.FlagHolder,
 
     Args:
       flag: the flag, defined by ml_collections.
-      more: a function that takes the config and the problems so far, and returns further problems, for example with
-        the data.
+      more: a function that makes further checks, for example of the data. It takes the config and the list of messages
+        so far, and returns a list of further messages.
 
     Raises:
       UserError: if the flag is missing or is not a recipe, or if values are wrong. The message lists all wrong values.
@@ -37,6 +40,7 @@ def config_from(flag: flags.FlagHolder,
         raise UserError(no_recipe(path))
     with faults_in(path):
         hasattr(flag.value, 'seed')  # ml_collections raises an OSError of the recipe only at the first access
+    shorten_warmup(flag.value, config_flags.get_override_values(flags.FLAGS['config']))
     problems = config_problems(flag.value)
     problems += more(flag.value, problems)
     if problems:
@@ -44,16 +48,30 @@ def config_from(flag: flags.FlagHolder,
     return flag.value
 
 
+def shorten_warmup(config: ConfigDict, asked: Collection[str]) -> None:
+    """Shortens a warm-up that is too long for a cosine schedule to a tenth of the steps, with a warning.
+
+    A warm-up in `asked`, the options that the user set, is not changed.
+    """
+    if _misshapen(config) or 'optimizer.warmup' in asked or config.optimizer.schedule != 'cosine':
+        return
+    warmup, steps = config.optimizer.warmup, config.train.steps
+    if warmup >= steps > 1:
+        config.optimizer.warmup = max(1, steps // 10)
+        log.warning('config.optimizer.warmup=%d instead of %d, because the training has only %d steps. To choose '
+                    'another value, set config.optimizer.warmup', config.optimizer.warmup, warmup, steps)
+
+
 def no_recipe(path: str) -> str:
     """Returns the message for a --config that is not a file."""
     if os.path.isdir(path):
-        return f'--config={path} is a folder. Give a recipe, for example configs/demo.py'
+        return f'--config={path} is a folder. Use the file of a recipe, for example configs/demo.py'
     near = did_you_mean(path if path.endswith('.py') else f'configs/{path}.py', map(os.path.relpath, recipes()))
-    return f'--config={path} does not exist{near or ": give a recipe, for example configs/demo.py"}'
+    return f'--config={path} does not exist{near or ". Use the file of a recipe, for example configs/demo.py"}'
 
 
 def check_config(config: ConfigDict) -> None:
-    """Raises UserError if values are not allowed. The message has one line for each wrong value."""
+    """Raises UserError if the config has values that are not allowed. The message has one line for each wrong value."""
     if problems := config_problems(config):
         raise UserError('\n'.join(problems))
 
@@ -66,49 +84,55 @@ def config_problems(config: ConfigDict) -> list[str]:
     """
     if problems := _misshapen(config):
         return problems
-    here = flatten(config)
-    wrong = {name: problem for name, option in BY_NAME.items() if (problem := option.allowed.problem(here[name]))}
-    possible_alone = not wrong
+    values = flatten(config)
+    wrong = {name: problem for name, option in BY_NAME.items() if (problem := option.allowed.problem(values[name]))}
+    allowed_alone = not wrong
     if not {'task', 'model.kind'} & wrong.keys():
-        wrong |= _wrong_together(config, here, wrong, possible_alone)
-    return [f'config.{name}={written(here[name])}: {wrong[name]}' for name in BY_NAME if name in wrong]
+        wrong |= _wrong_together(config, values, wrong, allowed_alone)
+    return [f'config.{name}={written(values[name])}: {wrong[name]}' for name in BY_NAME if name in wrong]
 
 
-def _wrong_together(config: ConfigDict, here: Mapping[str, Any], wrong: Mapping[str, str],
-                    possible_alone: bool) -> dict[str, str]:
-    """Returns {option: requirement} for options that do not fit other options. Leaves out the options in `wrong`."""
+def _wrong_together(config: ConfigDict, values: Mapping[str, Any], wrong: Mapping[str, str],
+                    allowed_alone: bool) -> dict[str, str]:
+    """Returns {option: requirement} for options whose values conflict with the values of other options.
+
+    The result does not contain the options in `wrong`, which already have a message. `values` are the options of the
+    config. The table of rules is used only if `allowed_alone` is True, that is, if each value is allowed by itself.
+    """
     task = TASKS[config.task]
     if config.model.kind not in task.models:
         tasks = [name for name, task in TASKS.items() if config.model.kind in task.models]
         return {'task': f'must be {" or ".join(tasks)} for model.kind={config.model.kind}'}
-    found = {name: f'has no effect with {because}={here[because]}. Leave it at its default, {written(DEFAULTS[name])}'
-             for name, because in unused(here).items()}
+    problems = {name: (f'has no effect with {reason}={values[reason]}. '
+                       f'Leave it at its default, {written(DEFAULTS[name])}')
+                for name, reason in unused(values).items()}
     if config.eval.metric not in task.metrics:
-        found['eval.metric'] = (f'must be one of {", ".join(task.metrics)} for task={config.task}'
-                                f'{did_you_mean(config.eval.metric, task.metrics)}')
-    for rule in rules(config, task) if possible_alone else ():
+        problems['eval.metric'] = (f'must be one of {", ".join(task.metrics)} for task={config.task}'
+                                   f'{did_you_mean(config.eval.metric, task.metrics)}')
+    for rule in rules(config, task) if allowed_alone else ():
         if rule.applies and not rule.holds:
-            found.setdefault(rule.option, rule.wanted)
-    return {name: problem for name, problem in found.items() if name not in wrong}
+            problems.setdefault(rule.option, rule.requirement)
+    return {name: problem for name, problem in problems.items() if name not in wrong}
 
 
-def unused(here: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {option: deciding option} for options that were set, but are not used by this model, task or source.
+def unused(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options that were set but have no effect, as {option: deciding option}.
 
-    The value of the deciding option is the reason why the option is not used.
+    The value of the deciding option, such as model.kind, is the reason why the option has no effect. `values` are all
+    options of a config.
     """
-    if here['task'] not in TASKS:
-        return {}  # which options are used is unknown without a task
-    return {name: because for name, value in here.items()
-            if value != DEFAULTS[name] and (because := decisive(name, here))}
+    if values['task'] not in TASKS:
+        return {}  # the task decides which options have an effect
+    return {name: reason for name, value in values.items()
+            if value != DEFAULTS[name] and (reason := decisive(name, values))}
 
 
 def data_options_are_possible(config: Any) -> bool:
     """Returns whether the data options are valid, so that the data can be opened and a tokenizer can be learned."""
     if _misshapen(config) or config.task not in TASKS:
         return False
-    here = flatten(config)
-    return not any(option.allowed.problem(here[name]) for name, option in BY_NAME.items()
+    values = flatten(config)
+    return not any(option.allowed.problem(values[name]) for name, option in BY_NAME.items()
                    if name.startswith('data.') or name == 'cache_dir')
 
 
@@ -122,10 +146,10 @@ def _misshapen(config: Any) -> list[str]:
     """Returns a message for each option that is missing or unknown, or has another type than its default."""
     if not isinstance(config, ConfigDict):
         return [f'the config is {written(config)}: get_config must return a ConfigDict, as in configs/base.py']
-    here = flatten(config)
+    values = flatten(config)
     problems = [f'config.{name}: the config has no such option{option_like(name, DEFAULTS)}'
-                for name in here if name not in DEFAULTS]
-    problems += [f'config.{name} is missing: start with base.get_config(), which has every option'
-                 for name in DEFAULTS if name not in here]
-    return problems + [f'config.{name}={written(here[name])}: {problem}' for name in DEFAULTS
-                       if name in here and (problem := kind_problem(name, here[name]))]
+                for name in values if name not in DEFAULTS]
+    problems += [f'config.{name} is missing. Start with base.get_config(), which has every option'
+                 for name in DEFAULTS if name not in values]
+    return problems + [f'config.{name}={written(values[name])}: {problem}' for name in DEFAULTS
+                       if name in values and (problem := kind_problem(name, values[name]))]

@@ -4,11 +4,11 @@
 
 DIR contains the files of Fashion-MNIST as they were published, plain or compressed (.gz): train-images-idx3-ubyte,
 train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The last tenth of the training images is the
-validation split. With --config.data.source=tfds the data comes from TFDS. TFDS needs TensorFlow once, to prepare the
-data.
+validation split. --config.data.source=tfds uses the data of TensorFlow Datasets (TFDS) instead. TFDS needs TensorFlow
+once, to prepare the data.
 
-Public repositories report an accuracy of 92.3 % for small vision Transformers that are trained from scratch. We have
-not trained this recipe.
+We have not trained this recipe. Public repositories report an accuracy of 92.3 % for small vision Transformers that are
+trained from scratch.
 """
 
 from ml_collections import ConfigDict

@@ -2,11 +2,14 @@
 
     python train.py --config=configs/fine_tune.py:RUN --config.data.dir=DIR --workdir=runs/tuned
 
-This command starts with the parameters and the vocabulary of the run directory RUN. The config is the config of RUN,
-with a learning rate for a trained model. The parameters come from the best checkpoint, unless another checkpoint is
-selected: --config.train.init_from=RUN:average:5. With --config.train.frozen='encoder,*embedding' the encoder and the
-embeddings are not trained. --config.train.lora_rank=8 trains only low-rank adapters.
---config.train.init_vocabulary=False learns a vocabulary from the new data.
+This command starts with the parameters and the vocabulary of the run directory RUN. The recipe uses the config of RUN,
+with a learning rate that suits a trained model. By default, the parameters are read from the best checkpoint of RUN.
+Further options:
+
+- --config.train.init_from=RUN:average:5 starts with the mean of the last 5 checkpoints instead.
+- --config.train.frozen='encoder,*embedding' does not train the encoder and the embeddings.
+- --config.train.lora_rank=8 trains only low-rank adapters.
+- --config.train.init_vocabulary=False learns a new vocabulary from the new data.
 """
 
 from pathlib import Path
@@ -17,8 +20,8 @@ from configs.options import DEFAULTS
 from configs.versions import read_config_file
 from runtime.errors import UserError
 
-# Options of config.train that are reset to their defaults, because they describe how RUN was trained: its teacher, its
-# initial vocabulary and its trained parts.
+# These options of config.train are reset to their defaults, because they describe how RUN was trained: with which
+# teacher, with which initial vocabulary, and which of its parts were trained.
 NOT_TAKEN_OVER = ('teacher', 'teacher_checkpoint', 'teacher_weight', 'init_vocabulary', 'frozen', 'lora_rank',
                   'lora_alpha', 'lora_parts')
 

@@ -5,9 +5,9 @@ Plan the training first: tools.plan computes whether the model fits into the mem
     python -m tools.plan --config=configs/lm_1b.py --topology=v5e:8x8 --config.parallel.data=1 --config.parallel.fsdp=-1
     python train.py --config=configs/lm_1b.py --workdir=runs/lm_1b
 
-We have not trained this recipe. A step has 0.5 million tokens; 50,000 steps are 26 billion tokens, about 24 per
-parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Shapes, weight decay, clipping and schedule follow models
-of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has plans for 4 to 256 chips.
+We have not trained this recipe. A step has 0.5 million tokens, so 50,000 steps have 26 billion tokens. This is about 24
+tokens per parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3). Shapes, weight decay, clipping and schedule are
+those of models of this size in Touvron et al. 2023, arXiv:2302.13971. docs/planning.md has plans for 4 to 256 chips.
 """
 
 from ml_collections import ConfigDict

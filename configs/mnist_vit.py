@@ -4,8 +4,8 @@
 
 DIR contains the files of MNIST as they were published, plain or compressed (.gz): train-images-idx3-ubyte,
 train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. The last tenth of the training images is the
-validation split. With --config.data.source=tfds the data comes from TFDS. TFDS needs TensorFlow once, to prepare the
-data.
+validation split. --config.data.source=tfds uses the data of TensorFlow Datasets (TFDS) instead. TFDS needs TensorFlow
+once, to prepare the data.
 
 We have not trained this recipe.
 """

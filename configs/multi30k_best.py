@@ -1,8 +1,8 @@
-r"""Multi30k, English to German: a student that learns from the pairs, and from the translations of two teachers.
+r"""Multi30k, English to German: a student model that learns from the training pairs and from two teacher models.
 
-This is sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2) of an ensemble into one model of
-the same size. Two teachers are trained. Their ensemble translates the training sources. The student is trained on these
-translations and on the pairs themselves.
+This is sequence-level distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2). Two teachers are trained. The
+ensemble of the teachers translates the training sources. The student has the size of one teacher, and is trained on
+these translations and on the original pairs.
 
     sh launch/multi30k_best.sh DIR runs/multi30k_best
 

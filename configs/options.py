@@ -4,11 +4,11 @@ The defaults (`configs/base.py`), the checks (`configs/checks.py`), the help of 
 docs/options.md (python -m tools.options_page) are made from this table. Defaults are the values of the paper's base
 model (section 5), where the paper gives a value.
 
-Some options are used only by some models or tasks, or only with some values of other options. The field `only` of an
-option lists these models, tasks and values. In all other cases, it is an error to set the option. There are two
-exceptions, because recipes and sweeps set these options for several cases: data.name (with files and built-in text) and
-model.max_length (with positions that are not learned). In `only`, 'task.data', 'task.objective' and 'task.answerer' are
-the parts of a task (`configs/tasks.py`).
+Some options have an effect only for some models or tasks, or only with some values of other options. The field `only`
+of an option lists these models, tasks and values. In all other cases, it is an error to set the option. There are two
+exceptions, which may always be set, because one recipe or sweep may use several sources or position schemes:
+data.name (without effect on files and on built-in text) and model.max_length (without effect on positions that are not
+learned). In `only`, 'task.data', 'task.objective' and 'task.answerer' are the parts of a task (`configs/tasks.py`).
 """
 
 import dataclasses
@@ -34,8 +34,9 @@ class Option:
       meaning: what the option does, with the unit and the meaning of special values.
       allowed: the allowed values.
       only: the values of other options for which this option is used; empty if this option is always used.
-      resume: None if a run cannot resume with another value of this option. Otherwise, a text that describes the effect
-        of another value, or ''. Such an option changes neither the parameters at a step nor the meaning of 'best'.
+      resume: None if a run cannot resume with a new value of this option. Otherwise, a text that describes the effect
+        of a new value, or '' if there is nothing to describe. If `resume` is a text, a new value changes neither the
+        parameters that training reaches at a step, nor how the best checkpoint is chosen.
     """
     name: str
     default: Value
@@ -60,7 +61,7 @@ NAMES = Text(file=True, names=True)
 METHODS = OneOf(('beam', 'greedy', 'sample'))
 AXIS = Between(-1, 1_000_000)
 AXES = ('data', 'fsdp', 'tensor')  # the axes of the mesh, as in config.parallel
-ELSEWHERE = ('builtin', 'tfds')  # sources that do not read the user's files
+ELSEWHERE = ('builtin', 'tfds')  # data sources that do not read the user's files
 
 STACKS: Users = {'model.kind': ('transformer', 'language_model', 'patches')}
 ROTARY: Users = STACKS | {'model.position': ('rotary',)}
@@ -77,14 +78,14 @@ SEARCH: Users = {'task.answerer': ('translator', 'generator')}
 TRANSLATOR: Users = {'task.answerer': ('translator',)}
 LEARNED: Users = TEXTS | {'data.tokenizer.kind': SUBWORDS}  # tokenizers that are learned by sentencepiece
 KIND_NAMES = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
-OTHER_SUMS = ('the batches are the same, but sums have another order: results agree up to rounding; with pmap and '
-              'dropout they differ, because each device draws its own masks')
+OTHER_SUMS = ('the batches are the same, but sums are computed in another order, so results agree up to rounding; with '
+              'pmap and dropout, results differ more, because each device draws its own dropout masks')
 SAME_DATA = 'the data is the same'
 
 OPTIONS = (
     Option('seed', 0, 'seed of the parameters, the dropout and the order of the batches', SEED),
     Option('cache_dir', '', "folder of the tokenizers, token stores and compiled programs that runs share; '': "
-           "the folder allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
+           "folder allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
     Option('model.kind', 'transformer', 'the architecture; patches is for images and time series',
@@ -203,6 +204,11 @@ OPTIONS = (
     Option('data.validation_share', 0.1,
            'share of the training data that is held out for validation if there is no validation split; the same share '
            'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
+    Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
+           'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
+    Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
+           'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
+           EXAMPLES | {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
@@ -252,11 +258,17 @@ OPTIONS = (
     Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher, or several separated by commas, as an ensemble; the '
-           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='its parameters are the same'),
+           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
-           TEXT, TEXTS, resume='its parameters are the same'),
+           TEXT, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_weight', 0.5, "share of the loss that uses the teacher's distributions; the rest of the loss "
            'uses the targets', Between(0, 1), TEXTS),
+    Option('train.guided_alignment', 0.0, 'weight of the cross-entropy between gold word alignments and the weights of '
+           'cross-attention (guided alignment), such as 0.05; files: the gold alignments are in DIR/SPLIT.align '
+           '(docs/inside.md); 0: none', Between(0, 1000), PAIRS | {'data.source': ('builtin', 'files')}),
+    Option('train.guided_head', '', "guided alignment: the head of cross-attention; 'cross:2:1': layer 2, head 1, "
+           "counted from 1; 'cross:2': the mean of the heads of layer 2; '': the mean of the heads of the "
+           'second-to-last layer', TEXT, PAIRS),
     Option('train.edits', '', 'edits of the values inside the model, in training and afterwards: a JSON list, such as '
            '[{"edit": "freeze", "place": "encoder/layers_0/self_attention/weights", "by": "uniform"}] (docs/inside.md)',
            TEXT),
@@ -306,6 +318,8 @@ OPTIONS = (
     Option('checkpoint.keep_best', 1, 'number of checkpoints with the best eval.metric that are also kept', SOME,
            resume=''),
 
+    Option('track.places', '', 'places inside the model whose statistics evaluations log: names or patterns, separated '
+           "by commas, such as '*/weights,decoder/layers_*' (docs/inside.md); '': none", TEXT, resume=''),
     Option('track.wandb', '', "project in Weights & Biases that also gets the metrics; '': none", TEXT, resume=''),
     Option('track.mlflow', '', "experiment in MLflow that also gets the metrics; '': none", TEXT, resume=''),
 
@@ -336,16 +350,16 @@ DEFAULTS: Mapping[str, Value] = {option.name: option.default for option in OPTIO
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """Returns the names that an option allows."""
+    """Returns the names that are allowed as values of an option."""
     allowed = BY_NAME[name].allowed
     assert isinstance(allowed, OneOf), name
     return allowed.choices
 
 
 def kind_problem(name: str, value: Any) -> str:
-    """Returns an error message if a value has another type than the option's default, otherwise ''.
+    """Returns an error message if the type of a value differs from the type of the option's default, otherwise ''.
 
-    An integer is accepted for a float.
+    An integer is also accepted as the value of a float option.
     """
     kind = type(DEFAULTS[name])
     if type(value) is kind or kind is float and type(value) is int:
@@ -353,22 +367,23 @@ def kind_problem(name: str, value: Any) -> str:
     return f'must be {KIND_NAMES[kind]}'
 
 
-def decisive(name: str, here: Mapping[str, Any]) -> str | None:
-    """Returns the option whose value in `here` makes the option `name` unused; None if `name` is used.
+def decisive(name: str, values: Mapping[str, Any]) -> str | None:
+    """Returns the deciding option: the option whose value makes the option `name` have no effect.
 
-    `here` has every option, {'model.d_model': 512, ...}. Its task and its kind of model must exist.
+    Returns None if the option `name` has an effect. `values` are all options of a config, {'model.d_model': 512, ...}.
+    The task and the kind of model in `values` must exist.
     """
-    parts = TASKS[here['task']]._asdict()
-    for deciding, values in BY_NAME[name].only.items():
+    parts = TASKS[values['task']]._asdict()
+    for deciding, used_with in BY_NAME[name].only.items():
         part = deciding.removeprefix('task.')
-        if (parts[part] if part != deciding else here[deciding]) not in values:
+        if (parts[part] if part != deciding else values[deciding]) not in used_with:
             return 'task' if part != deciding else deciding
     return None
 
 
-def is_used(name: str, here: Mapping[str, Any]) -> bool:
-    """Returns whether the option `name` is used. `here` has the values of all options."""
-    return decisive(name, here) is None
+def is_used(name: str, values: Mapping[str, Any]) -> bool:
+    """Returns whether the option `name` has an effect. `values` are all options of a config."""
+    return decisive(name, values) is None
 
 
 def flatten(config: ConfigDict, prefix: str = '') -> dict[str, Any]:

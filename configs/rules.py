@@ -9,37 +9,58 @@ from configs.tasks import SUBWORDS, Task
 
 
 class Rule(NamedTuple):
-    """A requirement for the value of an option, evaluated for one config."""
+    """A requirement for the value of an option, and whether one config meets the requirement."""
     option: str    # the option that the message names
     applies: bool  # whether the rule applies to this config
     holds: bool    # whether the requirement is met; arbitrary if the rule does not apply
-    wanted: str    # the requirement, for the message
+    requirement: str  # text for the message, such as 'must be at most 8'
+
+
+def cross_heads(model: ConfigDict) -> tuple[int, int]:
+    """Returns the number of layers with cross-attention of `config.model`, and the number of heads of each layer."""
+    if model.kind == 'rnnsearch':
+        return 1, 1
+    return model.num_decoder_layers or model.num_layers, model.num_heads
+
+
+def cross_head(look: str, layers: int, heads: int) -> tuple[int, int | None] | None:
+    """Returns the layer and the head that `look` names, from 0; the head is None for the mean of the heads.
+
+    `look` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers from 1. Returns None if `look` has
+    another form, or if there is no such head.
+    """
+    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
+    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
+    exists = 1 <= numbers[0] <= layers and (head == 'mean' or 1 <= numbers[1] <= heads)
+    if kind != 'cross' or any(rest) or not exists:
+        return None
+    return numbers[0] - 1, None if head == 'mean' else numbers[1] - 1
 
 
 def rules(config: ConfigDict, task: Task) -> list[Rule]:
-    """Returns the rules for a config. Each value of the config must be allowed by itself.
+    """Returns the rules, evaluated for a config. Each value of the config must be allowed by itself.
 
-    If several rules of an option are broken, the first is reported.
+    If a config breaks several rules about the same option, only the first of these rules is reported.
     """
-    model, data, batch, train, here = config.model, config.data, config.batch, config.train, flatten(config)
+    model, data, batch, train, values = config.model, config.data, config.batch, config.train, flatten(config)
     d_k, d_v = (width or model.d_model // model.num_heads for width in (model.d_k, model.d_v))
     fused, test_sets = model.attention_kernel == 'fused', data.splits.test.split(',')
     mesh = {f'parallel.{axis}': config.parallel[axis] for axis in AXES}
 
     def needs(option: str, other: str) -> Rule:
-        return Rule(option, here[option] != DEFAULTS[option], bool(here[other]),
+        return Rule(option, values[option] != DEFAULTS[option], bool(values[other]),
                     f'has no effect without {other}. Leave it at its default, {DEFAULTS[option]!r}, or set {other}')
 
     return [
-        Rule('model.num_heads', is_used('model.num_heads', here) and not (model.d_k and model.d_v),
+        Rule('model.num_heads', is_used('model.num_heads', values) and not (model.d_k and model.d_v),
              model.d_model % model.num_heads == 0, f'must divide d_model={model.d_model}, or set d_k and d_v'),
         Rule('model.num_key_value_heads', True, model.num_heads % (model.num_key_value_heads or 1) == 0,
              f'must divide num_heads={model.num_heads}'),
         Rule('model.window', model.window > 0 and model.kind == 'patches', model.patches.pooling == 'mean',
              'needs patches.pooling=mean, because the class token would see only the first patches'),
-        Rule('model.d_model', is_used('model.position', here) and model.position == 'sinusoidal',
+        Rule('model.d_model', is_used('model.position', values) and model.position == 'sinusoidal',
              model.d_model % 2 == 0, 'must be even for sinusoidal positions'),
-        Rule(task.longest, model.position == 'learned', here.get(task.longest, 0) <= model.max_length,
+        Rule(task.longest, model.position == 'learned', values.get(task.longest, 0) <= model.max_length,
              f'must be at most model.max_length={model.max_length}, the number of learned positions'),
         Rule('model.position', model.position == 'rotary', d_k % 2 == 0,
              f'needs an even d_k, because rotary positions turn pairs of numbers, but d_k={d_k}'),
@@ -64,15 +85,22 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('data.name', data.source == 'builtin' and bool(task.builtin), data.name in task.builtin,
              f'must be one of {", ".join(task.builtin)}'),
 
-        Rule('batch.rows', is_used('data.context', here), batch.rows * data.context <= MOST_TOKENS,
+        Rule('batch.rows', is_used('data.context', values), batch.rows * data.context <= MOST_TOKENS,
              f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens'),
-        Rule('train.accumulate', is_used('batch.rows', here), train.accumulate <= batch.rows,
+        Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
              f'must be below train.steps={train.steps}, because the cosine begins after the warmup'),
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
+        needs('train.guided_head', 'train.guided_alignment'),
+        Rule('train.guided_alignment', train.guided_alignment > 0 and model.kind == 'rnnsearch',
+             model.recurrent.attention, 'needs model.recurrent.attention=True'),
+        Rule('train.guided_head', bool(train.guided_head),
+             cross_head(train.guided_head, *cross_heads(model)) is not None,
+             'must be cross:LAYER:HEAD or cross:LAYER, with LAYER from 1 to {} and HEAD from 1 to {}'.format(
+                 *cross_heads(model))),
         needs('train.teacher_checkpoint', 'train.teacher'),
         needs('train.teacher_weight', 'train.teacher'),
         needs('train.init_vocabulary', 'train.init_from'),

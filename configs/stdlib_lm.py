@@ -2,8 +2,9 @@
 
     python train.py --config=configs/stdlib_lm.py --workdir=runs/stdlib_lm
 
-With Python 3.11, the training split has 8.6 MB in 486 modules. The validation split and the test split have 5 % of the
-modules each. The text depends on the version of Python, so compare bits per character only for the same version.
+With Python 3.11, the training split has 8.6 MB in 486 modules. The validation split and the test split each have 5 % of
+the modules. The text depends on the version of Python, so compare bits per character only between runs with the same
+version of Python.
 """
 
 from ml_collections import ConfigDict

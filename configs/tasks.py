@@ -1,15 +1,15 @@
-"""The table of tasks: the names of the parts of each task, its kinds of model, and its metrics.
+"""The table of tasks. An entry has the names of the parts of a task, its kinds of model, and its metrics.
 
-Each part is defined elsewhere: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
+The parts are defined in other modules: data in `input_pipeline/data.py` (DATA), objectives in `training/objective.py`
 (OBJECTIVES), answerers in `inference/run.py` (ANSWERERS), models in `model/build.py` (MODELS). For each option,
-`configs/options.py` lists the parts that use it. The options of a task are the options that its parts use. A new
-combination of existing parts needs only one entry in this table.
+`configs/options.py` lists the parts that use the option. A task has the options that its parts use. A new combination
+of existing parts needs only one entry in this table.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# Every metric of an evaluation or a score, in the order of tables, with the function that picks the better value.
+# Every metric of an evaluation or a score, in the order of the tables. max: larger values are better; min: smaller.
 METRICS: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
     'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
@@ -29,11 +29,11 @@ class Task(NamedTuple):
       meaning: a description in a few words.
       data: the kind of training data: 'pairs' of sentences, 'documents', or examples with 'classes' or 'values'.
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
-      answerer: how the outputs of a trained model become answers: 'translator', 'generator' or 'predictor'.
+      answerer: what turns the outputs of a trained model into answers: 'translator', 'generator' or 'predictor'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
-      longest: the option that limits the length of a sequence; '' if the data sets the length.
+      longest: the option that limits the length of a sequence; '' if all sequences have the length of the data.
     """
     meaning: str
     data: str
@@ -65,7 +65,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def goodness(metric: str, value: float) -> float:
-    """Returns a number that is larger for better values of a metric. It is -inf for NaN."""
+    """Returns a number that is larger if `value` is a better value of `metric`. It is -inf if `value` is NaN."""
     if value != value:
         return float('-inf')
     return value if METRICS[metric] is max else -value

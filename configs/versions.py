@@ -1,7 +1,7 @@
 """Upgrades configs of earlier versions, as found in run directories, to the current options.
 
-`config.json` records the version of the options that it was written with; a file without a version has version 1.
-Every run must still open, decode and resume after options have changed. Therefore:
+`config.json` records the version of the table of options at the time of writing. A file without a version has version
+1. After a change of the table, every old run must still open, decode and resume. Therefore:
 
 - to add an option whose default differs from the earlier behaviour, raise VERSION and give the earlier value in BEFORE;
 - to rename an option, raise VERSION and give the new name in RENAMED.
@@ -30,10 +30,10 @@ BEFORE: dict[int, dict[str, Any]] = {    # version -> {current name: value befor
 
 
 def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Returns all current options, {'model.d_model': 512, ...}, from the `options` of a config of version `version`.
+    """Returns the `options` of a config of version `version`, upgraded to the current version.
 
-    The result has the order of the table. In earlier versions, a config could set options that its model, task or
-    source does not use. These options had no effect, so they get their defaults.
+    The result has all current options, {'model.d_model': 512, ...}, in the order of the table. In earlier versions, a
+    config could set options without effect on its model, task or source. Such options get their defaults.
 
     Raises:
       UserError: if the version is unknown, or an option is unknown or of another type.
@@ -41,8 +41,8 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
     options = renamed(options, version)
     for name, value in options.items():
         if name not in DEFAULTS:
-            like = option_like(name, DEFAULTS) or '. configs/options.py lists all options'
-            raise UserError(f'there is no option {name}{like}')
+            advice = option_like(name, DEFAULTS) or '. configs/options.py lists all options'
+            raise UserError(f'there is no option {name}{advice}')
         if problem := kind_problem(name, value):
             raise UserError(f'{name}={written(value)}: {problem}, such as {DEFAULTS[name]!r}')
     before = {name: value for later, values in BEFORE.items() if later > version for name, value in values.items()}
@@ -52,7 +52,7 @@ def upgraded(options: Mapping[str, Any], version: int) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
-    """Reads the config.json of a run. Returns the same as `read_saved`.
+    """Reads a config.json. Returns the config with all current options, and the names of options missing in the file.
 
     Raises:
       UserError: if the file is damaged, or its options are unknown or not allowed. The message names the file.
@@ -61,7 +61,7 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
     try:
         saved = json.loads(read_bytes(path).decode())
         if not isinstance(saved, dict):
-            raise ValueError('it does not contain a JSON object')
+            raise ValueError('the file does not contain a JSON object')
         return read_saved(saved)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -89,14 +89,14 @@ def read_saved(saved: Mapping[str, Any]) -> tuple[ConfigDict, set[str]]:
 
 
 def renamed(options: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Returns options of a config of version `version`, or overrides of such a config, with the current names.
+    """Returns `options` with their current names. `options` are from a config or overrides of version `version`.
 
     Raises:
       UserError: if the version is unknown.
     """
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise UserError(f'its version is {version!r}, but this program supports versions 1 to {VERSION}. Use the '
-                        'program that wrote the config, or a newer program')
+        raise UserError(f'the config has version {version!r}, but this program supports versions 1 to {VERSION}. Use '
+                        'the version of the program that wrote the config, or a newer version')
     for later in range(version + 1, VERSION + 1):
         options = {RENAMED.get(later, {}).get(name, name): value for name, value in options.items()}
     return dict(options)

@@ -3,11 +3,11 @@
     python train.py --config=configs/wmt14_base.py --workdir=runs/wmt14_base
     python decode.py --workdir=runs/wmt14_base --split=test --checkpoint=average:5
 
-The data (1.6 GB) must be prepared once, here or on another machine. Only this step needs TensorFlow:
+The data (1.6 GB) must be prepared once, on this or on another machine. Only this preparation needs TensorFlow:
 
     pip install tensorflow && tfds build wmt14_translate/de-en --file_format=array_record
 
-We have not trained this recipe. 27.3 is the paper's tokenised BLEU; sacreBLEU is a little lower.
+We have not trained this recipe. The paper's 27.3 is BLEU of tokenised text; sacreBLEU gives a slightly lower number.
 For English to French: --config.data.name=wmt14_translate/fr-en --config.data.target_lang=fr.
 """
 

@@ -1,13 +1,38 @@
-"""Reads input files of decode.py with two columns (pairs to score, sources with prefixes) or with words to avoid."""
+"""Reads the input of decode.py: lines, documents, lines with two columns (SOURCE<tab>TARGET), or words to avoid."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 
+from inference.arriving import Arriving, input_lines
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.text import Output, TextModel
 from inference.translate import Translator
+from input_pipeline.documents import cut, read_text
 from input_pipeline.sources import read_lines
 from runtime.errors import UserError
+
+
+def input_texts(path: str, documents: str) -> Iterator[str]:
+    """Returns the texts of a file, of stdin (-), or of a prompt ('').
+
+    Args:
+      path: the path of the file.
+      documents: the kind of text: a 'line', the whole 'file', the lines up to a 'blank_line', or the text in each line
+        of 'jsonl'.
+
+    Raises:
+      UserError: if the input cannot be read. The message has the number of a wrong line.
+    """
+    if documents == 'file':
+        return (read_text(name) for name in [path])  # read when it is needed
+    lines = input_lines(path)
+    if documents == 'blank_line':
+        return cut(lines, documents)
+    if documents == 'jsonl':
+        texts = (_json_text(line, f'{_named(path)}:{number}') for number, line in enumerate(lines, 1))
+        return Arriving(texts, lines.ready) if isinstance(lines, Arriving) else texts
+    return lines
 
 
 def score_all(model: TextModel, lines: Iterable[str], options: SearchOptions, name: str) -> Iterator[list[Output]]:
@@ -53,7 +78,7 @@ def read_phrases(path: str) -> list[str]:
     """
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
-    raise UserError(f'--avoid={path} has no words. Write one word or phrase on each line')
+    raise UserError(f'--avoid={path} contains no words. Write one word or phrase on each line')
 
 
 def _translator(model: TextModel, flag: str) -> Translator:
@@ -62,13 +87,28 @@ def _translator(model: TextModel, flag: str) -> Translator:
     return model
 
 
+def _json_text(line: str, where: str) -> str:
+    """Returns the text of a line of JSON Lines: a string, or the entry 'text' of an object."""
+    try:
+        value = json.loads(line)
+        text = value['text'] if isinstance(value, dict) else value
+        text.encode()
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        raise UserError(f'{where}: must be a JSON string or an object with a string "text", but is {line[:40]!r}'
+                        ) from None
+    return text
+
+
+def _named(path: str) -> str:
+    return 'stdin' if path in ('', '-') else path
+
+
 def _columns(lines: Sequence[str], form: str, name: str, first: int) -> list[tuple[str, str]]:
     pairs = []
     for number, line in enumerate(lines, first + 1):
         columns = line.split('\t')
         if len(columns) != 2:
-            where = 'stdin' if name in ('', '-') else name
-            raise UserError(f'{where}:{number}: a line must be {form}, with one tab, but this line has '
+            raise UserError(f'{_named(name)}:{number}: a line must be {form}, with one tab, but this line has '
                             f'{len(columns) - 1} tabs')
         pairs.append((columns[0], columns[1]))
     return pairs

@@ -30,7 +30,7 @@ from inference.text import (
     checked_texts,
 )
 from input_pipeline.data import DocumentData
-from input_pipeline.tokenizer import BOS, EOS, PAD, Tokenizer
+from input_pipeline.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from model import Params
 from model.evaluation import eval_step, evaluate, forward, supervised
 from model.losses import Sums, cross_entropy
@@ -60,6 +60,11 @@ class Generator(SearchModel):
         super().__init__(module, params, {'source': tokenizer, 'target': tokenizer})
         self.context, self.whole_documents = context, whole_documents
 
+    @property
+    def stride(self) -> int:
+        """The number of tokens between the beginnings of two windows in `forced_all`."""
+        return max(1, self.context - self.context // 2)
+
     def generate(self, prompts: Sequence[str], options: SearchOptions = SAMPLING, *,
                  first: int = 0) -> list[Output]:
         """Continues each prompt by options.extra_length tokens, or until the model ends the document.
@@ -88,7 +93,7 @@ class Generator(SearchModel):
         begins = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
-        open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
+        open_rows, worse = [row for row in range(len(prompts)) if options.extra_length], {}
         automaton = self.automaton(options)
         places = [automaton.behind(read) for read in tokens] if automaton else []
         draw = 0  # number of windows that each open row has filled
@@ -100,19 +105,20 @@ class Generator(SearchModel):
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
             states = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
                                     for row in open_rows]
-            found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=longest), draw, rooms, states)
+            results = self.find_all(sources, [first + row for row in open_rows],
+                                    dataclasses.replace(options, extra_length=longest), draw, rooms, states)
             still_open = []
-            for row, hypotheses in zip(open_rows, found, strict=True):
-                best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
+            for row, hypotheses in zip(open_rows, results, strict=True):
+                best[row] = self._joined(best[row], hypotheses[0], options.alpha)
+                worse[row] = hypotheses[1:]
                 if not best[row].ended and len(best[row].tokens) < options.extra_length:
                     still_open.append(row)
             open_rows, draw = still_open, draw + 1
         tokenizer = self.tokenizers['target']
         return [Output(prompt, read, [
-            dataclasses.replace(hypothesis, text=tokenizer.continuation(read, hypothesis.tokens, known))
-            for hypothesis in (best[row], *rest.get(row, []))])
-            for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
+            dataclasses.replace(hypothesis, text=tokenizer.continuation(read, hypothesis.tokens, text))
+            for hypothesis in (best[row], *worse.get(row, []))])
+            for row, (prompt, (read, text)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
@@ -124,7 +130,7 @@ class Generator(SearchModel):
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
         kept = max(1, self.context // 2)
-        size = max(self.context, kept + 1)
+        size = kept + self.stride
         windows, origins = [], []  # for each window: (its text, number of its targets that an earlier window scores)
         for row, text_tokens in enumerate(tokens):
             whole, done = [BOS, *text_tokens, EOS], 1
@@ -135,8 +141,8 @@ class Generator(SearchModel):
                 origins.append((row, done - begin - 1))
                 done = begin + len(window)
         log_probs: list[list[float]] = [[] for _ in texts]
-        for (row, known), values in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
-            log_probs[row] += values[known:]
+        for (row, scored), values in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
+            log_probs[row] += values[scored:]
         return [Output('', [BOS], [Hypothesis.forced(*row, options.alpha)])
                 for row in zip(texts, tokens, log_probs, strict=True)]
 
@@ -145,7 +151,7 @@ class Generator(SearchModel):
         return self.generate(lines, options, first=first)
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns bits per character of the validation split, and a sample."""
+        """Returns the bits per character of the validation split, and a sampled text."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
@@ -155,9 +161,17 @@ class Generator(SearchModel):
         """Returns the cross-entropy of a whole split, which is read window by window, and sample texts."""
         step = jax.jit(functools.partial(eval_step, apply=forward(self.module), objective=supervised(
             functools.partial(cross_entropy, label_smoothing=0.0))))
-        plan = data.plan(split)
+        plan, unknown = data.plan(split), 0
+
+        def batches():
+            nonlocal unknown
+            for number in range(len(plan)):
+                batch = plan.batch(number)
+                unknown += int(np.sum(batch['targets'] == UNK))
+                yield batch
+
         began, compiled_before = time.perf_counter(), compile_time.seconds
-        sums = jax.block_until_ready(evaluate(step, self.params, map(plan.batch, range(len(plan)))))
+        sums = jax.block_until_ready(evaluate(step, self.params, batches()))
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
         results = sums.means() | {
@@ -165,12 +179,16 @@ class Generator(SearchModel):
                                                                             data.characters(split)),
             'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
             'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
+        if unknown:
+            results['unknown_tokens'] = unknown
+            log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
+                        'compare bits per character with other models', split, unknown, results['n'])
         return results, [(sample,) for sample in samples]
 
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns the first windows of a split as prompts with empty continuations."""
+        """Returns outputs whose prompts are the first windows of a split. The continuations are empty."""
         plan = data.plan(split)
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
@@ -180,7 +198,7 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt without words: '' for the beginning of a document, a line feed for the beginning of a line."""
+        """The prompt for a text from scratch: '' (the beginning of a document), or a line feed (of a line)."""
         return '' if self.whole_documents else '\n'
 
     @override

@@ -1,7 +1,7 @@
 """Prediction of classes or values for images or series."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,22 +11,16 @@ from jaxtyping import Float, Num, Shaped
 from ml_collections import ConfigDict
 
 from configs.options import SEARCH_NUMBERS
+from inference.predictions import Prediction, Predictions
 from inference.scores import Evaluation, classification_scores, regression_scores
 from inference.text import SearchOptions, attention_weights
-from input_pipeline.array_files import as_inputs
 from input_pipeline.data import ExampleData
-from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.input_format import InputFormat
 from model import Params
 from model.losses import Sums
 from runtime.errors import UserError
 
 Table = list[tuple[str, ...]]
-
-
-class Prediction(NamedTuple):
-    """A raw input, and the output of `Predictor.predict` for this input."""
-    example: Num[np.ndarray, '*space channels']
-    output: Float[np.ndarray, ' outputs']
 
 
 class Predictor:
@@ -35,18 +29,18 @@ class Predictor:
     Attributes:
       module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
+      form: the format of the inputs, and the names of the outputs.
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
     """
 
-    def __init__(self, module: nn.Module, params: Params, classes: Sequence[str] | None, preprocessing: Preprocessing,
-                 shape: Sequence[int]):
-        self.module, self.params, self.classes, self.preprocessing = module, params, classes, preprocessing
-        self.shape = tuple(shape)
-        self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
+    def __init__(self, module: nn.Module, params: Params, form: InputFormat):
+        self.module, self.params, self.form = module, params, form
+        self.classes, self.preprocessing, self.shape = form.classes, form.preprocessing, form.shape
+        self._apply = jax.jit(lambda params, arguments: module.apply({'params': params}, **arguments))
         self._attention = jax.jit(
-            lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
+            lambda params, arguments: module.apply({'params': params}, **arguments, mutable=['attention'])[1])
 
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                 where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
@@ -59,54 +53,65 @@ class Predictor:
 
         Raises:
           UserError: if the inputs have another shape or type, are not finite, or are too far from the training inputs
-            to be computed, or if `batch_size` is not allowed.
+            to be computed, or if `batch_size` is not allowed. Also if images have another encoding than the training
+            images, and cannot be converted exactly (`InputFormat.prepare`).
+        """
+        return self.answer(inputs, batch_size, where).outputs
+
+    def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
+               where: str = 'inputs') -> Predictions:
+        """Returns the predictions for raw inputs as objects, with the names of classes or values."""
+        return self.answer_raw(self.form.prepare(inputs, where), batch_size)
+
+    def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
+                   names: Sequence[str] = ()) -> Predictions:
+        """Returns the predictions for inputs that `InputFormat.prepare` or the data has returned, named `names`.
+
+        Raises:
+          UserError: if `batch_size` is not allowed.
         """
         bounds = SEARCH_NUMBERS['batch_size']
         if not isinstance(batch_size, (int, np.integer)) or bounds.problem(int(batch_size)):
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
-        inputs = as_inputs(inputs, self.shape, where)
-        self.preprocessing.check_inputs(inputs, where)
         outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
-            part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
-            padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+            part = inputs[begin:begin + batch_size]
+            padded = {name: np.pad(array, [(0, batch_size - len(part)), *[(0, 0)] * (array.ndim - 1)],
+                                   constant_values=name == 'visible')  # a mean over no steps would be NaN
+                      for name, array in self.form.arguments(part).items()}
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
         outputs = np.concatenate(outputs)
         if self.classes is None:
-            return self.preprocessing.values(outputs)
-        return np.asarray(jax.nn.log_softmax(outputs))
+            return Predictions(inputs, self.preprocessing.values(outputs), self.form, names)
+        return Predictions(inputs, np.asarray(jax.nn.log_softmax(outputs)), self.form, names)
 
-    def attention(self, inputs: Num[np.ndarray, '*space channels']) -> dict[str, Float[np.ndarray, 'layer head t s']]:
+    def attention(self, example: Prediction | Num[np.ndarray, '*space channels']
+                  ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Returns {'encoder': attention weights between the patches of one raw input}. A class token is first."""
-        weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
+        inputs = example.example if isinstance(example, Prediction) else example
+        weights = attention_weights(self._attention(self.params, self.form.arguments(inputs[None])))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
-        example = data.arrays.inputs('validation')[0]
-        answer = Prediction(example, self.predict(example[None], batch_size=1)[0])
-        return Evaluation({}, answer=answer, weights=self.attention(example))
+        """Returns the prediction for the first example and its attention weights. `sums` already has the metrics."""
+        [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
+        return Evaluation({}, answer=answer, weights=self.attention(answer))
 
     def score(self, data: ExampleData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], Table]:
         """Returns the scores of a split, and the prediction for each example."""
-        inputs, targets = data.arrays.inputs(split), data.arrays.targets(split)
-        outputs = self.predict(inputs, options.batch_size)
+        targets, predictions = data.arrays.targets(split), self.answer_raw(
+            data.arrays.inputs(split), options.batch_size)
+        outputs = predictions.outputs
         if self.classes is None:
             targets = targets.reshape(outputs.shape)
-            header = tuple(f'{name}_{index}' for name in ('target', 'value') for index in range(outputs.shape[1]))
-            rows = [tuple(f'{value:.6g}' for value in (*target, *output))
-                    for target, output in zip(targets, outputs, strict=True)]
-            return regression_scores(outputs, targets), [header, *rows]
-        rows = [(self.named_target(target), *self.named(output))
-                for target, output in zip(targets, outputs, strict=True)]
+            header = tuple(f'{kind}_{name}' for kind in ('target', 'value') for name in self.form.targets)
+            rows = [(*(f'{value:.6g}' for value in target), *prediction.cells)
+                    for target, prediction in zip(targets, predictions, strict=True)]
+            return regression_scores(outputs, targets, self.form.targets), [header, *rows]
+        rows = [(self.named_target(target), *prediction.cells)
+                for target, prediction in zip(targets, predictions, strict=True)]
         return classification_scores(outputs, targets, self.classes), [('target', 'class', 'probability'), *rows]
-
-    def named(self, output: Float[np.ndarray, ' outputs']) -> tuple[str, ...]:
-        """Returns the most probable class and its probability, or the values, as text."""
-        if self.classes is None:
-            return tuple(f'{value:.6g}' for value in output)
-        return self.classes[int(output.argmax())], f'{np.exp(output.max()):.4f}'
 
     def named_target(self, target: Num[np.ndarray, '*values'] | np.integer) -> str:
         """Returns a target of the data as text: the name of the class, or the values."""

@@ -4,9 +4,11 @@ sacreBLEU computes BLEU, chrF and TER (Post 2018, arXiv:1804.08771). Each of the
 whether two scores can be compared.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,19 +18,21 @@ from runtime.errors import UserError
 from runtime.files import expanded
 
 SAMPLES = 1000  # bootstrap resamples
+MOST_CONFUSED = 10  # maximum number of pairs of classes in the results
 ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters that would end a cell or a line of a table
 
 
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
-    model without attention.
+    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
+    model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
     samples: str = ''
     answer: Any = None
     weights: Mapping[str, Float[np.ndarray, 'layer head t s']] | None = None
+    statistics: Mapping[str, float] = MappingProxyType({})
 
 
 def translation_metrics(language: str | None) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def interval(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> 
     return np.percentile([score.score for score in scores], [2.5, 97.5]).round(4).tolist()
 
 
-def compare_translations(outputs: Sequence[str], others: Sequence[str], references: Sequence[str],
+def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], references: Sequence[str],
                          language: str) -> dict[str, Any]:
     """Returns {'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
 
@@ -96,16 +100,16 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
     """
     from sacrebleu.significance import PairedTest, Result  # imported here, because the import is slow
 
-    found, described = {}, None
+    compared, described = {}, None
     for name, metric in translation_metrics(language).items():
-        signatures, scores = PairedTest([('other', others), ('this', outputs)], {name: metric}, [references],
+        signatures, scores = PairedTest([('other', other_outputs), ('this', outputs)], {name: metric}, [references],
                                         test_type='bs', n_samples=SAMPLES)()
         [(key, described)] = signatures.items()
         other, this = cast(list[Result], scores[key])
         difference = this.score - other.score  # for equal systems, sacreBLEU's p is 1 / (resamples + 1)
-        found[name] = {'other': other.score, 'difference': difference,
-                       'p_value': this.p_value if difference else 1.0}
-    return found | {'signature': _resampling(described)}
+        compared[name] = {'other': other.score, 'difference': difference,
+                          'p_value': this.p_value if difference else 1.0}
+    return compared | {'signature': _resampling(described)}
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -120,7 +124,7 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
       UserError: if the other run has no such results.
     """
     if not expanded(workdir).is_dir():
-        raise UserError(f'--compare={workdir}: there is no such directory')
+        raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
     tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:
@@ -129,10 +133,10 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
             raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
-    asked = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
-    others = f', only of {" and ".join(path.stem for path in tables)}' if tables else ''
-    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score '
-                    f'that run first: python decode.py --workdir={workdir} --split={asked}')
+    name = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
+    scored = f', only of {" and ".join(path.stem for path in tables)}' if tables else ''
+    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{scored}. Score '
+                    f'that run first: python decode.py --workdir={workdir} --split={name}')
 
 
 def _resampling(signature: Any) -> str:
@@ -148,32 +152,65 @@ def bits_per_character(nll: float, characters: int) -> float:
     return nll / np.log(2) / characters
 
 
+def text_scores(log_prob: float, tokens: int, characters: int, bytes: int) -> dict[str, float | None]:
+    """Returns the perplexity per token, and the bits per character and per byte of texts; None for empty texts.
+
+    Bits per byte (of UTF-8) can be compared between tokenizers, because every byte is counted once. The perplexity can
+    be compared only between models with the same vocabulary.
+
+    Args:
+      log_prob: the log-probability of all tokens, in nats.
+      tokens: the number of tokens, including end tokens.
+      characters: the number of characters of the texts.
+      bytes: the number of bytes of the texts in UTF-8.
+    """
+    bits = -log_prob / math.log(2)
+    return {'perplexity': float(np.exp(-log_prob / tokens)),
+            'bits_per_character': bits / characters if characters else None,
+            'bits_per_byte': bits / bytes if bytes else None}
+
+
 def classification_scores(log_probs: Float[np.ndarray, 'examples classes'], targets: Int[np.ndarray, ' examples'],
                           classes: Sequence[str]) -> dict[str, Any]:
-    """Returns accuracy, mean cross-entropy in nats, and the confusion matrix.
+    """Returns accuracy, mean cross-entropy in nats, the most confused pairs of classes, and the confusion matrix.
 
-    The matrix has a row for each true class and a column for each predicted class.
+    The matrix is sparse: {true class: {predicted class: number of examples}}, without zeros. 'most_confused' has the
+    MOST_CONFUSED pairs of different classes with the largest numbers of examples.
     """
     predicted = log_probs.argmax(axis=-1)
-    confusion = np.zeros((len(classes), len(classes)), int)
-    np.add.at(confusion, (targets, predicted), 1)
+    pairs, counts = np.unique(np.stack([targets, predicted], axis=1), axis=0, return_counts=True)
+    matrix: dict[str, dict[str, int]] = {}
+    for (true, answer), count in zip(pairs, counts, strict=True):
+        matrix.setdefault(classes[int(true)], {})[classes[int(answer)]] = int(count)
+    wrong = sorted(((count, true, answer) for true, row in matrix.items() for answer, count in row.items()
+                    if answer != true), key=lambda pair: -pair[0])
     return {'n': len(targets), 'accuracy': float(np.mean(predicted == targets)),
             'loss': float(-np.mean(log_probs[np.arange(len(targets)), targets])),
-            'classes': list(classes), 'confusion_matrix': confusion.tolist()}
+            'most_confused': [f'{true} as {answer}: {count} of {sum(matrix[true].values())}'
+                              for count, true, answer in wrong[:MOST_CONFUSED]],
+            'classes': list(classes), 'confusion_matrix': matrix}
 
 
-def regression_scores(values: Float[np.ndarray, 'examples values'],
-                      targets: Float[np.ndarray, 'examples values']) -> dict[str, Any]:
-    """Returns errors in the units of the targets, as means over examples and values, and R^2.
+def regression_scores(values: Float[np.ndarray, 'examples values'], targets: Float[np.ndarray, 'examples values'],
+                      names: Sequence[str]) -> dict[str, Any]:
+    """Returns the errors of each target in its unit, and the means over the targets, as scikit-learn computes them.
 
-    R^2 is 1 - (mean squared error) / (variance of the targets). It is missing if the variance is 0.
+    R^2 is 1 - (mean squared error) / (variance of the target). It is missing for a target whose variance is 0.
+    'targets' has the scores of each target by name, if there are several.
     """
     values, targets = values.astype(np.float64), targets.astype(np.float64)  # squares may exceed float32
-    error = values - targets
-    squared, variance = float(np.mean(error ** 2)), float(np.mean(np.var(targets, axis=0)))
-    scores = {'n': len(targets), 'root_mean_squared_error': squared ** 0.5,
-              'mean_absolute_error': float(np.mean(np.abs(error)))}
-    return scores | ({'r_squared': 1 - squared / variance} if variance else {})
+    error, by_target = values - targets, {}
+    squared, variance = np.mean(error ** 2, axis=0), np.var(targets, axis=0)
+    for index, name in enumerate(names):
+        by_target[name] = {'root_mean_squared_error': float(squared[index] ** 0.5),
+                           'mean_absolute_error': float(np.mean(np.abs(error[:, index])))}
+        if variance[index]:
+            by_target[name]['r_squared'] = float(1 - squared[index] / variance[index])
+    scores: dict[str, Any] = {'n': len(targets)}
+    for metric in ('root_mean_squared_error', 'mean_absolute_error', 'r_squared'):
+        if measured := [each[metric] for each in by_target.values() if metric in each]:
+            scores[metric] = float(np.mean(measured))
+    return scores | ({'targets': by_target} if len(names) > 1 else {})
 
 
 def table_line(cells: Sequence[str]) -> str:

@@ -1,98 +1,121 @@
-"""Reads examples from files: IDX images (the format of MNIST), NPZ archives, and CSV tables of time series."""
+"""Opens folders of examples: IDX images (the format of MNIST), NPZ archives, tables of series, folders of images."""
 
-import collections
-import csv
-import functools
-import itertools
 import lzma
 import math
 import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Num, Shaped, UInt8
+from jaxtyping import Num, UInt8
 
-from input_pipeline.sources import open_binary, read_lines
-from input_pipeline.splits import SPLITS, Parts, without_files
+from input_pipeline.examples import Examples
+from input_pipeline.image_files import SUFFIXES, class_folders, image_paths, read_class_folders, read_images
+from input_pipeline.input_format import InputFormat
+from input_pipeline.series_tables import read_csv, read_unlabelled
+from input_pipeline.sources import open_binary
+from input_pipeline.splits import Parts, naming_option, without_files
 from runtime.errors import UserError
 
 IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
-NOT_CHANNELS = ('series', 'time', 'target')  # columns of a CSV table; every other column is a channel
-FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
+IMAGES = 'images'
 
 
-class Examples(NamedTuple):
-    """The examples of one split, before preprocessing. `where` is the name of the split in error messages."""
-    inputs: np.ndarray   # [n, *space, channels]
-    targets: np.ndarray  # classes [n], or values [n] or [n, values]
-    where: str
-
-
-def open_folder(folder: Path, validation_share: float) -> tuple[Callable[[str], Examples], Parts]:
+def open_folder(folder: Path, names: Mapping[str, str], validation_share: float, image_size: int = 0,
+                missing: bool = False) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
     """Opens the data set in `folder`.
 
+    Args:
+      folder: config.data.dir.
+      names: {split: name of the split on disk}, config.data.splits.
+      validation_share: config.data.validation_share.
+      image_size: config.data.image_size.
+      missing: whether values of series may be missing.
+
     Returns:
-      (read, parts): `read` is a function that reads the examples of a split. `parts` are the splits without files,
-      which are held out from the training data.
+      (read, parts, has_file): `read` is a function that reads the examples of a split. `parts` are the splits without
+      files, which are held out from the training data. `has_file` is a function that returns whether a split has files.
 
     Raises:
       UserError: if the folder has no data set.
     """
     if not os.path.isdir(folder):
-        raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the data set')
-    kind = next((kind for kind in FORMATS if _find(folder, 'train', kind)), None)
+        raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the data set')
+    kind, name = next((kind for kind in FORMATS if _find(folder, names['train'], kind)), None), names['train']
     if kind is None:
-        raise UserError(f'config.data.dir={str(folder)!r} has no data set. It must have train-{IDX_IMAGES} and '
-                        f'train-{IDX_LABELS}, or train.npz, or train.csv')
-    if kind == IDX_IMAGES:
+        option = '' if name == 'train' else f'config.data.splits.train={name!r}: '
+        raise UserError(f'{option}config.data.dir={str(folder)!r} has no data set. It must have {name}-{IDX_IMAGES} '
+                        f'and {name}-{IDX_LABELS}, or {name}.npz, or {name}.csv, or folders of images '
+                        f'{name}/CLASS/FILE.png')
+    if image_size and kind != IMAGES:
+        raise UserError(f'config.data.image_size={image_size} is only for folders of images, but {folder} has '
+                        f'{_path(folder, name, kind).name}. Set image_size=0')
+
+    def has_file(split: str) -> bool:
+        return bool(_find(folder, names[split], kind))
+
+    parts = without_files(names, has_file, validation_share)
+    if kind == IDX_IMAGES and parts.names:  # as in all earlier versions
         parts = Parts(('validation',), validation_share, last=True)
-    else:
-        names: dict[str, str] = {split: split for split in SPLITS}
-        parts = without_files(names, lambda split: bool(_find(folder, split, kind)), validation_share)
-    return functools.partial(FORMATS[kind], folder), parts
+
+    def read(split: str) -> Examples:
+        options = {IMAGES: {'size': image_size}, 'csv': {'missing': missing}}.get(kind, {})
+        return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **options)
+
+    return read, parts, has_file
 
 
-def has_files(folder: Path, split: str) -> bool:
-    """Returns whether a folder has files for a split, in any format."""
-    return any(_find(folder, split, kind) for kind in FORMATS)
+def has_files(folder: Path, name: str) -> bool:
+    """Returns whether a folder has files of the split `name`, in any format."""
+    return any(_find(folder, name, kind) for kind in FORMATS)
 
 
-def _find(folder: Path, split: str, kind: str) -> Path | None:
-    """Returns the file of a split in a folder, plain or .gz, or None if no such file exists."""
-    path = _path(folder, split, kind)
+def _find(folder: Path, name: str, kind: str) -> Path | None:
+    """Returns the file of a split in a folder, plain or .gz, or the folder of its images. Returns None without such."""
+    path = _path(folder, name, kind)
+    if kind == IMAGES:
+        return path if class_folders(path) else None
     return next((file for file in (path, Path(f'{path}.gz')) if os.path.isfile(file)), None)
 
 
-def _path(folder: Path, split: str, kind: str) -> Path:
+def _path(folder: Path, name: str, kind: str) -> Path:
+    if kind == IMAGES:
+        # Without folders of the splits, the folders of the classes are the training data.
+        whole = name == 'train' and not (folder / name).is_dir()
+        return folder if whole else folder / name
     if kind in (IDX_IMAGES, IDX_LABELS):
-        return folder / f'{"t10k" if split == "test" else split}-{kind}'
-    return folder / f'{split}.{kind}'
+        return folder / f'{"t10k" if name == "test" else name}-{kind}'
+    return folder / f'{name}.{kind}'
 
 
-def _needed(folder: Path, split: str, kind: str) -> Path:
-    """Returns the file of a split in a folder, plain or .gz.
+def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Path:
+    """Returns the file of a split in a folder, plain or .gz, or the folder of its images.
 
     Raises:
       UserError: if the file does not exist.
     """
-    if path := _find(folder, split, kind):
+    if path := _find(folder, names[split], kind):
         return path
-    path = _path(folder, split, kind)
+    path, option = _path(folder, names[split], kind), naming_option(split)
+    if kind == IMAGES:
+        raise UserError(f'{path} has no folders of images CLASS/FILE.png. See config.data.dir and {option}')
     compressed = '' if kind == 'npz' else f' (or {path.name}.gz)'  # an NPZ archive is itself compressed
-    raise UserError(f'{path}{compressed} does not exist. See config.data.dir')
+    raise UserError(f'{path}{compressed} does not exist. Check config.data.dir and {option}. A split of images or '
+                    'series is one file')
 
 
-def read_idx(folder: Path, split: str) -> Examples:
+def read_idx(images_path: Path, training: Path) -> Examples:
     """Reads grayscale images and their classes from IDX files."""
-    images_path, labels_path = (_needed(folder, split, kind) for kind in (IDX_IMAGES, IDX_LABELS))
+    name = images_path.name.removesuffix('.gz').removesuffix(f'-{IDX_IMAGES}')
+    labels_path = _needed(images_path.parent, 'labels', {'labels': name}, IDX_LABELS)
     images, labels = read_idx_file(images_path, axes=3), read_idx_file(labels_path, axes=1)
     if len(images) != len(labels):
-        raise UserError(f'{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels')
+        raise UserError(f'{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels. Use '
+                        'files of the same data set')
     return Examples(images[..., None], labels.astype(np.int32), str(images_path))
 
 
@@ -120,177 +143,92 @@ def read_idx_file(path: Path, axes: int) -> UInt8[np.ndarray, '...']:
     return np.frombuffer(content, np.uint8, offset=header).reshape(lengths)
 
 
-def read_npz(folder: Path, split: str) -> Examples:
-    """Reads the arrays `inputs` [n, *space, channels] and `targets` from DIR/SPLIT.npz, written by numpy.savez."""
-    path = _needed(folder, split, 'npz')
-    inputs, targets = _arrays(path, ('inputs', 'targets'))
-    return Examples(inputs, targets, str(path))
+def read_npz(path: Path, training: Path) -> Examples:
+    """Reads arrays that numpy.savez has written.
+
+    The arrays are `inputs` [n, *space, channels] and `targets`: classes or their names [n], or values [n] or [n,
+    values]. An optional array `groups` [n] has the group of each example, such as a person: all examples of a group are
+    in the same split.
+    """
+    inputs, targets, groups = _arrays(path, ('inputs', 'targets'), ('groups',))
+    if groups is not None and groups.shape != (len(inputs),):
+        raise UserError(f'{path}: groups have the shape {groups.shape}, but there are {len(inputs)} inputs. The shape '
+                        f'must be [{len(inputs)}]')
+    if targets.dtype.kind == 'S':
+        targets = np.char.decode(targets, 'utf-8', 'backslashreplace')
+    return Examples(inputs, targets, str(path), None if groups is None else groups.astype(str))
 
 
-def _arrays(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
+def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[Any]:
+    """Returns arrays of an NPZ archive; None for optional arrays that are missing.
+
+    Raises:
+      UserError: if an array is missing, or cannot be read without running code.
+    """
     if not zipfile.is_zipfile(path):
-        raise UserError(f'{path} is not an NPZ archive, or is truncated. Write it with numpy.savez')
+        raise UserError(f'{path} is not an NPZ archive, or is truncated. Write the file with numpy.savez')
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickle could run any code
             if missing := [name for name in names if name not in archive]:
                 raise UserError(f'{path} has no array {missing[0]!r}. It contains '
                                 f'{", ".join(archive.files) or "nothing"}. '
                                 f'Write it with numpy.savez(file, {", ".join(f"{name}=..." for name in names)})')
-            arrays = [archive[name] for name in names]
+            arrays = [archive.get(name) for name in (*names, *optional)]
     # The archive is damaged, or NumPy does not support its compression or encryption. Or the header of an array has a
     # size that does not fit into memory or into a C integer. Or the header is not a valid Python literal: NumPy reads
     # the header with Python's tokenizer.
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, MemoryError,
             OverflowError, SyntaxError, tokenize.TokenError) as error:
-        raise UserError(f'{path} cannot be read: {error}') from None
-    for name, array in zip(names, arrays, strict=True):
-        if not isinstance(array, np.ndarray):  # NumPy returns bytes if the member is a pickle or a text
-            raise UserError(f'{path}: {name} is not an array. Write it with numpy.savez')
+        advice = '. Save arrays of numbers or text, not objects' if 'allow_pickle' in str(error) else ''
+        raise UserError(f'{path} cannot be read: {error}{advice}') from None
+    for name, array in zip((*names, *optional), arrays, strict=True):
+        if not isinstance(array, np.ndarray | None):  # NumPy returns bytes if the member is a pickle or a text
+            raise UserError(f'{path}: {name} is not an array. Write the file with numpy.savez')
     return arrays
 
 
-def read_inputs(path: str, shape: tuple[int, ...]) -> Num[np.ndarray, 'examples *space channels']:
-    """Reads the examples for a prediction from the array `inputs` of an NPZ file.
+def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray, 'examples *space channels']]:
+    """Reads the examples for a prediction.
 
     Args:
-      path: the NPZ file.
-      shape: the shape of one example, [*space, channels].
+      path: a folder of images, an image, a .csv file of series, or an .npz file with an array `inputs`.
+      form: the form of the inputs of the model.
+
+    Returns:
+      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or '' in an
+      array), and the raw inputs as `form.prepare` returns them.
 
     Raises:
-      UserError: if the array is missing, has another shape, or contains values that are not finite numbers.
+      UserError: if the examples cannot be read, or do not have the form.
     """
-    if not os.path.isfile(path):
-        raise UserError(f'{path} is not a file. Give an .npz file with an array inputs [n, *space, channels]')
-    inputs, = _arrays(Path(path), ('inputs',))
-    return as_inputs(inputs, shape, f'{path}: inputs')
+    file, images = Path(path), len(form.shape) == 3
+    suffix = file.name.lower().removesuffix('.gz').rpartition('.')[2]
+    if file.is_dir() or f'.{suffix}' in SUFFIXES:
+        if not images:
+            raise UserError(f'{path} contains images, but the model reads series. Use a .csv or an .npz file')
+        paths = image_paths(file) if file.is_dir() else [file]
+        if not paths:
+            raise UserError(f'{path} has no images. Use a folder with files such as {", ".join(SUFFIXES)}')
+        names = [str(image.relative_to(file)) if file.is_dir() else path for image in paths]
+        inputs = read_images(paths, form.shape[-1], form.shape[:2] if form.resized else ())
+        where = path
+    elif not os.path.isfile(file):
+        raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '
+                        'file with an array inputs [n, *space, channels]')
+    elif suffix == 'csv':
+        if images or not form.channels:
+            raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
+                            f'{" or images" if images else ""}')
+        names, inputs = read_unlabelled(file, form.channels, form.missing)
+        where = path
+    else:
+        inputs, = _arrays(file, ('inputs',))
+        where = f'{path}: inputs'
+        names = [''] * (len(inputs) if inputs.ndim else 0)
+    return names, form.prepare(inputs, where)
 
 
-def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
-              where: str) -> Num[np.ndarray, 'examples *space channels']:
-    """Returns `inputs` as an array of examples.
-
-    Args:
-      inputs: the examples, as an array or as nested lists.
-      shape: the shape of one example, [*space, channels], that the model reads.
-      where: the name of the inputs in error messages.
-
-    Raises:
-      UserError: if the examples have another shape, or contain values that are not finite numbers.
-    """
-    try:
-        array = np.asarray(inputs)
-    except (TypeError, ValueError) as error:  # lists of different lengths
-        raise UserError(f'{where} are not an array: {error}') from None
-    if array.shape[1:] != shape or not array.ndim:
-        raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]')
-    check_numbers(array, where)
-    return array
-
-
-def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
-    """Checks that all values are numbers and are finite in float32, the type that models use.
-
-    Raises:
-      UserError: if a value is not a finite number. The message begins with `where`.
-    """
-    # Computing minimum and maximum needs no copy of the array. Both are NaN if a value is NaN, and NaN < FLOAT32_END
-    # is False.
-    if array.dtype.kind not in 'uif' or array.size and not (
-            max(-float(array.min()), float(array.max())) < FLOAT32_END):
-        raise UserError(f'{where} must be finite numbers (their type is {array.dtype}) below 3.4e38, the maximum of '
-                        'float32')
-
-
-def read_csv(folder: Path, split: str) -> Examples:
-    """Reads series from DIR/SPLIT.csv, which has a row for each time step:
-
-        series,time,height,speed,target
-        a,0.0,1.5,-0.25,2
-        a,0.1,1.4,-0.5,2
-        b,0.0,...
-
-    The rows of a series are consecutive and in the order of time. All series have the same length, and each series has
-    one target. The column `time` is optional and is not used. Every column except series, time and target is a channel.
-
-    Raises:
-      UserError: if the table has another form. The message has file:line.
-    """
-    path, training = _needed(folder, split, 'csv'), _needed(folder, 'train', 'csv')
-    channels = [name for name in _read_table(training)[0] if name not in NOT_CHANNELS]
-    if not channels:
-        raise UserError(f'{training}:1: no column is a channel. Add a column other than {", ".join(NOT_CHANNELS)}')
-    header, table = _read_table(path)
-    if missing := [name for name in ('series', *channels, 'target') if name not in header]:
-        raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
-    if extra := [name for name in header if name not in (*NOT_CHANNELS, *channels)]:
-        raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data')
-
-    inputs, targets, begins = [], [], {}  # begins: {series: its first line}
-    for name, group in itertools.groupby(table, lambda row: row[1]['series']):
-        series = list(group)
-        line, first = series[0]
-        if name in begins:
-            raise UserError(f'{path}:{line}: series {name!r} continues here, but it began at line {begins[name]} and '
-                            'another series is between these lines. The rows of a series must be consecutive')
-        begins[name] = line
-        for number, cells in series:
-            if cells['target'] != first['target']:
-                raise UserError(f'{path}:{number}: target {cells["target"]!r}, but {first["target"]!r} at line {line}. '
-                                'All rows of a series must have the same target')
-        inputs.append([[_number(cells[channel], f'{path}:{number}: {channel}') for channel in channels]
-                       for number, cells in series])
-        targets.append(_number(first['target'], f'{path}:{line}: target'))
-        if len(series) != len(inputs[0]):
-            raise UserError(f'{path}:{line}: series {name!r} has {len(series)} rows, but the first series, '
-                            f'{next(iter(begins))!r}, has {len(inputs[0])}. All series must have the same length')
-    if not inputs:
-        raise UserError(f'{path} has a header but no rows')
-    return Examples(np.array(inputs, np.float64), np.array(targets, np.float64), str(path))
-
-
-def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
-    """Returns the names of the columns, and an iterator of (line number, {column: cell}) over the rows.
-
-    Raises:
-      UserError: if the header is missing or has duplicate names, or a row has more or fewer cells than the header.
-    """
-    rows = _rows(path)
-    line, header = next(rows, (0, []))
-    if not header:
-        raise UserError(f'{path} is empty. It must begin with a header such as series,x,y,target')
-    for name, count in collections.Counter(header).items():
-        if count > 1:
-            raise UserError(f'{path}:{line}: column {name!r} appears {count} times. Column names must be unique')
-
-    def cells() -> Iterator[tuple[int, dict[str, str]]]:
-        for line, row in rows:
-            if len(row) != len(header):
-                raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}')
-            yield line, dict(zip(header, row, strict=True))
-
-    return header, cells()
-
-
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and cells of each row that is not empty."""
-    table = csv.reader(read_lines(path))
-    try:
-        yield from ((table.line_num, [cell.strip() for cell in row]) for row in table if row)
-    except csv.Error as error:
-        raise UserError(f'{path}:{table.line_num}: {error}') from None
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        value = math.nan if '_' in text else float(text)  # float() accepts 1_000
-    except ValueError:
-        value = math.nan
-    if not abs(value) < FLOAT32_END:
-        reason = 'which exceeds 3.4e38, the maximum of float32' if math.isfinite(value) else 'not a number'
-        raise UserError(f'{where} is {text!r}, {reason}')
-    return value
-
-
-# Formats: the end of a file's name -> the function that reads a split. If a folder has training files in several
-# formats, the first of these formats is used.
-FORMATS: Mapping[str, Callable[[Path, str], Examples]] = {IDX_IMAGES: read_idx, 'npz': read_npz, 'csv': read_csv}
+# Formats: the end of a file's name -> the function that reads a split from its file and the file of the training split.
+# If a folder has training files in several formats, the first of these formats is used.
+FORMATS: Mapping[str, Callable[..., Examples]] = {
+    IDX_IMAGES: read_idx, 'npz': read_npz, 'csv': read_csv, IMAGES: read_class_folders}

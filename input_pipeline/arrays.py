@@ -1,23 +1,35 @@
-"""Images and time series with classes or values as targets: one interface for all sources, and batches."""
+"""Data sets of images and time series with classes or values as targets. All sources have the same interface."""
 
+import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Num
 from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
-from input_pipeline.array_files import Examples, check_numbers, open_folder
+from input_pipeline.array_files import open_folder
 from input_pipeline.batches import ALL, Batch, Part
+from input_pipeline.examples import Examples, warn_of_classes, warn_of_shared
+from input_pipeline.input_format import (
+    InputFormat,
+    check_numbers,
+    check_series,
+    described_inputs,
+    is_name,
+    pad_series,
+    visible_steps,
+)
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, key
+from input_pipeline.splits import HeldOut, Parts, key, say, warn
 from input_pipeline.tfds import Dataset
-from runtime.errors import UserError
+from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded
 
 MOST_CLASSES = 100_000
@@ -33,7 +45,8 @@ class ArrayData:
     """
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
-                 parts: Parts = Parts()):  # noqa: B008 (Parts is immutable)
+                 parts: Parts = Parts(),  # noqa: B008 (Parts is immutable)
+                 has_file: Callable[[str], bool] = lambda split: True, missing: bool = False, multiple: int = 1):
         """Stores the arguments. No split is read yet.
 
         Args:
@@ -41,8 +54,13 @@ class ArrayData:
           labelled: True if the targets are classes (whole numbers), False if the targets are values.
           classes: the names of the classes. If None, the names are '0', '1', ...
           parts: the splits that are held out from the training split; see input_pipeline/splits.py.
+          has_file: a function that returns whether a split has a file. The test split may have none.
+          missing: whether values of series may be missing (NaN).
+          multiple: series of different lengths are padded to a multiple of this number of steps.
         """
-        self._load, self._labelled, self._names, self.parts = load, labelled, classes, parts
+        self._labelled, self._names, self.parts, self._has_file = labelled, classes, parts, has_file
+        self._missing, self._multiple = missing, multiple
+        self._raw = functools.cache(load)
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
     def inputs(self, split: str) -> Inputs:
@@ -53,24 +71,40 @@ class ArrayData:
         """Returns the raw targets: classes int32 [n], or values float64 [n, values]."""
         return self._split(split).targets
 
+    def groups(self, split: str) -> np.ndarray | None:
+        """Returns the name of the group of each example [n]; None if the data has no groups."""
+        return self._split(split).groups
+
     def fingerprint(self, split: str) -> dict[str, Any]:
         """Returns a digest of the arrays and the name of their file, as JSON.
 
-        Splits with equal fingerprints have equal examples.
+        Splits with equal fingerprints have equal examples. A test split without a file has no files.
         """
-        inputs, targets, where = self._split(split)
-        inputs, targets = recorded(inputs), targets if self._labelled else recorded(targets)
+        if split == 'test' and not self.parts.is_part(split) and not self._has_file(split):
+            return {'source': 'arrays', 'files': []}
+        examples = self._split(split)
+        inputs, targets = recorded(examples.inputs), examples.targets if self._labelled else recorded(examples.targets)
         digest = hashlib.sha256(f'{inputs.dtype}{inputs.shape}{targets.dtype}{targets.shape}'.encode())
         for array in (inputs, targets):
             digest.update(np.ascontiguousarray(array).data)
-        return {'source': 'arrays', 'files': [[Path(where).name, digest.hexdigest()]]}
+        if self._numbers:
+            digest.update(json.dumps(self.classes).encode())
+        return {'source': 'arrays', 'files': [[Path(examples.where).name, digest.hexdigest()]]}
 
     @functools.cached_property
     def classes(self) -> list[str] | None:
         """The names of the classes; None if the targets are values."""
         if not self._labelled:
             return None
-        return self._names or [str(number) for number in range(int(self.targets('train').max()) + 1)]
+        return list(self._numbers) or self._names or [
+            str(number) for number in range(int(self._whole('train').targets.max()) + 1)]
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """{name of a class: its number}, if the training targets are names. Otherwise {}."""
+        targets = self._raw('train').targets
+        names = np.unique(targets) if self._labelled and targets.dtype.kind == 'U' else ()
+        return {str(name): number for number, name in enumerate(names)}
 
     @functools.cached_property
     def sizes(self) -> dict[str, int | list[int]]:
@@ -82,17 +116,39 @@ class ArrayData:
         return {'outputs': outputs, 'shape': list(self.inputs('train').shape[1:])}
 
     @functools.cached_property
+    def described(self) -> dict[str, Any]:
+        """The entries of the sizes that describe the inputs and the outputs, as JSON; see `InputFormat`."""
+        train = self._split('train')
+        targets = None if self.classes else list(train.values) or list(map(str, range(train.targets.shape[1])))
+        return {'classes': self.classes, 'targets': targets,
+                'preprocessing': dataclasses.asdict(self.preprocessing),
+                'inputs': described_inputs(train.inputs, train.channels, resized=train.resized, padded=train.padded,
+                                           missing=self._missing)}
+
+    @functools.cached_property
+    def form(self) -> InputFormat:
+        """Shape, encoding and range of the training inputs. The inputs of other splits must have the same format."""
+        return InputFormat.of(self.sizes | self.described)
+
+    @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing, fitted to the training split."""
-        inputs, targets, where = self._split('train')
+        """The standardisation of inputs and targets, with statistics of the training split."""
+        inputs, targets, where, *_ = self._split('train')
         scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # maps 0..255 to -1..1
                  mean_and_std(inputs, f'{where}: inputs'))
         return Preprocessing(*scale, *([None, None] if self.classes else mean_and_std(targets, f'{where}: targets')))
 
     def _read(self, split: str) -> Examples:
         examples = self._part(split) if self.parts.is_part(split) else self._checked(split)
-        if split != 'train':
-            self._require_like_training(*examples)
+        if split == 'train':
+            if self.classes:
+                warn_of_classes(examples.targets, self.classes, examples.where)
+            return examples
+        self._require_like_training(examples)
+        examples = examples._replace(inputs=self.form.prepare(examples.inputs, f'{examples.where}: inputs'))
+        if not self.parts.is_part(split) or self.parts.last:  # a hash puts equal examples into the same split
+            train = self._split('train')
+            warn_of_shared(examples, train, recorded(examples.inputs), recorded(train.inputs))
         return examples
 
     def _part(self, split: str) -> Examples:
@@ -100,59 +156,128 @@ class ArrayData:
 
         If the split of an example depends on its hash, at least one example of each class remains in 'train'.
         """
-        inputs, targets, where = self._whole('train')
+        whole = self._whole('train')
         if self.parts.last:
-            members = self.parts.rows(len(inputs), split, where)
+            members = self.parts.rows(len(whole.inputs), split, whole.where)
         else:
-            keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(inputs)]
-            kept = dict(sorted(zip(targets.tolist(), keys, strict=True))).values() if self._labelled else ()
-            held_out = HeldOut(self.parts, keys, f'inputs of {where}', kept)
+            if whole.groups is None:
+                keys = [key(np.ascontiguousarray(example).tobytes()) for example in recorded(whole.inputs)]
+            else:
+                keys = [key(group.encode(errors='surrogatepass')) for group in whole.groups]
+            kept = dict(sorted(zip(whole.targets.tolist(), keys, strict=True))).values() if self._labelled else ()
+            what = 'inputs' if whole.groups is None else 'groups'
+            held_out = HeldOut(self.parts, keys, f'{what} of {whole.where}', kept)
             members = np.array([held_out.split(example_key) == split for example_key in keys])
-        return Examples(inputs[members], targets[members], f'{where} ({split}, validation_share={self.parts.share})')
+        return whole.part(members, f'{whole.where} ({split}, validation_share={self.parts.share})')
 
     def _checked(self, split: str) -> Examples:
         """Reads and checks a split. Converts classes to int32 [n] and values to float64 [n, values]."""
-        inputs, targets, where = self._load(split)
+        examples = self._raw(split)
+        inputs, targets, where = examples.inputs, examples.targets, examples.where
         if inputs.ndim not in (3, 4):
             raise UserError(f'{where}: inputs have the shape {inputs.shape}. They must be series [n, time, channels] '
                             'or images [n, height, width, channels]')
         if not len(inputs) or not inputs.size:
-            raise UserError(f'{where} has no examples')
+            raise UserError(f'{where} has no examples. Add examples, or use other files')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
-            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}. The targets '
+            raise UserError(f'{where} has {len(inputs)} inputs, but targets of the shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
-        check_numbers(inputs, f'{where}: inputs')
+        if inputs.ndim == 3 and (self._raw('train').padded or self._missing):
+            inputs = self._padded(inputs, split, f'{where}: inputs')
+            examples = examples._replace(inputs=inputs)
+        else:
+            check_numbers(inputs, f'{where}: inputs')
+        self._warn_of_many_channels(inputs, where)
+        if self._labelled and targets.dtype.kind == 'U' and targets.ndim == 1:
+            return examples._replace(targets=self._numbered(examples))
+        if not self._labelled and targets.dtype.kind == 'U':
+            raise UserError(f'{where}: target {str(targets.flat[0])!r:.100} of {examples.named(0)} is not a number. '
+                            'Use task=classification for names of classes')
         check_numbers(targets, f'{where}: targets')
         if not self._labelled:
-            return Examples(inputs, targets.astype(np.float64).reshape(len(targets), -1), where)
+            return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
         if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class. The targets '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. They '
                             'must have the shape [n]. Use task=regression for values')
         targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
         if wrong.any():
-            raise UserError(f'{where}: class {targets[wrong][0]} of example {wrong.argmax()}: classes must be whole '
-                            f'numbers from 0 to {MOST_CLASSES - 1:,}. Use task=regression for other values')
-        return Examples(inputs, targets.astype(np.int32), where)
+            raise UserError(f'{where}: class {targets[wrong][0]} of {examples.named(wrong.argmax())}: classes must be '
+                            f'whole numbers from 0 to {MOST_CLASSES - 1:,}, or names. Use task=regression for other '
+                            'values')
+        if self._numbers:
+            raise UserError(f'{where}: the classes are numbers, such as {targets[0]:g}, but in the training split they '
+                            f'are names, such as {next(iter(self._numbers))!r}. Use the names')
+        return examples._replace(targets=targets.astype(np.int32))
 
-    def _require_like_training(self, inputs: Inputs, targets: Targets, where: str) -> None:
-        """Raises UserError if the examples of another split are not like the examples of the training split."""
-        train = self._split('train')
-        if inputs.shape[1:] != train.inputs.shape[1:] or is_byte_images(inputs) != is_byte_images(train.inputs):
+    def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
+                where: str) -> Num[np.ndarray, 'examples longest channels']:
+        """Returns series of which all have the length of the longest training series. Shorter series end with NaN.
+
+        Raises:
+          UserError: if a series has no values, is longer than the training series, or if a channel has no values.
+        """
+        if split == 'train':
+            steps = -(-inputs.shape[1] // self._multiple) * self._multiple
+        else:
+            steps = self._whole('train').inputs.shape[1]
+        inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
+        check_series(inputs, where, self._missing)
+        absent = np.isnan(inputs[visible_steps(inputs)])
+        if absent.all(axis=0).any():
+            raise UserError(f'{where}: channel {int(absent.all(axis=0).argmax())} has no values. Remove the channel')
+        if absent.any():
+            say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They get the mean of the channel')
+        return inputs
+
+    def _numbered(self, examples: Examples) -> Targets:
+        """Returns the numbers of the classes whose names are the targets.
+
+        Raises:
+          UserError: if a name is not in the training split, or is not allowed.
+        """
+        where, numbers = examples.where, self._numbers
+        if not numbers:
+            raise UserError(f'{where}: the classes are names, such as {str(examples.targets[0])!r:.100}, but in the '
+                            'training split they are numbers. Use numbers')
+        if len(numbers) > MOST_CLASSES:
+            raise UserError(f'{where} has {len(numbers):,} classes, but at most {MOST_CLASSES:,} are supported. '
+                            'Check that the targets are classes')
+        names, members = np.unique(examples.targets, return_inverse=True)
+        for name, index in zip(map(str, names), np.unique(members, return_index=True)[1], strict=True):
+            if not is_name(name) or not name.strip():
+                raise UserError(f'{where}: the class of {examples.named(index)} is {name!r:.100}. The name of a class '
+                                'must be one line of text')
+            if name not in numbers:
+                raise UserError(f'{where}: class {name!r:.100} of {examples.named(index)} is not in the training split'
+                                f'{did_you_mean(name, list(numbers))}')
+        return np.array([numbers[str(name)] for name in names], np.int32)[members]
+
+    @staticmethod
+    def _warn_of_many_channels(inputs: Inputs, where: str) -> None:
+        """Logs a warning if series look like greyscale images without an axis of channels."""
+        _, steps, channels = inputs.shape if inputs.ndim == 3 else (0, 0, 0)
+        if channels >= 8 and (inputs.dtype == np.uint8 or steps == channels):
+            warn(f'{where}: inputs of shape {inputs.shape} are read as series of {steps} steps with {channels} '
+                 'channels. If they are greyscale images, add the axis of channels: inputs[..., None]')
+
+    def _require_like_training(self, examples: Examples) -> None:
+        """Raises UserError if examples of a split differ in shape, dtype or classes from the training examples."""
+        train, inputs, targets, where = self._split('train'), examples.inputs, examples.targets, examples.where
+        if inputs.shape[1:] != train.inputs.shape[1:]:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
-                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
+                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}. Use the same type and shape')
         if targets.shape[1:] != train.targets.shape[1:]:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but in the training split they have '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but in the training split they have '
                             f'the shape {train.targets.shape}. Each example must have the same number of values')
         if self.classes and targets.max() >= len(self.classes):
-            raise UserError(f'{where}: class {targets.max()} of example {targets.argmax()}, but the classes of the '
-                            f'training split are 0 to {len(self.classes) - 1}')
-        self.preprocessing.check_inputs(inputs, f'{where}: inputs')
+            raise UserError(f'{where}: {examples.named(targets.argmax())} has class {targets.max()}, but the classes '
+                            f'of the training split are 0 to {len(self.classes) - 1}. Correct the targets')
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
-def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Opens the data set that `config.data` describes.
+def open_arrays(data: ConfigDict, labelled: bool, multiple: int = 1) -> ArrayData:
+    """Opens the data set that `config.data` describes. `multiple` is explained in `ArrayData`.
 
     The targets are classes if `labelled` is True, and values otherwise. `labelled` follows from the task, not from the
     type of the targets.
@@ -160,16 +285,17 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
     Raises:
       UserError: if there is no such source, folder or dataset.
     """
-    return source_of(data, SOURCES)(data, labelled)
+    return source_of(data, SOURCES)(data, labelled, multiple)
 
 
-def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_files(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens a folder of files; input_pipeline/array_files.py describes the formats."""
-    load, parts = open_folder(expanded(data['dir']), data['validation_share'])
-    return ArrayData(load, labelled, parts=parts)
+    load, parts, has_file = open_folder(expanded(data['dir']), dict(data['splits']), data['validation_share'],
+                                        data['image_size'], missing := data['missing'] == 'mean')
+    return ArrayData(load, labelled, parts=parts, has_file=has_file, missing=missing, multiple=multiple)
 
 
-def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_builtin(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
     name = data['name']
     splits = BUILTIN[name](data['seed'])
@@ -195,7 +321,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
             for split, members in (('train', train), ('validation', validation), ('test', test))}
 
 
-def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_tfds_images(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens a TensorFlow Datasets dataset, such as mnist, with images of the same size and one label per image."""
     name, names = data['name'], dict(data['splits'])
     dataset = Dataset(name, data['dir'], names, ('image', 'label'), 'config.task')
@@ -216,7 +342,7 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
 BUILTIN = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
 
 # Sources of examples: the value of config.data.source -> the function that opens the source.
-SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
+SOURCES: Mapping[str, Callable[[ConfigDict, bool, int], ArrayData]] = {
     'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 
 
@@ -246,13 +372,15 @@ class ArrayPlan:
         """
         self._inputs, self._targets = data.inputs(split), data.targets(split)
         if (crop or flip) and self._inputs.ndim != 4:
-            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series. '
-                            'Set crop=0 and flip=False')
+            raise UserError(f'config.data.crop={crop} and flip={flip} are for images, but the inputs are series of '
+                            f'shape {self._inputs.shape}. If they are greyscale images, add the axis of channels: '
+                            'inputs[..., None]. Otherwise set crop=0 and flip=False')
         if crop > max(self._inputs.shape[1:3]):
             raise UserError(f'config.data.crop={crop}: must not exceed the size of the images, '
                             f'{" x ".join(map(str, self._inputs.shape[1:3]))} pixels')
         self.rows = [rows]
         self._preprocessing, self._split = preprocessing or data.preprocessing, split
+        self._masked = data.form.masked
         self._seed, self._crop, self._flip = seed, crop, flip
         self._epoch = functools.lru_cache(maxsize=2)(self._order)
 
@@ -260,21 +388,24 @@ class ArrayPlan:
         return -(-len(self._targets) // self.rows[0])
 
     def __call__(self, step: int) -> Int[np.ndarray, ' members']:
-        """Returns the indices of the examples in batch `step`."""
+        """Returns the indices of the examples in the batch of step `step`."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
     def batch(self, step: int, part: Part = ALL) -> Batch:
-        """Returns batch `step`. All batches have the same shape. Missing rows are 0 and have weight 0."""
+        """Returns the batch of step `step`. All batches have the same shape. Padding rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
         members = self(step)[rows]
-        inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step, rows))
+        raw = self._augmented(self._inputs[members], step, rows)
         targets = self._preprocessing.targets(self._targets[members])
 
-        def filled(array):
-            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1))
+        def filled(array, value=0):
+            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1),
+                          constant_values=value)
 
-        return {'inputs': {'inputs': filled(inputs)}, 'targets': filled(targets),
+        # In rows without an example, all steps are visible, because a mean over no steps would be NaN.
+        mask = {'visible': filled(visible_steps(raw), True)} if self._masked else {}
+        return {'inputs': {'inputs': filled(self._preprocessing.inputs(raw)), **mask}, 'targets': filled(targets),
                 'weights': filled(np.ones(len(members), np.float32))}
 
     def describe(self) -> str:

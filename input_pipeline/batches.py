@@ -6,11 +6,12 @@ There is no state: batch 1234 is the same before and after a resume, and on any 
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 
+from input_pipeline.token_links import TokenLinks
 from input_pipeline.token_store import TokenStore
 from input_pipeline.tokenizer import BOS, EOS, PAD
 from runtime.errors import UserError
@@ -25,10 +26,12 @@ class Batch(TypedDict):
     inputs: the module's arguments by name, such as 'source' and 'target', int32 [rows, length].
     targets: tokens int32 [rows, length], classes int32 [rows], or values float32 [rows, values].
     weights: float32, the weight of each target in the loss. The weight of padding is 0.
+    links: bool [rows, target length, source length], whether tokens are linked; only for guided alignment.
     """
     inputs: dict[str, Any]
     targets: Any
     weights: Any
+    links: NotRequired[Any]
 
 
 class Part(NamedTuple):
@@ -64,7 +67,7 @@ class Plan(Protocol):
 
     @property
     def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
-        """The possible numbers of rows of a batch."""
+        """The numbers of rows that batches of this plan can have."""
         ...
 
     def __len__(self) -> int: ...
@@ -107,7 +110,7 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch, each as (bucket, rows of the store), and the store of the sentences."""
+    """The batches of one epoch, each as (length bucket, rows of the token store), and the token store."""
     store: TokenStore
     batches: list[tuple[int | np.integer, Int[np.ndarray, ' rows']]]
 
@@ -141,7 +144,7 @@ class BatchPlan:
     """
 
     def __init__(self, store: TokenStore, *, tokens: int, num_buckets: int, seed: int | None,
-                 longest: int | None = None):
+                 longest: int | None = None, links: TokenLinks | None = None):
         """Plans every epoch.
 
         Args:
@@ -150,13 +153,14 @@ class BatchPlan:
           num_buckets: config.batch.buckets.
           seed: the seed of the order. With None, the shortest sentences are first, for evaluation.
           longest: the maximum padded length of a batch, which is the number of learned positions.
+          links: the gold links of the rows of the store, which are added to the batches.
 
         Raises:
           UserError: if `tokens` is too small for a batch of ROWS sentences of the greatest length.
         """
         lengths = padded_lengths(store)
         self.bucket_lengths, self.rows = batch_shapes(lengths, tokens=tokens, num_buckets=num_buckets, longest=longest)
-        self._store, self._seed = store, seed
+        self._store, self._seed, self._links = store, seed, links
         self._bucket = np.searchsorted(self.bucket_lengths, lengths)
         counts = np.bincount(self._bucket, minlength=len(self.bucket_lengths))
         self._length = int(np.sum(-(-counts // self.rows)))
@@ -181,6 +185,7 @@ class BatchPlan:
         rows = part.rows(int(self.rows[bucket]))
         shape = rows.stop - rows.start, int(self.bucket_lengths[bucket])
         source, target, targets = (np.full(shape, PAD, np.int32) for _ in range(3))
+        links = None if self._links is None else np.zeros((*shape, shape[1]), bool)
         for row, sentence in enumerate(sentences[rows]):
             source_tokens = store.tokens('source', sentence)
             target_tokens = store.tokens('target', sentence)
@@ -188,8 +193,12 @@ class BatchPlan:
             source[row, :len(source_tokens)], source[row, len(source_tokens)] = source_tokens, EOS
             target[row, 1:len(target_tokens) + 1], target[row, 0] = target_tokens, BOS
             targets[row, :len(target_tokens)], targets[row, len(target_tokens)] = target_tokens, EOS
-        return {'inputs': {'source': source, 'target': target}, 'targets': targets,
-                'weights': (targets != PAD).astype(np.float32)}
+            if self._links is not None and links is not None:
+                links[row, :len(target_tokens), :len(source_tokens)] = self._links.matrix(
+                    sentence, source_tokens, target_tokens)
+        batch: Batch = {'inputs': {'source': source, 'target': target}, 'targets': targets,
+                        'weights': (targets != PAD).astype(np.float32)}
+        return batch if links is None else {**batch, 'links': links}
 
     def describe(self) -> str:
         """Returns a description of the batches for the log, in one line."""

@@ -18,14 +18,14 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 from input_pipeline.tokenizer import PAD, SPACE, Tokenizer
 
 NORMAL = ModelProto.SentencePiece.NORMAL
-PLACES = 32  # the lower 32 bits are a place, and the higher bits are the priority of a merge
+PLACES = 32  # the lower 32 bits of a number are a place, and the higher bits are the priority of a merge
 NONE = np.int64(2 ** 63 - 1)  # greater than the priority and the place of any merge
 
 Tokens = UInt32[np.ndarray, ' _']
 
 
 class BpeDropout:
-    """Splits the words of tokenised text into tokens at random. Needs only the tokens, not the text.
+    """A segmenter that splits the words of tokenised text into tokens at random. Its input is tokens, not text.
 
     Bytes and user-defined symbols are not changed, and are not part of any merge.
     """
@@ -81,7 +81,7 @@ class BpeDropout:
         return pieces[used], np.bincount(rows[used], minlength=len(counts))
 
     def _split(self, tokens: Tokens) -> Tokens:
-        """Returns the tokens of the single characters of `tokens`."""
+        """Returns tokens of single characters: each token is replaced by the tokens of its characters."""
         counts = self._counts[tokens]
         ends = np.cumsum(counts)
         places = np.repeat(self._begins[tokens] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
@@ -126,7 +126,7 @@ class BpeDropout:
                 merged[changed] = self._look_up(token[changed], token[changed + 1])
 
     def _look_up(self, first: Tokens, second: Tokens) -> Tokens:
-        """Returns the merged piece of each pair (first, second), or PAD if the pair cannot be merged."""
+        """Returns the token that each pair (first, second) merges into, or PAD if the pair cannot be merged."""
         pairs = first.astype(np.int64) * self._size + second
         places = np.searchsorted(self._pairs, pairs)
         return np.where(self._pairs[places] == pairs, self._merged[places], np.uint32(PAD))

@@ -1,4 +1,4 @@
-"""Builds folders of the cache once. A folder is either complete or absent.
+"""Builds each folder of the cache only once. A folder is either complete or absent.
 
 If several processes build the same folder at the same time, all builds succeed. If a build is killed, the next build
 removes its temporary folder (runtime/folders.py).
@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ class Damaged(Exception):
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Returns `folder`, and builds it first if it does not exist.
+    """Builds a folder of the cache if it does not exist, and returns the folder.
 
     `build` writes the files into a temporary folder, which is then renamed to `folder`.
 
@@ -97,12 +98,16 @@ def verify(folder: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if json.loads((folder / VERIFIED).read_bytes()) == _stamps(folder):
             return False
-    for name, checksum in checksums.items():
+
+    def check(name: str) -> None:
         try:
-            if os.sep in name or file_checksum(folder / name) != checksum:
-                raise Damaged(f'the checksum of {name} differs')
+            if os.sep in name or file_checksum(folder / name) != checksums[name]:
+                raise Damaged(f'{name} does not match its checksum')
         except OSError as error:
             raise Damaged(f'{name}: {error.strerror}') from None
+
+    with ThreadPoolExecutor() as pool:  # a store has two large files, and zlib releases Python's lock
+        list(pool.map(check, checksums))
     with contextlib.suppress(OSError):  # the cache may be read-only
         _write_verified(folder)
     return True
@@ -110,7 +115,7 @@ def verify(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def cache_errors(folder: Path) -> Iterator[None]:
-    """Converts an OSError that occurs while the cache is written into a UserError."""
+    """Runs the body, which writes a folder of the cache. Turns an OSError into a UserError that names the folder."""
     try:
         yield
     except OSError as error:
@@ -124,7 +129,7 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def _write_verified(folder: Path) -> None:
-    """Records that the files of a folder have been verified. Several processes may do this at the same time."""
+    """Writes the file VERIFIED of a folder. Several processes may call this function at the same time."""
     with tempfile.NamedTemporaryFile('w', dir=folder, prefix=VERIFIED, delete=False) as file:
         json.dump(_stamps(folder), file)
     os.chmod(file.name, 0o644)

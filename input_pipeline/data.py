@@ -1,9 +1,9 @@
 """Opens the data of a config: sentence pairs, documents or examples, as batches, with tokenizers and sizes."""
 
 import dataclasses
+import hashlib
 import json
 import logging
-import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -15,9 +15,12 @@ from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.batches import Batch, BatchPlan, Plan
 from input_pipeline.bpe_dropout import BpeDropout
 from input_pipeline.documents import open_documents
+from input_pipeline.input_format import ENCODINGS, FLOAT32_END, is_name
+from input_pipeline.links import Links
 from input_pipeline.preprocessing import LARGEST_SCALE, SMALLEST_STD, Preprocessing
 from input_pipeline.resegmented import ResegmentedPlan
-from input_pipeline.sources import Pair, open_corpus
+from input_pipeline.sources import LinkedCorpus, Pair, open_corpus
+from input_pipeline.token_links import TokenLinks, rows_of_store
 from input_pipeline.token_store import TokenStore, document_tokenizers, open_document_store, open_store, tokenizers_for
 from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, load_tokenizer
 from input_pipeline.windows import WindowPlan
@@ -28,8 +31,8 @@ from runtime.schema import Count, read_as
 
 KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
 SIZES = 'sizes.json'
-CHECKSUMS = 'checksums.json'  # of the tokenizers; missing in runs of earlier versions
-AS_WRITTEN = 'Use the run directory as training wrote it'
+CHECKSUMS = 'checksums.json'  # file with the checksums of the tokenizers; missing in runs of earlier versions
+AS_WRITTEN = 'Restore the file from a copy of the run'
 VOCAB_SIZE = 'data.tokenizer.vocab_size'
 
 log = logging.getLogger('allyouneed.data')
@@ -37,7 +40,7 @@ log = logging.getLogger('allyouneed.data')
 
 @runtime_checkable
 class Data(Protocol):
-    """The data that a task is trained on."""
+    """The interface of the data of a task."""
     needed: ClassVar[frozenset[str]]  # the names of the required entries of `sizes`
     sizes: dict[str, Any]  # the sizes that a model needs, as JSON
     tokenizers: dict[str, Tokenizer]  # {side: tokenizer}; the sides are 'source' and 'target', or 'text'
@@ -111,14 +114,14 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
     """
     sizes, data = _read_sizes(run / KEPT), DATA[TASKS[task].data]
     if missing := data.needed - sizes.keys():
-        raise UserError(f'{run / KEPT / SIZES} has no {min(missing)}. {AS_WRITTEN}')
+        raise UserError(f'{run / KEPT / SIZES} has no entry {min(missing)}. {AS_WRITTEN}')
     if issubclass(data, ExampleData) and (wrong := _contradiction(sizes, data.labelled, task)):
         raise UserError(f'{run / KEPT / SIZES}: {wrong}. {AS_WRITTEN}')
     return sizes
 
 
 class PairData:
-    """Sentence pairs, for translation."""
+    """The data of translation: sentence pairs."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
@@ -144,16 +147,39 @@ class PairData:
         """Returns batches of pairs of similar length. With BPE-dropout, 'train' is segmented again in every epoch."""
         config, model = self._config, self._config.model
         store = open_store(self._corpus, split, self.tokenizers, config.data.max_length, self._cache)
-        shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets}
+        shapes = {'tokens': config.batch.tokens, 'num_buckets': config.batch.buckets,
+                  'links': self._token_links(store) if split == 'train' and config.train.guided_alignment else None}
         if split == 'train' and (rate := config.data.tokenizer.dropout):
             dropouts = {side: BpeDropout(tokenizer, rate) for side, tokenizer in self.tokenizers.items()}
             return ResegmentedPlan(store, dropouts, seed=config.seed, longest=config.data.max_length, **shapes)
         return BatchPlan(store, seed=_seed(config, split),
                          longest=model.max_length if model.position == 'learned' else None, **shapes)
 
+    def has_links(self, split: str) -> bool:
+        """Returns whether a split has gold links, which are known word alignments."""
+        return isinstance(self._corpus, LinkedCorpus) and self._corpus.has_links(split)
+
+    def links(self, split: str) -> list[Links]:
+        """Returns the gold links of each pair of a split.
+
+        Raises:
+          UserError: if the corpus has no gold links, or their file is wrong.
+        """
+        if not isinstance(self._corpus, LinkedCorpus):
+            raise UserError(f'config.data.source={self._config.data.source} has no gold alignments. Use builtin or '
+                            'files')
+        return self._corpus.links(split)
+
+    def _token_links(self, store: TokenStore) -> TokenLinks:
+        rows = rows_of_store(self.pairs('train'), store, self.tokenizers, self._config.data.max_length)
+        links = self.links('train')
+        return TokenLinks([links[row] for row in rows], self.tokenizers)
+
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the corpus's fingerprint of the split."""
-        return self._corpus.fingerprint(split)
+        """Returns the corpus's fingerprint of the split. With guided alignment, it covers the gold links."""
+        guided = split == 'train' and self._config.train.guided_alignment
+        return self._corpus.fingerprint(split) | (
+            {'links': hashlib.sha256(repr(self.links(split)).encode()).hexdigest()} if guided else {})
 
     def show(self, batch: Batch) -> Iterator[str]:
         """Yields a line for each row: the pieces of the source, a tab, and the pieces of the target."""
@@ -162,13 +188,13 @@ class PairData:
                             for side, tokens in (('source', source), ('target', target)))
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes."""
+        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
 
 class DocumentData:
-    """Documents, for language models."""
+    """The data of language models: documents."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
@@ -179,29 +205,29 @@ class DocumentData:
         self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
 
     def store(self, split: str) -> TokenStore:
-        """Returns the split's token store."""
+        """Returns the token store of a split. Builds the store first if it is not cached."""
         return open_document_store(self._documents, split, self.tokenizers, self._cache)
 
     def characters(self, split: str) -> int:
-        """Returns the number of characters in the split's documents."""
+        """Returns the number of characters in the documents of a split."""
         return self.store(split).stats['characters']
 
     def plan(self, split: str) -> WindowPlan:
-        """Returns batches of windows of `config.data.context` tokens."""
+        """Returns the batches of a split. A row is a window of config.data.context tokens."""
         return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
                           packing=self._config.data.packing, seed=_seed(self._config, split))
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the documents' fingerprint of the split."""
+        """Returns the fingerprint of a split of the documents."""
         return self._documents.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Yields the pieces of each row."""
+        """Yields a line for each row: the pieces of the window."""
         for tokens in batch['inputs']['tokens']:
             yield _pieces(self.tokenizers['text'], tokens)
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes."""
+        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -213,17 +239,18 @@ class ExampleData:
     labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
-        self._config, self.arrays = config, open_arrays(config.data, self.labelled)
+        self._config, self.arrays = config, open_arrays(
+            config.data, self.labelled, config.model.patches.patch)
         if kept:
             sizes = _read_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
                 raise UserError(f'config.data has {_described(self.arrays.sizes)}, but the run in {kept.parent} was '
                                 f'trained on {_described(sizes)}. Use the data of that run, or a new run directory')
-            self._preprocessing = Preprocessing(**sizes['preprocessing'])
+            kept_sizes = {name: sizes[name] for name in self.arrays.described if name in sizes}
         else:
-            self._preprocessing = self.arrays.preprocessing
-        self.sizes = self.arrays.sizes | {'classes': self.arrays.classes,
-                                          'preprocessing': dataclasses.asdict(self._preprocessing)}
+            kept_sizes = self.arrays.described
+        self.sizes: dict[str, Any] = self.arrays.sizes | kept_sizes
+        self._preprocessing = Preprocessing(**self.sizes['preprocessing'])
         self.tokenizers = {}
 
     def plan(self, split: str) -> ArrayPlan:
@@ -234,29 +261,29 @@ class ExampleData:
                          preprocessing=self._preprocessing, **training)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the arrays' fingerprint of the split."""
+        """Returns the fingerprint of a split of the images or series."""
         return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
-        """Yields each row's target, and the mean and standard deviation of its inputs."""
+        """Yields a line for each row: the target, and the mean and the standard deviation of the inputs."""
         for inputs, target, weight in zip(batch['inputs']['inputs'], batch['targets'], batch['weights'], strict=True):
             if weight:
                 shape = ' x '.join(map(str, inputs.shape))
                 yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
     def keep(self, folder: Path) -> None:
-        """Writes the sizes."""
+        """Writes the sizes of the data, which decoding needs, to `folder`."""
         _keep_sizes(folder, self.sizes)
 
 
 class LabelledData(ExampleData):
-    """Examples with classes as targets."""
+    """The data of classification: images or series with classes as targets."""
 
     labelled = True
 
 
 class MeasuredData(ExampleData):
-    """Examples with values as targets."""
+    """The data of regression: images or series with values as targets."""
 
     labelled = False
 
@@ -278,7 +305,7 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
     for name, checksum in checksums.items():
         if name in {f'{side}.model' for side in sizes} and (folder / name).is_file() and (
                 file_checksum(folder / name) != checksum):
-            raise UserError(f'{folder / name} is damaged: its checksum differs. {AS_WRITTEN}')
+            raise UserError(f'{folder / name} is damaged: it does not match its checksum. {AS_WRITTEN}')
     tokenizers = {side: load_tokenizer(folder / f'{side}.model') for side in sizes}
     for side, tokenizer in tokenizers.items():
         if len(tokenizer) != sizes[side]:
@@ -297,7 +324,7 @@ def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
 
 
 def _absent(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns {'absent': the special tokens that a vocabulary does not have}, or {} if it has all of them."""
+    """Returns {'absent': special tokens that a vocabulary does not have}, or {} if it has all special tokens."""
     return {'absent': list(tokenizer.absent)} if tokenizer.absent else {}
 
 
@@ -316,18 +343,18 @@ def _read_sizes(folder: Path) -> dict[str, Any]:
     sizes = read_json(path, AS_WRITTEN)
     for name, value in sizes.items():
         if not _is_size(name, value):
-            raise UserError(f'{path} is damaged: {name}={str(value)[:200]} is impossible. {AS_WRITTEN}')
+            raise UserError(f'{path} is damaged: {name} has the impossible value {str(value)[:200]}. {AS_WRITTEN}')
     return sizes
 
 
 def _is_size(name: str, value: Any) -> bool:
-    """Returns whether sizes.json can contain this entry."""
+    """Returns whether `value` is a possible value of the entry `name` of sizes.json."""
     def count(number) -> bool:
         return type(number) is int and 1 <= number < 2 ** 31
 
-    def numbers(values) -> bool:
+    def numbers(values, largest=LARGEST_SCALE) -> bool:
         return isinstance(values, list) and bool(values) and all(
-            type(value) in (int, float) and abs(value) <= LARGEST_SCALE for value in values)
+            type(value) in (int, float) and abs(value) <= largest for value in values)
 
     if name.endswith('vocab_size') or name == 'outputs':
         return count(value)
@@ -336,19 +363,22 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'shape':
         return isinstance(value, list) and len(value) in (2, 3) and all(map(count, value))
     if name == 'classes':
-        return value is None or isinstance(value, list) and all(map(_is_name, value)) and len(set(value)) == len(value)
+        return value is None or isinstance(value, list) and all(map(is_name, value)) and len(set(value)) == len(value)
+    if name == 'targets':
+        return value is None or isinstance(value, list) and all(map(is_name, value))
+    if name == 'inputs':
+        flags, entries = {'resized', 'padded', 'missing'}, {'dtype', 'encoding', 'low', 'high', 'channels'}
+        return isinstance(value, dict) and value.keys() == entries | flags and (
+            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str)
+            and all(isinstance(value[flag], bool) for flag in flags)
+            and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
+            and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
     if name == 'preprocessing':
         parts = {field.name for field in dataclasses.fields(Preprocessing)}
         return isinstance(value, dict) and value.keys() == parts and all(
             numbers(statistic) and (part.endswith('mean') or min(statistic) >= SMALLEST_STD)
             or statistic is None and part.startswith('target') for part, statistic in value.items())
     return True  # accepts unknown names, because a later version may have written them
-
-
-def _is_name(value: Any) -> bool:
-    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
-    return isinstance(value, str) and all(
-        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
 
 
 def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | None:
@@ -358,6 +388,11 @@ def _contradiction(sizes: dict[str, Any], labelled: bool, task: str) -> str | No
         return f'classes={str(classes)[:200]} does not fit task={task} in config.json'
     if classes is not None and len(classes) != outputs:
         return f'{len(classes)} classes, but outputs={outputs}'
+    if len(sizes.get('targets') or [None] * outputs) != outputs:
+        return f'{len(sizes["targets"])} names of values, but outputs={outputs}'
+    for end in ('low', 'high'):
+        if len(sizes.get('inputs', {end: [0] * channels})[end]) != channels:
+            return f'inputs: {end} must have {channels} numbers'
     for part, numbers in sizes['preprocessing'].items():
         wanted = channels if part.startswith('input') else outputs if classes is None else None
         if (numbers and len(numbers)) != wanted:

@@ -76,7 +76,7 @@ class FileDocuments(Documents):
 
     def __init__(self, folder: Path, kind: str, names: Mapping[str, str], validation_share: float):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._kind, self._names = folder, kind, names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -125,7 +125,7 @@ class FileDocuments(Documents):
         if files := self._found(split):
             return files
         name = self._names[split]
-        raise UserError(f'For the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
+        raise UserError(f'for the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
                         f'of text files. See config.data.dir and {naming_option(split)}')
 
 
@@ -145,7 +145,7 @@ class OneFile(Documents):
 
     def __init__(self, path: Path, kind: str, validation_share: float):
         if not os.path.isfile(path):
-            raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Give a text file')
+            raise UserError(f'config.data.file={str(path)!r} does not exist, or is not a file. Set it to a text file')
         self._path, self._kind, self._validation_share = path, kind, validation_share
         self.parts = Parts(('validation', 'test'), validation_share)  # held out by nanoGPT's rule, not by a hash
 
@@ -243,7 +243,7 @@ SOURCES: Mapping[str, Callable[[ConfigDict], Documents]] = {
 
 
 def _marks(files: Iterable[Path]) -> dict[str, str]:
-    """Returns the entry of a fingerprint for files with byte order marks.
+    """Returns the entry of a fingerprint that lists the files with byte order marks.
 
     Earlier versions read the marks as text, so their fingerprints do not have this entry.
     """
@@ -251,7 +251,7 @@ def _marks(files: Iterable[Path]) -> dict[str, str]:
 
 
 def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
-    """Yields the documents in `lines`. `kind` is 'line' or 'blank_line', as in FileDocuments."""
+    """Divides lines of text into documents. `kind` is 'line' or 'blank_line', as in FileDocuments."""
     if kind == 'line':
         yield from lines
         return
@@ -260,8 +260,8 @@ def cut(lines: Iterable[str], kind: str) -> Iterator[str]:
             yield '\n'.join(together)
 
 
-def read_text(path: Path) -> str:
-    """Reads a whole UTF-8 file, plain or .gz. Line ends are kept, and a byte order mark is removed.
+def read_text(path: Path | str) -> str:
+    """Reads a whole UTF-8 file, plain or .gz, or stdin (-). Line ends are kept, and a byte order mark is removed.
 
     Raises:
       UserError: if the file cannot be read or is not UTF-8. The message has file:line of an invalid byte.
@@ -271,6 +271,7 @@ def read_text(path: Path) -> str:
     try:
         return decode_text(content)
     except UnicodeDecodeError:
-        for _ in decode_lines(io.BytesIO(content), str(path)):  # raises UserError with file:line
+        name = 'stdin' if path == '-' else str(path)
+        for _ in decode_lines(io.BytesIO(content), name):  # raises UserError with file:line
             continue
         raise

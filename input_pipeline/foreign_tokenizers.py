@@ -42,7 +42,7 @@ class ForeignTokenizer(Tokenizer):
         self._settings = json.loads(model)
         special, size = self._settings['special'], self._settings['size']
         if len(special) != len(SPECIAL) or not all(number is None or 0 <= number < size for number in special):
-            raise ValueError(f'its special tokens {special} are not four tokens of a vocabulary of {size}')
+            raise ValueError(f'the special tokens {special} are not four tokens of a vocabulary of {size} tokens')
         first = [NONE if number is None else number for number in special]
         self.order: Int[np.ndarray, ' tokens'] = np.array(
             first + [number for number in range(size) if number not in set(first)], np.int64)
@@ -92,14 +92,14 @@ class SentencePieceTokenizer(ForeignTokenizer):
         super().__init__(model)
         original = base64.b64decode(self._settings['model'], validate=True)
         if not original:
-            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the model is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
-        """The original model, and the vocabulary or None."""
+        """The original SentencePiece model, and its separate vocabulary or None."""
         return base64.b64decode(self._settings['model']), self._numbers
 
     @override
@@ -218,7 +218,7 @@ def tokenizers_library() -> Any:
       UserError: if the library is not installed.
     """
     if importlib.util.find_spec('tokenizers') is None:
-        raise UserError("this tokenizer needs the library tokenizers. Install it with pip install -e '.[interchange]'")
+        raise UserError("the Python package tokenizers is not installed. Run pip install -e '.[interchange]'")
     return importlib.import_module('tokenizers')
 
 
@@ -243,6 +243,9 @@ def sentencepiece_tokenizer(model: bytes, special: Sequence[int | None], size: i
 
 
 def tokenizers_tokenizer(model: str, special: Sequence[int | None], size: int) -> TokenizersTokenizer:
-    """Returns a tokenizer of a tokenizer.json. See `sentencepiece_tokenizer` for the other arguments."""
+    """Returns a tokenizer made from `model`, the content of a tokenizer.json.
+
+    `sentencepiece_tokenizer` describes the other arguments.
+    """
     return TokenizersTokenizer(json.dumps({
         'kind': 'tokenizers', 'special': list(special), 'size': size, 'model': model}).encode())

@@ -6,13 +6,14 @@ the source and a word of the target are linked if both contain text of the same 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from babel import Locale
 from babel.dates import DateTimeFormat, tokenize_pattern
 
 from input_pipeline import builtin
+from runtime.errors import UserError
 
 Span = tuple[str, int, int]  # the name of a field, its begin and its end in the text
 Links = list[tuple[int, int]]  # (index of a word of the source, index of a word of the target)
@@ -20,6 +21,7 @@ Links = list[tuple[int, int]]  # (index of a word of the source, index of a word
 SYMBOLS = {'E': 'weekday', 'c': 'weekday', 'e': 'weekday', 'M': 'month', 'L': 'month', 'd': 'day', 'y': 'year',
            'Y': 'year', 'G': 'year', 'h': 'hour', 'H': 'hour', 'K': 'hour', 'k': 'hour', 'a': 'hour', 'b': 'hour',
            'B': 'hour', 'm': 'minute', 's': 'second'}
+LINK = re.compile(r'(\d+)-(\d+)', re.ASCII)
 NUMBER = re.compile(r'\d(?:[\d.,\s\u066b\u066c\u2019\'/]*\d)?')
 
 
@@ -37,20 +39,53 @@ def gold_links(pairs: Sequence[tuple[str, str]], source_locale: str, target_loca
     Raises:
       ValueError: if a pair is not in this corpus.
     """
-    writers: dict[tuple[str, str], Callable[[Locale], str]] = {}
+    writers: dict[tuple[str, str], builtin.Writer] = {}
     arguments: dict[str, Any] = {} if sizes is None else {'sizes': sizes}
     builtin.make_corpus(source_locale, target_locale, seed=seed, **arguments, writers=writers)
+    try:
+        return links_of(pairs, writers, source_locale, target_locale)
+    except KeyError as error:
+        raise ValueError(f'{error.args[0]!r} is not a sentence of the built-in corpus {source_locale}-{target_locale} '
+                         f'with seed={seed}') from None
+
+
+def links_of(pairs: Sequence[tuple[str, str]], writers: Mapping[tuple[str, str], builtin.Writer], source_locale: str,
+             target_locale: str) -> list[Links]:
+    """Returns the links of pairs of a built-in corpus. `writers` are the writers of the corpus (builtin.make_corpus).
+
+    Raises:
+      KeyError: if a pair is not in the corpus. The argument is the source.
+    """
     typed = {(source.translate(builtin.TYPED), target): writer for (source, target), writer in writers.items()}
     locales = builtin.parse_locale(source_locale), builtin.parse_locale(target_locale)
     links = []
     for source, target in pairs:
         writer = typed.get((source.translate(builtin.TYPED), target))
         if writer is None:
-            raise ValueError(f'{source!r} is not a sentence of the built-in corpus {source_locale}-{target_locale} '
-                             f'with seed={seed}')
+            raise KeyError(source)
         sides = [_words(text, fields(writer, locale)) for text, locale in zip((source, target), locales, strict=True)]
         links.append([(i, j) for i, source_fields in enumerate(sides[0])
                       for j, target_fields in enumerate(sides[1]) if source_fields & target_fields])
+    return links
+
+
+def parse_links(line: str, pair: tuple[str, str], where: str) -> Links:
+    """Returns the links in a line in the Pharaoh format, such as '0-0 1-2', for a sentence pair.
+
+    Raises:
+      UserError: if a link has another form, or a word does not exist. The message begins with `where`.
+    """
+    links = []
+    for text in line.split():
+        link = LINK.fullmatch(text)
+        if link is None:
+            raise UserError(f'{where}: {text[:40]!r} is not a link. Write SOURCE-TARGET with numbers of words from 0, '
+                            'for example 0-0 1-2')
+        links.append((int(link[1]), int(link[2])))
+        for side, number, sentence in zip(('source', 'target'), links[-1], pair, strict=True):
+            if number >= (count := len(sentence.split())):
+                raise UserError(f'{where}: {text} links {side} word {number}, but the {side} has {count} words, '
+                                f'numbered from 0. Check that the line belongs to {sentence[:60]!r}')
     return links
 
 

@@ -1,4 +1,4 @@
-"""Finds all problems of the data of a config at once, before training starts."""
+"""Finds all problems of the data of a config before training starts, to report them together."""
 
 import functools
 import itertools
@@ -59,6 +59,8 @@ def _text_problems(open_text: Callable, learn: Callable, config: ConfigDict, oth
     splits = [*SPLITS[:2], *(tests if has_test else ())]
     found = {split: messages_of(functools.partial(_check_split, text, split)) for split in splits}
     problems, settings = list(itertools.chain(*found.values())), config.data.tokenizer
+    if isinstance(text, TextCorpus) and config.train.guided_alignment and not found['train']:
+        problems += messages_of(lambda: text.links('train'))
     possible = settings.kind not in SUBWORDS or settings.vocab_size > 260  # if not, `others` has a message
     if (problems or others) and possible and not found['train'] and _is_small(text.files('train')):
         problems += messages_of(lambda: learned_tokenizers(learn, text, config.copy_and_resolve_references(), asked))
@@ -83,9 +85,9 @@ def _array_problems(config: ConfigDict, others: Sequence[str], asked: Collection
         arrays = open_arrays(config.data, TASKS[config.task].data == 'classes')
     except UserError as error:
         return [str(error)]
-    if not _is_small([path for path in folder.iterdir() if path.is_file()]):
+    if not _is_small([path for path in folder.rglob('*') if path.is_file()]):
         return []
-    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, 'test') else SPLITS[:2]
+    splits = SPLITS if 'test' in arrays.parts.names or has_files(folder, config.data.splits.test) else SPLITS[:2]
     return [problem for split in splits for problem in messages_of(functools.partial(arrays.inputs, split))]
 
 

@@ -15,13 +15,14 @@ from typing_extensions import override
 
 from input_pipeline.batches import BatchPlan, Epoch, batch_shapes, padded_lengths
 from input_pipeline.bpe_dropout import BpeDropout
+from input_pipeline.token_links import TokenLinks
 from input_pipeline.token_store import TokenStore
 
 TOGETHER = 2048  # rows that are segmented at a time, with one random generator
 
 
 class Resegmented(TokenStore):
-    """A store in a new segmentation. A side that would become too long keeps its original segmentation."""
+    """A token store with another segmentation of the text. A sentence that would become too long is not changed."""
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], seed: int, epoch: int, longest: int):
         """Segments all rows.
@@ -67,7 +68,7 @@ class ResegmentedPlan(BatchPlan):
     """
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], *, tokens: int, num_buckets: int,
-                 seed: int, longest: int):
+                 seed: int, longest: int, links: TokenLinks | None = None):
         """Segments the first epoch. The lengths of its sentences determine the shapes and the number of batches.
 
         Args:
@@ -77,11 +78,12 @@ class ResegmentedPlan(BatchPlan):
           num_buckets: config.batch.buckets.
           seed: the seed of the segmentation and of the order of the pairs.
           longest: the maximum length of a sentence, end token included.
+          links: the gold links of the rows of the store, which are added to the batches.
 
         Raises:
           UserError: if `tokens` is too small for a batch of ROWS sentences of the greatest length.
         """
-        self._store, self._dropouts, self._seed, self._longest = store, dropouts, seed, longest
+        self._store, self._dropouts, self._seed, self._longest, self._links = store, dropouts, seed, longest, links
         first = self._resegmented(0)
         # A batch must also have room for sentences that keep their original segmentation.
         lengths = np.maximum(padded_lengths(store), padded_lengths(first))

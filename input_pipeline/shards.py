@@ -47,7 +47,9 @@ Write = Callable[[Iterable[Any], Path], None]  # writes rows into a folder, as a
 
 
 def build_together(folder: Path, rows: Rows, write: Write) -> Path:
-    """Returns `folder`, the token store of `rows()`. Builds a missing store, in shards if the text is large.
+    """Builds the token store of `rows()` in `folder` if it is missing, and returns `folder`.
+
+    The store of a large text is built in shards.
 
     Every process of a job may call this function at the same time. Each process starts a worker for each of its cores.
     `rows` and `write` are pickled for the workers.
@@ -223,7 +225,7 @@ def _is_free(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other process is in this context. Has no effect on a file system without locks."""
+    """Runs the body while no other process runs it. Has no effect on a file system without locks."""
     while True:
         try:
             lock = locked(path)

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from typing_extensions import override
 
 from input_pipeline import builtin
+from input_pipeline.links import Links, links_of, parse_links
 from input_pipeline.splits import HeldOut, naming_option, split_names, text_key, without_files
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError
@@ -44,6 +45,23 @@ class Corpus(Protocol):
         ...
 
 
+@runtime_checkable
+class LinkedCorpus(Corpus, Protocol):
+    """A parallel corpus that can have gold links."""
+
+    def has_links(self, split: str) -> bool:
+        """Returns whether a split has gold links, which are known word alignments."""
+        ...
+
+    def links(self, split: str) -> list[Links]:
+        """Returns the gold links of each pair of a split: the numbers of the words that are translations.
+
+        Raises:
+          UserError: if the links are missing or wrong.
+        """
+        ...
+
+
 def open_corpus(data: ConfigDict) -> Corpus:
     """Opens the corpus that `config.data` describes.
 
@@ -54,7 +72,7 @@ def open_corpus(data: ConfigDict) -> Corpus:
 
 
 def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
-    """Returns the entry of config.data.source in the `sources` of one kind of data.
+    """Returns the entry that config.data.source selects in `sources`, the table of sources of one kind of data.
 
     Raises:
       UserError: if this kind of data has no such source.
@@ -64,7 +82,7 @@ def source_of(data: ConfigDict, sources: Mapping[str, T]) -> T:
     return sources[data['source']]
 
 
-class BuiltinCorpus(Corpus):
+class BuiltinCorpus(LinkedCorpus):
     """Dates, amounts, quantities, lists and similar sentences in two languages, made from Unicode CLDR.
 
     Some source sentences have no-break spaces. In a share `plain_spaces` of these sentences, the no-break spaces are
@@ -72,8 +90,9 @@ class BuiltinCorpus(Corpus):
     """
 
     def __init__(self, source_lang: str, target_lang: str, seed: int, plain_spaces: float = 0.0):
+        self._locales, self._writers = (source_lang, target_lang), {}
         try:
-            corpus = builtin.make_corpus(source_lang, target_lang, seed=seed)
+            corpus = builtin.make_corpus(source_lang, target_lang, seed=seed, writers=self._writers)
         except ValueError as error:
             raise UserError(f'config.data (source=builtin): {error}') from None
         self._splits = builtin.with_plain_spaces(corpus, plain_spaces, seed=seed)
@@ -87,13 +106,21 @@ class BuiltinCorpus(Corpus):
         return iter(self._splits[split])
 
     @override
+    def has_links(self, split: str) -> bool:
+        return True
+
+    @override
+    def links(self, split: str) -> list[Links]:
+        return links_of(self._splits[split], self._writers, *self._locales)
+
+    @override
     def fingerprint(self, split: str) -> dict[str, Any]:
         # The digest is needed because the pairs also depend on the CLDR of the installed babel.
         digest = hashlib.sha256(repr(self._splits[split]).encode()).hexdigest()
         return self._fingerprint | {'split': split, 'sha256': digest}
 
 
-class TextCorpus(Corpus):
+class TextCorpus(LinkedCorpus):
     """Text files with one sentence per line: DIR/SPLIT.LANG for each language, or DIR/SPLIT.tsv for both languages.
 
     Files may be compressed (.gz). The name of a split may be a pattern, such as 'train-*', or several names or patterns
@@ -111,7 +138,7 @@ class TextCorpus(Corpus):
     def __init__(self, folder: Path, source_lang: str, target_lang: str, names: Mapping[str, str],
                  validation_share: float = 0.0):
         if not os.path.isdir(folder):
-            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Give the folder of the text files')
+            raise UserError(f'config.data.dir={str(folder)!r} is not a folder. Set it to the folder of the text files')
         self._folder, self._languages, self._names = folder, (source_lang, target_lang), names
         self.parts = without_files(names, self.has_files, validation_share)
 
@@ -124,6 +151,33 @@ class TextCorpus(Corpus):
         if not self.parts.is_part(split):
             return self.all_pairs(split)
         return (pair for pair in self.all_pairs('train') if self._split(pair) == split)
+
+    @override
+    def has_links(self, split: str) -> bool:
+        return all(plain_or_gz(base, 'align') for base in self._bases(self.parts.origin(split)))
+
+    @override
+    def links(self, split: str) -> list[Links]:
+        """Returns the gold links of each pair of a split. They are in the file DIR/SPLIT.align beside the text."""
+        origin = self.parts.origin(split)
+        links = [line for base in self._bases(origin) for line in self._read_links(base, origin)]
+        if not self.parts.is_part(split):
+            return links
+        return [line for pair, line in zip(self.all_pairs('train'), links, strict=True) if self._split(pair) == split]
+
+    def _read_links(self, base: Path, split: str) -> Iterator[Links]:
+        path, files = plain_or_gz(base, 'align'), self._files_of(base, split)
+        if path is None:
+            raise UserError(f'{base}.align (or .gz) does not exist: it must have the links of each line of {files[0]}, '
+                            'such as 0-0 1-2. Add the file, or set train.guided_alignment=0')
+        pairs, lines = _read_pairs(files), read_lines(path)
+        for number, (pair, line) in enumerate(itertools.zip_longest(pairs, lines), 1):
+            if pair is None or line is None:
+                counts = [number - 1 + sum(1 for _ in rest) + (row is not None)
+                          for row, rest in ((pair, pairs), (line, lines))]
+                raise UserError(f'{path} has {counts[1]} lines but {files[0]} has {counts[0]}: they must have the same '
+                                'number of lines, because each line has the links of the same line of the text')
+            yield parse_links(line, pair, f'{path}:{number}')
 
     def _split(self, pair: Pair) -> str | None:
         """Returns the split of a pair of the training files, or None if it is in no split."""
@@ -139,7 +193,7 @@ class TextCorpus(Corpus):
         return HeldOut(self.parts, keys, f'source sentences of {self.files("train")[0]}')
 
     def all_pairs(self, split: str) -> Iterator[Pair]:
-        """Yields all pairs in the files of a split, including pairs in these files that belong to other splits."""
+        """Yields all pairs in the files of a split, including pairs that are held out for other splits."""
         split = self.parts.origin(split)
         for base in self._bases(split):
             yield from _read_pairs(self._files_of(base, split))
@@ -201,7 +255,7 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
 
 
 class TfdsCorpus(Corpus):
-    """A TensorFlow Datasets translation dataset."""
+    """A parallel corpus from a translation dataset of TensorFlow Datasets."""
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)

@@ -1,4 +1,4 @@
-"""Names of the splits of the data. Also divides the training data if other splits have no files."""
+"""The names of the splits of a data set, and the division of the training data if other splits have no files."""
 
 import bisect
 import dataclasses
@@ -40,7 +40,7 @@ def naming_option(split: str) -> str:
 
 
 def asked_splits(split: str, data: ConfigDict) -> list[str]:
-    """Returns the splits that --split=`split` selects; 'test' selects all test sets.
+    """Returns the splits that the flag --split=`split` selects. 'test' selects all test sets.
 
     Raises:
       UserError: if there is no such split.
@@ -62,7 +62,7 @@ class Parts:
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
-        """Returns whether a split is only a part of the training files."""
+        """Returns whether a split has no files of its own and is made from a part of the training files."""
         return bool(self.names) and split in ('train', *self.names)
 
     def origin(self, split: str) -> str:
@@ -153,7 +153,7 @@ class HeldOut:
             f'different {what} are chosen by a hash for each split (config.data.validation_share={parts.share})')
 
     def split(self, key: int) -> str:
-        """Returns the split of the example with this key: a held-out split or 'train'."""
+        """Returns the split of the example with the key `key`: a held-out split or 'train'."""
         return 'train' if key in self._kept else (*self._splits, 'train')[bisect.bisect_left(self._last, key)]
 
     def has(self, key: int) -> bool:
@@ -168,8 +168,14 @@ def say(message: str) -> None:
     log.info('%s', message)
 
 
+@functools.cache
+def warn(message: str) -> None:
+    """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
+    log.warning('%s', message)
+
+
 def key(content: bytes) -> int:
-    """Returns the 64-bit hash of an example."""
+    """Returns the 64-bit hash of the bytes of an example."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 

@@ -72,7 +72,7 @@ def _open(name: str, folder: str, features: Collection[str], asked: str) -> Any:
     """Returns the TFDS builder of a dataset. Prepares the dataset if necessary. `Dataset` has the same arguments."""
     if ':' in name:
         raise UserError(f'config.data.name={name!r}: TFDS would download the code of this dataset and run it. Prepare '
-                        'the dataset yourself, and give its name without the part before the colon')
+                        'the dataset yourself, and use its name without the part before the colon')
     import tensorflow_datasets as tfds  # slow to import, so only where it is used
     from tensorflow_datasets.core.constants import DATA_DIR
     folder = folder or DATA_DIR

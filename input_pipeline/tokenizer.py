@@ -56,7 +56,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return KINDS[json.loads(model)['kind']](model)
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f'the tokenizer {path} cannot be read: {str(error) or type(error).__name__}. '
-                        'Use the run directory as training wrote it') from None
+                        'Restore the file from a copy of the run') from None
 
 
 class SubwordTokenizer(Tokenizer):
@@ -65,10 +65,10 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the file is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
-            raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
+            raise ValueError(f'the first pieces of the vocabulary must be {" ".join(SPECIAL)}')
         self._space = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """One token for each character of the training text, in the order of code points.
+    """A tokenizer with one token for each character of the training text, in the order of code points.
 
     Any other character becomes the unknown token, which decodes to U+FFFD. So this tokenizer is not lossless. Results
     are comparable with published results of character models (tiny Shakespeare has 65 characters).
@@ -112,7 +112,7 @@ class CharTokenizer(Tokenizer):
         self.characters = json.loads(model)['characters']
         self._codes = np.array([ord(character) for character in self.characters], np.uint32)
         if not len(self._codes) or (self._codes[1:] <= self._codes[:-1]).any():
-            raise ValueError('its characters are not in ascending order')
+            raise ValueError('the characters are not in ascending order')
 
     def __len__(self) -> int:
         return len(SPECIAL) + len(self.characters)
@@ -136,7 +136,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One token for each byte of UTF-8. The special tokens are first. Invalid UTF-8 decodes to U+FFFD."""
+    """A tokenizer with one token for each byte of UTF-8. Special tokens are first. Invalid UTF-8 decodes to U+FFFD."""
 
     def __init__(self, model: bytes = b'{"kind": "byte"}'):
         self.model = model

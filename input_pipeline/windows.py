@@ -44,7 +44,7 @@ class WindowPlan:
     """
 
     def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
-        """Plans every epoch. If `seed` is None, the windows are in order and the phase is 0, for evaluation."""
+        """Plans every epoch. If `seed` is None, as for evaluation, the windows are in order and begin at token 0."""
         self.rows, self.context = (rows,), context
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed
@@ -119,7 +119,7 @@ def _segment_begins(places: Places, document: Places) -> Bool[np.ndarray, 'rows 
 
 
 class _Contiguous:
-    """Windows of the stream, which is read cyclically, beginning at the phase. `len` is the number of windows."""
+    """Consecutive windows of the stream, which is read cyclically from the phase on. `len` is the number of windows."""
 
     def __init__(self, begins: Int[np.ndarray, ' begins'], context: int):
         self._inputs, self._context = int(begins[-1]) - 1, context  # the last token is only a target

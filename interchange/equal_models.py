@@ -1,7 +1,9 @@
-"""Rewrites a model with other options, so that a format can express the model. The function of the model is unchanged.
+"""Rewrites a model with other options that a foreign format supports. The outputs of the model are unchanged.
 
 Each function takes the options of a model and the arrays by name. It returns new options and new arrays.
 """
+
+from collections.abc import Collection, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,12 @@ from ml_collections import ConfigDict
 from model.positional import sinusoids
 
 Arrays = dict[str, np.ndarray]
+HEAD_AXES = {'query/kernel': 1, 'key/kernel': 1, 'value/kernel': 1, 'query/bias': 0, 'key/bias': 0, 'value/bias': 0,
+             'output/kernel': 0, 'score_weight': 0}  # {array of an attention layer: axis of the heads}
 
 
 def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[ConfigDict, Arrays]:
-    """Adds biases of 0 to attention and the feed-forward sublayers.
+    """Returns the model with biases of 0 in attention and in the feed-forward sublayers.
 
     If `output` is not 0, a bias of 0 is also added to the logits of `output` tokens.
     """
@@ -32,7 +36,7 @@ def with_biases(model: ConfigDict, arrays: Arrays, output: int = 0) -> tuple[Con
 
 
 def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict, Arrays]:
-    """Replaces the scaling of a language model's embeddings by larger values of the embeddings.
+    """Returns a language model without the scaling of the embeddings. The embeddings themselves are multiplied instead.
 
     Tied embeddings become two arrays, because the output projection keeps the previous values.
     """
@@ -46,12 +50,44 @@ def with_plain_embeddings(model: ConfigDict, arrays: Arrays) -> tuple[ConfigDict
 
 
 def with_table(model: ConfigDict, arrays: Arrays, length: int) -> tuple[ConfigDict, Arrays]:
-    """Replaces sinusoids by a table of `length` positions. The table is 0 for a model without position encodings."""
+    """Returns the model with a table of `length` positions instead of sinusoids.
+
+    For a model without position encodings, the table is 0.
+    """
     if model.position not in ('sinusoidal', 'none'):
         return model, arrays
     table = np.zeros((length, model.d_model), np.float32) if model.position == 'none' else np.asarray(
         sinusoids(jnp.arange(length), model.d_model), np.float32)
     return _changed(model, position='learned', max_length=length), arrays | {'position/table': table}
+
+
+def without_heads(model: ConfigDict, arrays: Arrays,
+                  removed: Mapping[str, Collection[int]]) -> tuple[ConfigDict, Arrays]:
+    """Returns the model without some attention heads. The outputs are those of the model with these heads set to zero.
+
+    All attention layers of a model have the same number of heads. So the new number is the largest number of remaining
+    heads of a layer. A layer with fewer remaining heads keeps some of its removed heads, whose rows of the output
+    projection are set to 0.
+
+    Args:
+      model: the options of a model without relative positions and without shared heads of keys and values.
+      arrays: the parameters by name.
+      removed: {path of an attention layer, such as 'decoder/layers_0/cross_attention': numbers of its heads, from 0}.
+    """
+    layers = [name.removesuffix('/output/kernel') for name in arrays if name.endswith('_attention/output/kernel')]
+    count = max(1, *(model.num_heads - len({*removed.get(layer, ())}) for layer in layers))
+    arrays = dict(arrays)
+    for layer in layers:
+        out = {*removed.get(layer, ())}
+        kept = sorted(sorted(range(model.num_heads), key=lambda head: (head in out, head))[:count])
+        zero = [index for index, head in enumerate(kept) if head in out]
+        for name, axis in HEAD_AXES.items():
+            if f'{layer}/{name}' in arrays:
+                arrays[f'{layer}/{name}'] = np.take(arrays[f'{layer}/{name}'], kept, axis=axis)
+        arrays[f'{layer}/output/kernel'][zero] = 0
+    d_k, d_v = (model[name] or model.d_model // model.num_heads for name in ('d_k', 'd_v'))
+    return _changed(model, num_heads=count, d_k=d_k, d_v=d_v,
+                    num_key_value_heads=min(count, model.num_key_value_heads)), arrays
 
 
 def _changed(model: ConfigDict, **options) -> ConfigDict:

@@ -1,13 +1,22 @@
 """Exports a checkpoint as a folder in another library's format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from ml_collections import ConfigDict
+
+from input_pipeline.tokenizer import PAD
+from interchange.equal_models import without_heads
 from interchange.folders import read_models
 from interchange.huggingface import write_huggingface
 from interchange.safetensors_folder import write_safetensors
 from interchange.to_ctranslate2 import write_ctranslate2
+from model.build import build_model
 from run_directory.records import CONFIG
+from run_directory.trained import TrainedModel
 from runtime.errors import UserError
 from runtime.files import check_folder, expanded, naming
 from runtime.folders import written_folder
@@ -18,12 +27,12 @@ FORMATS: Mapping[str, Callable[..., None]] = {
 
 def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | int = 'best',
            quantization: str = 'float32') -> list[Path]:
-    """Writes the model of a run in another library's format, and returns the files. After a failure, no file remains.
+    """Writes the model of a run in another library's format, and returns the new files. After a failure, none remains.
 
     Args:
       workdir: the run directory.
       output: a new or an empty folder outside of run directories.
-      to: one of FORMATS.
+      to: the format, one of FORMATS.
       checkpoint: the same choices as --checkpoint of decode.py, including averages.
       quantization: the type of the weights for ctranslate2: 'float32', 'int8' or 'float16'.
 
@@ -31,15 +40,79 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
       UserError: if the run has no such checkpoint, the folder is not empty or cannot be written, or the format cannot
         express the model.
     """
-    folder = expanded(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'--output={folder} exists and is not empty. Give a new or an empty folder')
-    if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
-        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Give a folder '
-                        'outside of that folder')
-    check_folder(folder)
+    folder = _new_folder(output)
     trained = read_models([expanded(workdir)], str(checkpoint))
     options = {'quantization': quantization} if to == 'ctranslate2' else {}
     with naming(folder), written_folder(folder) as temporary:
         FORMATS[to](trained, temporary, **options)
     return sorted(folder.iterdir())
+
+
+def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int]],
+                         checkpoint: str | int = 'best') -> list[Path]:
+    """Writes a run without some of its attention heads as safetensors, and returns the files.
+
+    The folder can be loaded like a run directory. The outputs are those of the run with the removed heads set to zero;
+    `interchange.equal_models.without_heads` explains how many heads are left.
+
+    Args:
+      workdir: the run directory.
+      output: a new or an empty folder outside of run directories.
+      removed: (place of the heads, number of the head from 0), as in `analysis.heads`, such as
+        ('decoder/layers_0/cross_attention/heads', 2).
+      checkpoint: the same choices as --checkpoint of decode.py, including averages.
+
+    Raises:
+      UserError: if a head does not exist, the heads of the model cannot be removed, or the folder is not empty or
+        cannot be written.
+    """
+    folder = _new_folder(output)
+    pruned = pruned_model(read_models([expanded(workdir)], str(checkpoint)), removed)
+    with naming(folder), written_folder(folder) as temporary:
+        write_safetensors(pruned, temporary)
+    return sorted(folder.iterdir())
+
+
+def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int]]) -> TrainedModel:
+    """Returns a model without some of its attention heads; `export_without_heads` explains the arguments."""
+    config, run = trained.config, trained.workdirs[0]
+    model, heads = config.model, {}
+    if len(trained.workdirs) > 1 or model.kind not in ('transformer', 'language_model'):
+        raise UserError(f'{run}: heads can be removed from one run with model.kind=transformer or language_model')
+    if model.position in ('relative', 'alibi'):
+        raise UserError(f'{run}: config.model.position={model.position} belongs to the numbers of the heads, so heads '
+                        'cannot be removed. Set the heads to zero')
+    if model.num_key_value_heads not in (0, model.num_heads):
+        raise UserError(f'{run}: config.model.num_key_value_heads={model.num_key_value_heads}: heads share keys and '
+                        'values, so they cannot be removed. Set the heads to zero')
+    if config.train.edits:
+        raise UserError(f'{run}: config.train.edits may name heads by their numbers, so heads cannot be removed. Set '
+                        'the heads to zero')
+    arrays = {name: np.array(leaf) for name, leaf in flatten_dict(trained.params, sep='/').items()}
+    for place, head in removed:
+        layer = place.removesuffix('/heads')
+        if f'{layer}/output/kernel' not in arrays or not 0 <= head < model.num_heads:
+            raise UserError(f'{run}: there is no head {head} at {place}. Use places such as '
+                            f'decoder/layers_0/cross_attention/heads, and heads 0 to {model.num_heads - 1}')
+        heads.setdefault(layer, set()).add(head)
+    options, arrays = without_heads(model, arrays, heads)
+    new = ConfigDict({**config.to_dict(), 'model': options.to_dict()})
+    module = build_model(new.model, **trained.sizes, pad=PAD)
+    params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep='/')
+    return trained._replace(config=new, module=module, params=params)
+
+
+def _new_folder(output: str | Path) -> Path:
+    """Returns the path of a folder to be written.
+
+    Raises:
+      UserError: if the folder is not empty, is inside a run directory or cannot be written.
+    """
+    folder = expanded(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'--output={folder} exists and is not empty. Use a new or an empty folder')
+    if runs := [parent for parent in folder.absolute().parents if (parent / CONFIG).is_file()]:
+        raise UserError(f'--output={folder} is inside {runs[0]}, which is a run or an exported model. Use a folder '
+                        f'outside of {runs[0]}')
+    check_folder(folder)
+    return folder

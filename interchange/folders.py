@@ -8,16 +8,17 @@ from interchange.safetensors_folder import WEIGHTS, read_safetensors
 from run_directory.trained import TrainedModel, join_models, read_model
 from runtime.errors import UserError
 
-ONE_CHECKPOINT = ('best', 'latest')  # the values of --checkpoint that are allowed for a folder with one checkpoint
+ONE_CHECKPOINT = ('best', 'latest')  # the allowed values of --checkpoint for a folder with a single checkpoint
 
 
 def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = None) -> TrainedModel:
     """Reads the model of one folder, or the models of several folders as an ensemble.
 
     Args:
-      folders: run directories, exports as safetensors, or folders that Hugging Face's save_pretrained wrote.
-      checkpoint: the choice for every folder. An exported folder has one checkpoint. For such a folder, use 'best' or
-        'latest'.
+      folders: run directories, exported safetensors folders, or folders that Hugging Face's save_pretrained has
+      written.
+      checkpoint: the checkpoint to read from every folder. Only a run directory has several checkpoints. For other
+        folders, use 'best' or 'latest'.
       dtype: overrides config.model.dtype.
 
     Raises:
@@ -32,5 +33,5 @@ def _read(folder: Path, checkpoint: str, dtype: str | None) -> TrainedModel:
         return read_model(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
         raise UserError(f'checkpoint={checkpoint!r}: {folder} is not a run directory and has only one checkpoint. '
-                        'Remove this option')
+                        'Leave out the choice of a checkpoint')
     return read_huggingface(folder, dtype) if huggingface else read_safetensors(folder, dtype)

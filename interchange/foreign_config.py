@@ -1,4 +1,4 @@
-"""The config.json of Hugging Face's library: the fields that determine the function of a model, and their types."""
+"""The config.json of Hugging Face's library: the fields that determine what a model computes, and their types."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ Token = Annotated[int, msgspec.Meta(ge=-1, lt=2 ** 31)]  # -1 means no token, as
 
 
 class ForeignConfig(msgspec.Struct, kw_only=True):
-    """The fields that all families have. A missing field has the default value of Hugging Face's library."""
+    """The fields of config.json that all model families have. The defaults are those of Hugging Face's library."""
     model_type: str
     vocab_size: Size
     pad_token_id: Token | None = None
@@ -30,7 +30,7 @@ class ForeignConfig(msgspec.Struct, kw_only=True):
 
 
 def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
-    """Checks that each field has one of the values that this project supports.
+    """Checks that each field in `allowed` has one of the values that this project supports, {field: values}.
 
     Raises:
       UserError: if a field has another value. The message names the field.
@@ -41,5 +41,5 @@ def require(config: msgspec.Struct, **allowed: Sequence[Any]) -> None:
 
 
 def unsupported(name: str, value: Any, allowed: Sequence[Any]) -> UserError:
-    """Returns the error for a field with a value that this project does not support."""
+    """Returns the error for a field of config.json whose value is not supported. `allowed` are the supported values."""
     return UserError(f'{name}={value!r:.200} is not supported. Supported: {" or ".join(map(repr, allowed))}')

@@ -17,7 +17,7 @@ from runtime.schema import Size
 
 
 class Config(ForeignConfig, kw_only=True):
-    """The fields of GPT2Config."""
+    """The fields of config.json that Hugging Face's class GPT2Config defines."""
     vocab_size: Size = 50257
     bos_token_id: Token | None = 50256
     eos_token_id: Token | list[Token] | None = 50256
@@ -37,6 +37,8 @@ class Config(ForeignConfig, kw_only=True):
 
 
 CONFIGS = {'gpt2': Config}
+EMBEDDINGS = ('transformer.wte.weight',)
+COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of the model that GPT-2 cannot express."""
+    """Returns a message for each option of a model of this project that GPT-2 does not support."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'layer_norm', 'position': 'learned',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
     refused = [f'model.{name}={model[name]}: GPT-2 supports only {value}' for name, value in required.items()
@@ -88,7 +90,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
+    """Returns the links between all arrays of a Hugging Face model and the arrays of the same model in this project."""
     table, d_model, heads = rows(orders['text']), model.d_model, model.num_heads
     split = reshaped((d_model, -1), (d_model, heads, -1))
     links = [Link('transformer.wte.weight', {'embedding/embedding': table}),
@@ -116,15 +118,15 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 def is_derived(name: str) -> bool:
     """Returns whether an array can be derived from the config or from other arrays.
 
-    Such arrays are attention masks and a copy of the embedding.
+    Such arrays are attention masks.
     """
-    return name.endswith(('.attn.bias', '.attn.masked_bias')) or name == 'lm_head.weight'
+    return name.endswith(('.attn.bias', '.attn.masked_bias'))
 
 
 def full_name(name: str) -> str:
-    """Returns the name of an array in the whole language model.
+    """Returns the name of an array with the prefix 'transformer.'.
 
-    Some folders contain the model without the output layer. In these folders, the names lack the prefix 'transformer.'.
+    Some folders contain the model without the output layer. The names of arrays in these folders lack the prefix.
     """
     return name if name.startswith(('transformer.', 'lm_head.')) else f'transformer.{name}'
 

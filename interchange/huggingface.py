@@ -38,7 +38,7 @@ from runtime.schema import decoded, read_as
 
 FAMILIES: dict[str, Any] = {name: family for family in (marian, gpt2, llama) for name in family.CONFIGS}
 INDEX = 'model.safetensors.index.json'
-ADVICE = 'Give a folder that save_pretrained has written'
+ADVICE = 'Use a folder that save_pretrained has written'
 LONGEST = 1024  # the smallest value of max_position_embeddings in an exported translation model
 
 
@@ -51,7 +51,7 @@ class _Index(msgspec.Struct):
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Returns whether a folder has Hugging Face's format. In this format, config.json has the field model_type."""
+    """Returns whether a folder has Hugging Face's format, that is, whether config.json has the field model_type."""
     try:
         return 'model_type' in decoded(read_bytes(folder / CONFIG), dict[str, Any])
     except (OSError, ValueError):
@@ -134,10 +134,11 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> None:
         if family is gpt2:
             model, arrays = with_table(*with_biases(model, arrays), trained.config.data.context)
     if refused := family.refusals(model):
-        raise UserError('Hugging Face has no such model: ' + '; '.join(f'config.{option}' for option in refused))
+        raise UserError('this model cannot be exported to Hugging Face, which has no model with these options: '
+                        + '; '.join(f'config.{option}' for option in refused))
     if family is not marian and np.any(arrays.get('logits_bias', 0)):
-        raise UserError('config.model.output_bias=True: GPT-2 and Llama have no bias on the logits, but this model '
-                        'has learned such a bias')
+        raise UserError('config.model.output_bias=True: this model has learned a bias on the logits, but GPT-2 and '
+                        'Llama have no such bias. Use --to=ctranslate2')
     data = trained.config.data
     if family is marian and data.tokenizer.kind in ('char', 'byte'):
         raise UserError(f'config.data.tokenizer.kind={data.tokenizer.kind}: Marian supports only subword tokenizers. '
@@ -160,14 +161,14 @@ def _family(model: ConfigDict) -> Any:
         return marian
     if model.kind == 'language_model':
         return llama if model.norm_function == 'rms_norm' else gpt2
-    raise UserError(f'config.model.kind={model.kind}: Hugging Face has no such model. Only transformer and '
-                    'language_model can be exported')
+    raise UserError(f'config.model.kind={model.kind}: Hugging Face has no such model. The kind must be transformer or '
+                    'language_model')
 
 
 def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
-    """Returns the config of the imported model.
+    """Returns the config of an imported model. `options` are the options that describe the model.
 
-    Options that do not describe the model come from the recipe. Without a recipe, they have their default values.
+    All other options come from the recipe or, without a recipe, have their default values.
     """
     config = base.get_config()
     if recipe is None:
@@ -184,7 +185,7 @@ def _config(options: dict[str, Any], recipe: ConfigDict | None) -> ConfigDict:
 
 
 def _shapes(folder: Path, family: Any) -> dict[Path, dict[str, Shape]]:
-    """Returns {file: {full name: shape}} of the arrays in the folder's safetensors files.
+    """Returns the shapes of the arrays in the safetensors files of a folder, as {file: {full name: shape}}.
 
     Raises:
       UserError: if a file is missing or damaged, the index is damaged, or two files contain the same array.
@@ -203,26 +204,37 @@ def _shapes(folder: Path, family: Any) -> dict[Path, dict[str, Shape]]:
         with open_arrays(folder / name) as file:
             files[folder / name] = {full(array): shape for array, shape in file.shapes.items()}
         if twice := sorted(seen & files[folder / name].keys()):
-            raise UserError(f'{folder / name}: the array {twice[0]} is also in another file. {ADVICE}')
+            raise UserError(f'{folder / name}: the array {twice[0]} is also in another file of the folder. {ADVICE}')
         seen |= files[folder / name].keys()
     return files
 
 
 def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, dict[str, Shape]],
                      ours: dict[str, Shape], allow_nonfinite: bool) -> dict[str, Any]:
-    """Reads the parameters of a model. `ours` contains the shapes of the parameters in this project."""
+    """Reads the parameters of a Hugging Face model. `ours` are the shapes of the same parameters in this project."""
     theirs = {name: shape for arrays in files.values() for name, shape in arrays.items()}
+    by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
+    copies = {name for name in family.COPIES if name in theirs and name not in by_name}
     try:
-        check_arrays(links, ours, theirs, family.is_derived)
+        check_arrays(links, ours, theirs, lambda name: name in copies or family.is_derived(name))
     except UserError as error:
         raise UserError(f'{folder}: {error}') from None
-    by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
+    tied = copies and copies | {next(name for name in family.EMBEDDINGS if name in by_name)}
+    first: tuple[str, Any] | None = None  # the name and the content of the first array in `tied`
     for path in files:
         with open_arrays(path) as file:
             for name in file.shapes:
-                if link := by_name.get(full(name)):
-                    params |= {ours: jnp.asarray(array) for ours, array in
-                               to_ours(link, file.array(name, allow_nonfinite)).items()}
+                link = by_name.get(full(name))
+                if not link and full(name) not in tied:
+                    continue
+                array = file.array(name, allow_nonfinite)
+                if full(name) in tied:
+                    first = first or (name, array)
+                    if not np.array_equal(array, first[1], equal_nan=True):
+                        raise UserError(f'{path}: the arrays {first[0]} and {name} differ, but by config.json they are '
+                                        'tied (tie_word_embeddings). Use config.json and weights of the same model')
+                if link:
+                    params |= {ours: jnp.asarray(array) for ours, array in to_ours(link, array).items()}
     return unflatten_dict(params, sep='/')
 
 

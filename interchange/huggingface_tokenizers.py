@@ -25,7 +25,7 @@ from runtime.errors import UserError
 from runtime.files import read_bytes, write_text
 from runtime.schema import Count, read_as
 
-ADVICE = 'Give a folder into which save_pretrained has written the model and the tokenizer'
+ADVICE = 'Use a folder into which save_pretrained has written the model and the tokenizer'
 MARIAN = ('source.spm', 'target.spm', 'vocab.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 
@@ -40,7 +40,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenizer]:
-    """Reads Marian's tokenizers of source and target. `config` is the model's config, of interchange/marian.py.
+    """Reads Marian's tokenizers of source and target. `config` is a `Config` of interchange/marian.py.
 
     Raises:
       UserError: if a file is missing or damaged, or does not belong to the model of config.json.
@@ -54,7 +54,7 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
     for side, name in names.items():
         vocabulary = _vocabulary(folder / name, sizes[side])
         if unknown not in vocabulary:
-            raise UserError(f'{folder / name} has no piece {unknown}. {ADVICE}')
+            raise UserError(f'{folder / name} does not contain the piece {unknown}. {ADVICE}')
         pad, start = config.pad_token_id, config.decoder_start_token_id
         start = pad if start is None else start
         # The published models start with the padding token. The exports of this project have a separate start token.
@@ -69,9 +69,9 @@ def read_translation_tokenizers(folder: Path, config: Any) -> dict[str, Tokenize
 
 
 def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer, bool]:
-    """Reads the tokenizer of a language model. Also returns whether a text begins with the tokenizer's start token.
+    """Returns the tokenizer of a language model, and whether every text begins with the tokenizer's start token.
 
-    Reads the first of these files that exists: tokenizer.json, tokenizer.model (SentencePiece), or vocab.json and
+    Reads the first of these files that exists: tokenizer.json, tokenizer.model (SentencePiece), or vocab.json with
     merges.txt (GPT-2).
 
     Raises:
@@ -109,12 +109,12 @@ def byte_level_bpe(vocabulary: Path, merges: Path) -> Any:
 
 
 def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path, joint: bool) -> None:
-    """Writes Marian's tokenizer files.
+    """Writes the tokenizers of a translation model as Marian's tokenizer files.
 
     Args:
       tokenizers: the subword tokenizers of 'source' and 'target', trained by this project or imported.
       folder: an existing folder.
-      joint: whether both sides have the same vocabulary.
+      joint: whether source and target have the same vocabulary.
     """
     vocabularies = {}
     for side, tokenizer in tokenizers.items():
@@ -134,7 +134,7 @@ def write_translation_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Pa
 
 
 def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> None:
-    """Writes the tokenizer of a language model. `begins` states whether a text begins with the start token."""
+    """Writes the tokenizer of a language model. `begins` is whether every text begins with the start token."""
     config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}
     if isinstance(tokenizer, SentencePieceTokenizer | SubwordTokenizer):
         is_ours = isinstance(tokenizer, SubwordTokenizer)
@@ -154,9 +154,9 @@ def write_text_tokenizer(tokenizer: Tokenizer, folder: Path, begins: bool) -> No
 
 
 def original_order(tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the number of each token in the other library, int [tokens].
+    """Returns the number that each token of this project has in the other library, int [tokens].
 
-    The tokens of a tokenizer that this project trained have the same numbers in both libraries.
+    If this project has trained the tokenizer, tokens have the same numbers in both libraries.
     """
     return getattr(tokenizer, 'order', np.arange(len(tokenizer)))
 
@@ -205,7 +205,7 @@ def _special(folder: Path, config: ForeignConfig, unknown: int | None) -> list[i
 
 
 def _read(path: Path, read: Callable[[], Content]) -> Content:
-    """Returns the result of `read`, a function that reads the file at `path`.
+    """Calls `read`, which reads the tokenizer file at `path`, and returns its result.
 
     Raises:
       UserError: if `read` raises an exception. The message names the file.
@@ -226,13 +226,13 @@ def _vocabulary(path: Path, size: int) -> dict[str, int]:
     if len({*vocabulary.values()}) < len(vocabulary):
         numbers = sorted(vocabulary.values())
         twice = next(one for one, other in zip(numbers, numbers[1:], strict=False) if one == other)
-        raise UserError(f'{path}: the number {twice} belongs to two pieces. {ADVICE}')
+        raise UserError(f'{path}: two pieces have the same number, {twice}. {ADVICE}')
     return vocabulary
 
 
 def _check_size(path: Path, tokens: int, rows: int) -> None:
     if tokens > rows:
-        raise UserError(f'{path} has {tokens} tokens, but in config.json vocab_size={rows}. Use files of the same '
+        raise UserError(f'{path} has {tokens} tokens, but config.json has vocab_size={rows}. Use files of the same '
                         'model')
 
 

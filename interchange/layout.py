@@ -1,7 +1,7 @@
 """The correspondence between the arrays of another library and the arrays of this project.
 
-The correspondence is described by bijections, so that one description is used for import and export. In the names,
-`theirs` is an array of the other library, and `ours` is an array of this project.
+Bijections describe the correspondence, so that one description serves import and export. In the code, `theirs` stands
+for arrays of the other library, and `ours` stands for arrays of this project.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,10 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """An array of the other library, and the arrays of this project that correspond to its parts.
+    """A link between an array of the other library and one or several arrays of this project.
 
-    The parts lie side by side along the last axis of the other library's array.
+    Several arrays of this project correspond to parts of the other library's array. These parts lie side by side along
+    its last axis.
 
     Attributes:
       theirs: the name of the other library's array.
@@ -45,7 +46,7 @@ TRANSPOSED = Way(np.transpose, np.transpose)
 
 
 def chain(*ways: Way) -> Way:
-    """Returns the composition of bijections. The first one is applied first to the other library's array."""
+    """Returns the composition of several bijections. An import applies the first bijection first."""
     def ours(array):
         for way in ways:
             array = way.ours(array)
@@ -65,22 +66,22 @@ def reshaped(theirs: Sequence[int], ours: Sequence[int]) -> Way:
 
 
 def reordered(order: Int[np.ndarray, ' n'], axis: int) -> Way:
-    """Returns the permutation of an axis. Index i of this project's array is index order[i] of the other library's."""
+    """Returns a bijection that permutes an axis: index i in this project is index order[i] in the other library."""
     back = np.argsort(order)
     return Way(lambda array: np.take(array, order, axis), lambda array: np.take(array, back, axis))
 
 
 def rows(order: Int[np.ndarray, ' tokens']) -> Way:
-    """Returns the bijection of a table with a row for each token.
+    """Returns the bijection of a table with a row for each token, such as a table of embeddings.
 
-    `order` contains the other library's number of each token. The row of a token without such a number is 0. If two
-    tokens have the same number, the other library's table gets the row of the later token.
+    `order` contains the number of each token in the other library. A token without such a number has a row of 0. If two
+    tokens of this project have the same number, an export writes the row of the later token.
     """
     exists = order != NONE
 
     def ours(array):
-        table = np.zeros((len(order), *array.shape[1:]), array.dtype)
-        table[exists] = array[order[exists]]
+        table = array[order]  # NONE selects any row
+        table[~exists] = 0
         return table
 
     def theirs(array):
@@ -102,14 +103,14 @@ def halves(width: int) -> Int[np.ndarray, ' width']:
 
 def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Mapping[str, Shape],
                  is_derived: Callable[[str], bool]) -> None:
-    """Checks that a model of another library has the arrays that `links` need, in the right shapes.
+    """Checks that a model of another library has all arrays that `links` lists, with the expected shapes.
 
     Args:
       links: the correspondence of all arrays.
       shapes: {name: shape} of this project's arrays.
       theirs: {name: shape} of the other library's arrays.
-      is_derived: returns whether an array of the other library can be derived from the config or from other arrays.
-        Such an array is ignored.
+      is_derived: a function that takes the name of an array of the other library. It returns whether this array can be
+        derived from the config or from other arrays. Such an array is ignored.
 
     Raises:
       UserError: if an array is missing, is unknown or has another shape. The message names the array.
@@ -128,20 +129,20 @@ def check_arrays(links: Sequence[Link], shapes: Mapping[str, Shape], theirs: Map
 
 
 def _their_shape(link: Link, shapes: Mapping[str, Shape]) -> Shape:
-    """Returns the shape of the other library's array, computed from the shapes of this project's arrays."""
+    """Returns the shape of a link's array in the other library, from the shapes of this project's arrays."""
     parts = [way.theirs(np.broadcast_to(np.False_, shapes[name])).shape for name, way in link.ours.items()]
     return (*parts[0][:-1], sum(part[-1] for part in parts))
 
 
 def to_ours(link: Link, theirs: Float[np.ndarray, '...']) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns this project's arrays of a link. `check_arrays` must have accepted the shape of `theirs`."""
+    """Converts an array of the other library to this project's arrays of a link. Call `check_arrays` before."""
     parts = np.split(theirs, len(link.ours), axis=-1)
     return {name: np.ascontiguousarray(way.ours(part))
             for (name, way), part in zip(link.ours.items(), parts, strict=True)}
 
 
 def to_theirs(links: Sequence[Link], ours: Mapping[str, np.ndarray]) -> dict[str, Float[np.ndarray, '...']]:
-    """Returns the other library's arrays, in float32."""
+    """Converts this project's arrays to the arrays of the other library, in float32."""
     return {link.theirs: np.ascontiguousarray(np.concatenate(
         [way.theirs(np.asarray(ours[name], np.float32)) for name, way in link.ours.items()], axis=-1))
         for link in links}

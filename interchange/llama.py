@@ -1,9 +1,9 @@
 """The Llama family: Llama (arXiv:2302.13971), Mistral (arXiv:2310.06825), Qwen2 (arXiv:2407.10671).
 
-These models use pre-norm with RMSNorm, SwiGLU, rotary positions and grouped queries. They rotate the elements j and
-j + d_k / 2 of a head as a pair. This project rotates the elements 2j and 2j + 1 (Su et al.). Therefore the elements of
-queries and keys are reordered. This changes no value. Mistral also has a window. Qwen2 also has biases on queries, keys
-and values.
+These models use pre-norm with RMSNorm, SwiGLU, rotary positions and grouped queries. They rotate the elements j and j +
+d_k / 2 of a head as a pair. This project rotates the elements 2j and 2j + 1 (Su et al.). Therefore an import reorders
+the elements of queries and keys, without changing their values. Mistral also has a window. Qwen2 also has biases on
+queries, keys and values.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ LLAMA_3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The field rope_parameters. Its previous name was rope_scaling."""
+    """The content of the field rope_parameters of config.json. The previous name of this field was rope_scaling."""
     rope_type: str | None = None
     type: str | None = None
     rope_theta: Positive | None = None
@@ -37,7 +37,7 @@ class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Llama(ForeignConfig, kw_only=True):
-    """The fields of LlamaConfig."""
+    """The fields of config.json that Hugging Face's class LlamaConfig defines."""
     vocab_size: Size = 32000
     bos_token_id: Token | None = 1
     eos_token_id: Token | list[Token] | None = 2
@@ -64,7 +64,7 @@ class Llama(ForeignConfig, kw_only=True):
 
 
 class Mistral(Llama, kw_only=True):
-    """The fields of MistralConfig."""
+    """The fields of config.json that Hugging Face's class MistralConfig defines."""
     intermediate_size: Size = 14336
     num_key_value_heads: Size | None = 8
     max_position_embeddings: Size = 131072
@@ -72,7 +72,7 @@ class Mistral(Llama, kw_only=True):
 
 
 class Qwen2(Llama, kw_only=True):
-    """The fields of Qwen2Config."""
+    """The fields of config.json that Hugging Face's class Qwen2Config defines."""
     vocab_size: Size = 151936
     bos_token_id: Token | None = None
     eos_token_id: Token | list[Token] | None = None
@@ -82,6 +82,8 @@ class Qwen2(Llama, kw_only=True):
 
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
+EMBEDDINGS = ('model.embed_tokens.weight',)
+COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
 def options(config: Llama) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def options(config: Llama) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of the model that no model of the family can express."""
+    """Returns a message for each option of a model of this project that Llama, Mistral and Qwen2 do not support."""
     required = {'kind': 'language_model', 'norm': 'pre', 'norm_function': 'rms_norm', 'position': 'rotary',
                 'feed_forward': 'gated', 'score': 'scaled_dot'}
     refused = [f'model.{name}={model[name]}: Llama supports only {value}' for name, value in required.items()
@@ -157,7 +159,7 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
+    """Returns the links between all arrays of a Hugging Face model and the arrays of the same model in this project."""
     table = rows(orders['text'])
     links = [Link('model.embed_tokens.weight', {'embedding/embedding': table}),
              Link('model.norm.weight', {'encoder/final_norm/scale': SAME})]
@@ -178,9 +180,9 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 def is_derived(name: str) -> bool:
     """Returns whether an array can be derived from the config or from other arrays.
 
-    Such arrays are the frequencies of the rotary positions and a copy of the embedding.
+    Such arrays are the frequencies of the rotary positions.
     """
-    return name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight'
+    return name.endswith('rotary_emb.inv_freq')
 
 
 def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
@@ -204,7 +206,7 @@ def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:
 
 
 def _rotary(config: Llama) -> dict[str, Any]:
-    """Returns this project's options for the rotary positions of `config`."""
+    """Returns the options of this project that describe the rotary positions of a Llama model."""
     rotation = config.rope_parameters or config.rope_scaling or Rotation()
     require(rotation, partial_rotary_factor=(None, 1.0))
     kind = rotation.rope_type or rotation.type or 'default'
@@ -214,19 +216,19 @@ def _rotary(config: Llama) -> dict[str, Any]:
     if kind not in ('linear', 'llama3'):
         raise unsupported('rope_parameters.rope_type', kind, ('default', 'linear', 'llama3'))
     if rotation.factor is None:
-        raise UserError(f'rope_parameters.factor is missing. rope_type={kind} needs this field')
+        raise UserError(f'rope_parameters.factor is missing, but rope_type={kind} needs it. Add this field')
     options |= {'model.rotary_scaling': kind, 'model.rotary_factor': rotation.factor}
     if kind == 'llama3':
         require(rotation, **{name: (value,) for name, value in LLAMA_3.items()})
         if rotation.original_max_position_embeddings is None:
-            raise UserError(f'rope_parameters.original_max_position_embeddings is missing. rope_type={kind} needs '
-                            'this field')
+            raise UserError('rope_parameters.original_max_position_embeddings is missing, but '
+                            f'rope_type={kind} needs it. Add this field')
         options['model.rotary_original_length'] = rotation.original_max_position_embeddings
     return options
 
 
 def _window(config: Llama) -> int:
-    """Returns the size of the window, or 0 if attention has no window.
+    """Returns the size of the attention window of a model, or 0 if it has no window.
 
     The result is also 0 if the window is at least max_position_embeddings, because such a window has no effect.
     """

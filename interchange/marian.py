@@ -1,9 +1,9 @@
 """MarianMT, the encoder-decoder of the opus-mt models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 
 MarianMT is the paper's post-norm Transformer with biases. In a position vector of MarianMT, all sines come before all
-cosines. This project alternates sines and cosines. Therefore the d_model elements of the embeddings and of all layers
-are reordered. This changes no value. The published models start decoding with the padding token. Therefore the start
-token of this project has the embedding of Marian's padding token.
+cosines. This project alternates sines and cosines. Therefore an import reorders the d_model elements of the embeddings
+and of all layers, without changing their values. The published models start decoding with the padding token. Therefore
+the start token of this project gets the embedding of Marian's padding token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ EPSILON = 1e-5  # PyTorch's default for layer normalization; MarianConfig has no
 
 
 class Config(ForeignConfig, kw_only=True):
-    """The fields of MarianConfig."""
+    """The fields of config.json that Hugging Face's class MarianConfig defines."""
     vocab_size: Size = 58101
     decoder_vocab_size: Size | None = None
     pad_token_id: Token = 58100
@@ -48,6 +48,9 @@ class Config(ForeignConfig, kw_only=True):
 
 
 CONFIGS = {'marian': Config}
+# The embedding of the target. If embeddings are tied, the weights may contain copies of this array.
+EMBEDDINGS = ('model.shared.weight', 'model.decoder.embed_tokens.weight')
+COPIES = ('lm_head.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def refusals(model: ConfigDict) -> list[str]:
-    """Returns a message for each option of the model that Marian cannot express."""
+    """Returns a message for each option of a model of this project that Marian does not support."""
     required = {'kind': 'transformer', 'norm': 'post', 'norm_function': 'layer_norm', 'position': 'sinusoidal',
                 'feed_forward': 'plain', 'score': 'scaled_dot', 'window': 0}
     refused = [f'model.{name}={model[name]}: Marian supports only {value}' for name, value in required.items()
@@ -113,13 +116,13 @@ def fields(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']], 
 
 
 def generation(orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> dict[str, Any]:
-    """Returns the content of generation_config.json that excludes the special tokens from all outputs."""
+    """Returns the content of generation_config.json. It excludes the special tokens from all outputs."""
     excluded = {int(orders['target'][token]) for token in (PAD, BOS, UNK)} - {-1}
     return {'bad_words_ids': [[token] for token in sorted(excluded)]}
 
 
 def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -> list[Link]:
-    """Returns the correspondence between all arrays of Hugging Face's model and of this project's model."""
+    """Returns the links between all arrays of a Hugging Face model and the arrays of the same model in this project."""
     stream = halves(model.d_model)
     table = {side: chain(rows(order), reordered(stream, 1)) for side, order in orders.items()}
     bias = chain(reshaped((1, -1), (-1,)), rows(orders['target']))
@@ -145,12 +148,8 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array can be derived from the config or from other arrays.
-
-    Such arrays are sinusoids and copies of the embeddings.
-    """
-    return name.endswith('embed_positions.weight') or name in (
-        'lm_head.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
+    """Returns whether an array can be derived from the config. Such arrays are sinusoids."""
+    return name.endswith('embed_positions.weight')
 
 
 def _link(theirs: str, ours: str, way: Way) -> Link:

@@ -65,11 +65,11 @@ class ArrayFile:
             infinity and `allow_nonfinite` is False.
         """
         if (dtype := self._file.get_slice(name).get_dtype()) not in DTYPES:
-            raise UserError(f'{self.path}: the array {name} has dtype {dtype}. Save the weights with one of '
-                            f'{", ".join(DTYPES)}')
+            raise UserError(f'{self.path}: the array {name} has the unsupported dtype {dtype}. Save the weights with '
+                            f'one of the dtypes {", ".join(DTYPES)}')
         array = self._file.get_tensor(name)
         if name in self._checksums and _checksum(array) != self._checksums[name]:
-            raise UserError(f'{self.path}: the array {name} is damaged: its checksum differs. {ADVICE}')
+            raise UserError(f'{self.path}: the array {name} is damaged: it does not match its checksum. {ADVICE}')
         with np.errstate(over='ignore'):  # a float64 value may be too large for float32
             array = array.astype(np.float32, copy=False)
         if not allow_nonfinite and not np.isfinite(array).all():
@@ -95,7 +95,7 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file, with checksums of the arrays in its metadata."""
+    """Writes arrays to a safetensors file. The metadata of the file also contains checksums of the arrays."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     checksums = {name: _checksum(array) for name, array in arrays.items()}
     _library().numpy.save_file(arrays, path, metadata={**metadata, CHECKSUMS: json.dumps(checksums)})

@@ -30,7 +30,7 @@ LEAST_POSITIONS = 1024  # the smallest number of rows of a table of sinusoids; C
 
 
 def refusals(config: ConfigDict) -> list[str]:
-    """Returns a message for each option that CTranslate2 does not support. The list is empty if all are supported."""
+    """Returns a message for each option of a model that CTranslate2 does not support, or an empty list."""
     model = config.model
     if model.kind not in ('transformer', 'language_model'):
         return [f'model.kind={model.kind}: CTranslate2 supports only transformer and language_model']
@@ -63,7 +63,8 @@ def write_ctranslate2(trained: TrainedModel, folder: Path, quantization: str = '
     if importlib.util.find_spec('ctranslate2') is None:
         raise UserError("CTranslate2 is not installed. Run pip install -e '.[interchange]'")
     if refused := refusals(trained.config):
-        raise UserError(f'CTranslate2 cannot compute this model: {"; ".join(f"config.{option}" for option in refused)}')
+        raise UserError('CTranslate2 does not support these options of the model: '
+                        + '; '.join(f'config.{option}' for option in refused))
     spec = _Writer(trained).specification()
     spec.validate()
     spec.optimize(quantization=None if quantization == 'float32' else quantization)
@@ -76,7 +77,7 @@ def _head_widths(model: ConfigDict) -> tuple[int, int]:
 
 
 class _Writer:
-    """Fills CTranslate2's specifications with the parameters of one model."""
+    """A writer that fills CTranslate2's specifications with the parameters of a model."""
 
     def __init__(self, trained: TrainedModel):
         self.specs: Any = importlib.import_module('ctranslate2.specs')

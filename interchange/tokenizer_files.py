@@ -9,7 +9,7 @@ from input_pipeline.tokenizer import SubwordTokenizer, Tokenizer
 
 
 def unique_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Returns a unique, readable text for each token, for vocabularies that identify tokens by their text."""
+    """Returns a unique, readable text for each token. Other libraries identify tokens by this text."""
     pieces = tokenizer.pieces(range(len(tokenizer)))
     first = {}
     for token, piece in enumerate(pieces):
@@ -30,9 +30,10 @@ def write_tokenizers(tokenizers: Mapping[str, Tokenizer], folder: Path) -> None:
 
 
 def with_dummy_prefix(model: bytes) -> bytes:
-    """Returns a copy of a SentencePiece model that adds a space before a text.
+    """Returns a copy of a SentencePiece model that itself adds a space before each text.
 
-    In this project, SubwordTokenizer adds this space. Other libraries expect that the model adds the space.
+    In this project, SubwordTokenizer adds this space. Other libraries expect that the SentencePiece model adds the
+    space.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # pyright: ignore[reportAttributeAccessIssue]
     proto.normalizer_spec.add_dummy_prefix = True

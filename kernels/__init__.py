@@ -1,1 +1,1 @@
-"""Functions in the form that XLA computes fastest on one CPU. Their values are the same as in the plain form."""
+"""Fast implementations of operations, mostly for one CPU. They compute the same values as plain implementations."""

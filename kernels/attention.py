@@ -1,4 +1,4 @@
-"""Attention in O(n) memory, by chunks of queries or by the fused kernels of accelerators."""
+"""Attention with O(n) memory for n positions, in chunks of queries or by the fused kernels of accelerators."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +24,7 @@ def in_chunks(function: Callable[[dict[str, Array], Array], Array],
     Args:
       function: maps a chunk of the rows, and the number of the chunk, to an array [batch, rows, ...].
       rows: arrays by name.
-      axes: the number of the axis of rows, for each array.
+      axes: which axis of each array is the axis of rows, by name.
       chunk: maximum number of rows in a chunk.
     """
     name = next(iter(rows))
@@ -74,8 +74,8 @@ def fused_attention(query: Float[Array, 'batch target heads d_k'], key: Float[Ar
     if bias is not None:
         bias = bias.astype(query.dtype)
     if mask is not None:
-        # A query that sees no key gets all keys here, and its output is set to 0 below. cuDNN's kernel may compute NaN
-        # for a query without keys, and jnp.where would not keep that NaN out of the gradients.
+        # cuDNN's kernel may compute NaN for a query that sees no key, and jnp.where would not keep the NaN out of the
+        # gradients. So such a query sees all keys in the kernel, and its output is set to 0 below.
         sees_any = mask.any(axis=-1, keepdims=True)
         mask = mask | ~sees_any
     pooled = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=mask, scale=scale,

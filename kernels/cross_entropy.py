@@ -1,4 +1,4 @@
-"""Cross-entropy from states and an output matrix, computed in tiles, so that not all logits of a batch are in memory.
+"""Cross-entropy from states and an output matrix. The logits are computed in tiles and never all in memory together.
 
 The values are equal to `model.losses.cross_entropy` of the logits. The gradients are computed together with the values,
 tile by tile, so no tile is computed twice. Let p be the softmax and q the smoothed target distribution. Then the
@@ -27,7 +27,7 @@ Scalar = Float[Array, '']
 
 def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batch'],
               target_logit: Float[Array, '*batch'], maximum: Float[Array, '*batch']) -> Bool[Array, '*batch']:
-    """Returns logits.argmax(axis=-1) == targets, given the logit of the target and the maximum of the logits.
+    """Returns logits.argmax(axis=-1) == targets, from the logits of the targets and the maxima of the logits.
 
     This is faster than an argmax. For 8 million logits, it takes 166 ms together with the products that compute the
     logits. With an argmax, the time is 208 ms (2 cores of a CPU).
@@ -38,7 +38,7 @@ def is_argmax(logits: Float[Array, '*batch classes'], targets: Int[Array, '*batc
 
 
 def possible_classes(classes: int, absent: tuple[int, ...]) -> Bool[np.ndarray, '{classes}'] | None:
-    """Returns a mask of the classes that are not `absent`; None if no class is absent."""
+    """Returns a mask that is False for the `absent` classes, or None if no class is absent."""
     if not absent:
         return None
     mask = np.ones(classes, bool)
@@ -96,10 +96,11 @@ tiled_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1, gradients=True):
-    """Returns the sums, and the gradients of the loss with respect to the factors. For CPUs.
+    """Returns the sums (loss, nll, accuracy), and the gradients of the loss with respect to the factors, on CPUs.
 
-    Without `gradients`, the gradients are None. In p - q, only p is computed as a matrix for each tile. The part of q
-    in a gradient needs only one row of the output matrix (the row of the target) and the mean of all rows.
+    If `gradients` is False, None is returned for the gradients. In p - q, only p is computed as a matrix for each tile.
+    The part of q in a gradient needs only one row of the output matrix (the row of the target) and the mean of all
+    rows.
     """
     states, table, bias = factors
     dtype, (classes, width) = states.dtype, table.shape
@@ -119,7 +120,8 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
         if not gradients:
             return jax.tree.map(jnp.add, carry, (sums, None, None)), None
         grad_bias = None if bias is None else jnp.einsum('bt,btv->v', weights / total, unnormalised)
-        # Instead of the softmax, the other factors of its products are normalised, because they are smaller.
+        # The softmax is not normalised. Instead, the factors with which it is multiplied are divided by the sum,
+        # because they are smaller.
         scale, unnormalised = (weights / total)[..., None], unnormalised.astype(narrow)
         grad_states = scale * jnp.einsum('btv,vd->btd', unnormalised, matrix, preferred_element_type=jnp.float32)
         grad_states -= weights[..., None] * ((1 - label_smoothing) * table[targets] + label_smoothing * mean_row)
@@ -146,10 +148,10 @@ def scan_tiles(factors, targets, weights, label_smoothing, absent=(), devices=1,
 
 
 def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1):
-    """Returns the same as `scan_tiles`, for accelerators.
+    """Returns the same values as `scan_tiles`, in the form that is fast on accelerators.
 
-    The gradient with respect to the logits of all tiles is kept, in the dtype of the states. Then the gradient of the
-    matrix is one product. It is written once and reduced once over the devices.
+    The gradient with respect to the logits of all tiles is kept in memory, in the dtype of the states. So the gradient
+    of the output matrix is one product, which is written once and reduced once over the devices.
     """
     states, table, bias = factors
     dtype, classes = states.dtype, len(table)
@@ -181,7 +183,7 @@ def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1
 
 
 def _sums(logits, targets, weights, normaliser, maximum, target_logit, mean_logit, label_smoothing):
-    """Returns the sums (loss, nll, accuracy) over positions. The mean logit is the sum of the list `mean_logit`."""
+    """Returns the sums (loss, nll, accuracy) over positions. The sum of the list `mean_logit` is the mean logit."""
     losses = normaliser - (1 - label_smoothing) * target_logit
     if label_smoothing:
         for summand in mean_logit:
@@ -221,6 +223,6 @@ def _split(states, targets, weights, classes, devices):
 
 
 def _join(parts, shape):
-    """Returns the states of all tiles in the original shape. This is the inverse of `_split`."""
+    """Joins arrays in tiles into one array of the original shape. This is the inverse of `_split`."""
     rows = jnp.moveaxis(parts, 0, 1).reshape(shape[0], -1, shape[-1])
     return rows[:, :math.prod(shape[1:-1])].reshape(shape)

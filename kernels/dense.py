@@ -1,4 +1,4 @@
-"""A dense layer with the gradients of kernels/product.py."""
+"""A dense layer whose gradients are computed by kernels/product.py, which is faster on CPUs."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from kernels.product import add_bias, dot_general
 
 
 class Dense(nn.Module):
-    """x W + b: nn.Dense with the same parameters and values, and with faster gradients on CPUs.
+    """A dense layer, x W + b, with the parameters and values of nn.Dense, and with faster gradients on CPUs.
 
     Attributes:
       features: width of the output.

@@ -1,4 +1,4 @@
-"""The two products of attention within each head: queries with keys, and weights with values."""
+"""The two matrix products of attention, computed per head: queries with keys, and attention weights with values."""
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
                     dtype: DTypeLike) -> Shaped[Array, '...']:
     """Returns jnp.einsum(equation, left, right) in `dtype`, for an equation with the letter h for the heads.
 
-    `right` may have fewer heads than `left`. Then each head of `right` is used for heads / groups consecutive heads of
-    `left`. The result is jnp.einsum(equation, left, jnp.repeat(right, heads // groups, axis=2)), but each head of
-    `right` is read only once.
+    `right` may have fewer heads than `left`, as in grouped-query attention. Then each head of `right` is used for
+    heads / groups consecutive heads of `left`. The result is jnp.einsum(equation, left, jnp.repeat(right, heads //
+    groups, axis=2)), but each head of `right` is read only once.
     """
     heads, groups = left.shape[equation.index('h')], right.shape[2]
     if heads != groups:
@@ -34,7 +34,7 @@ def einsum_per_head(equation: str, left: Shaped[Array, '...'], right: Shaped[Arr
 
 
 def _grouped(equation, left, right, groups, dtype):
-    """Splits the axis h of `left` into two axes, the groups g and the heads r of a group."""
+    """Computes the einsum with the axis h of `left` split into two axes: the groups g, and the heads r of a group."""
     first, second, output = equation.replace('->', ',').split(',')
     axis = first.index('h')
     left = left.reshape(*left.shape[:axis], groups, -1, *left.shape[axis + 1:])

@@ -1,4 +1,4 @@
-"""The largest logits of a row and the logsumexp of the row, for searches. On CPUs, each row is read once."""
+"""The largest logits of a row and the logsumexp of a row, for searches. On CPUs, the functions read each row once."""
 
 import functools
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-PARTS = 32  # parts of a row of logits that are read side by side
+PARTS = 32  # number of parts of a row of logits that are processed together
 
 
 def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequence[int] = (),
             parts: int = PARTS) -> tuple[Float[Array, '*batch count'], Int[Array, '*batch count']]:
     """Returns the `count` largest logits and their tokens, as jax.lax.top_k does.
 
-    The logits of `forbidden` tokens are replaced by -inf. If logits are equal, the first is taken. On CPUs, each row is
+    The logits of `forbidden` tokens are replaced by -inf. Of equal logits, the first is taken. On CPUs, each row is
     read once.
     """
     exactly = functools.partial(_top_k, count=count, forbidden=forbidden)
@@ -25,7 +25,9 @@ def largest(logits: Float[Array, '*batch vocab'], count: int, forbidden: Sequenc
 
 
 def _top_k(logits, count, forbidden=()):
-    """Computes jax.lax.top_k of a matrix, because XLA for CPUs would sort an array with more axes completely."""
+    """Returns jax.lax.top_k of each row. The array is reshaped to a matrix, because XLA for CPUs is slow otherwise: it
+    sorts an array with more axes completely.
+    """
     allowed = _allowed(logits, jnp.arange(logits.shape[-1]), forbidden)
     values, tokens = jax.lax.top_k(allowed.reshape(-1, logits.shape[-1]), count)
     return values.reshape(*logits.shape[:-1], count), tokens.reshape(*logits.shape[:-1], count)
@@ -38,7 +40,7 @@ def _allowed(logits, tokens, forbidden):
 
 
 def _largest_of_columns(logits, count, forbidden, parts):
-    """Finds the largest logits by columns.
+    """Returns the `count` largest logits of each row and their tokens, found by columns.
 
     The parts of a row form a matrix with one part in each line. The `count` largest logits are in the `count` columns
     with the largest maxima.
@@ -53,14 +55,14 @@ def _largest_of_columns(logits, count, forbidden, parts):
     tokens = tokens.reshape(*logits.shape[:-1], -1)
     candidates = jnp.take_along_axis(logits, tokens, axis=-1, mode='fill', fill_value=-jnp.inf)
     values, index = _top_k(_allowed(candidates, tokens, forbidden), count)
-    # If another column has a logit equal to the last value, that logit may be the first of the equal logits.
+    # Another column may have a logit equal to the last value. Then the rule for equal logits needs a complete search.
     return jax.lax.cond((maxima[..., count] == values[..., -1]).any(),
                         functools.partial(_top_k, count=count, forbidden=forbidden),
                         lambda _: (values, jnp.take_along_axis(tokens, index, axis=-1)), logits)
 
 
 def _cut(logits, parts=PARTS):
-    """Returns parts of equal length. The last part is padded. XLA vectorises elementwise functions of all parts."""
+    """Splits each row into parts of equal length, so that XLA vectorises the computation. The last part is padded."""
     width = -(-logits.shape[-1] // parts)
     cut = [logits[..., begin:begin + width] for begin in range(0, parts * width, width)]
     padding = [(0, 0)] * (logits.ndim - 1)
@@ -68,7 +70,7 @@ def _cut(logits, parts=PARTS):
 
 
 def log_normaliser(logits: Float[Array, '*batch vocab'], maximum: Float[Array, '*batch 1']) -> Float[Array, '*batch']:
-    """Returns the logsumexp of each row. `maximum` is the maximum of each row."""
+    """Returns the logsumexp of each row of logits. `maximum` contains the maximum of each row."""
     powers = functools.reduce(jnp.add, [jnp.exp(part - maximum) for part in _cut(logits)])
     # Without the barrier, XLA would store all powers for one long sum instead of reading the logits in one pass.
     return jnp.log(jax.lax.optimization_barrier(powers).sum(axis=-1)) + maximum[..., 0]

@@ -5,5 +5,5 @@ from jaxtyping import Array, Shaped
 
 
 def in_rows(array: Shaped[Array, '*shape']) -> Shaped[Array, '*shape']:
-    """Returns the array with its last axis innermost in memory, so that XLA does not transpose it at a later use."""
+    """Returns the same array, stored in row-major order, so that XLA does not transpose it when it is used later."""
     return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))

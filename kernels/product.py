@@ -1,4 +1,4 @@
-"""Products of inputs and matrices, and sums with biases. The gradients are computed in the order that suits CPUs."""
+"""Products of inputs and matrices, and sums with biases, with gradients that are computed fast on CPUs."""
 
 import itertools
 import math
@@ -15,21 +15,21 @@ from kernels.layout import in_rows
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
-PRODUCT = 'product'  # the name by which rematerialisation finds these products, because they have custom gradients
+PRODUCT = 'product'  # name for rematerialisation, which does not recognise products with custom gradients by themselves
 
 
 # Flax's layers call this function with the arguments of jax.lax.dot_general.
 def dot_general(inputs: Float[Array, '*batch_and_d'], matrix: Float[Array, '*d_and_f'], dimension_numbers: Dimensions,
                 precision: None = None,
                 preferred_element_type: DTypeLike | None = None) -> Float[Array, '*batch_and_f']:
-    """Returns `inputs` times `matrix`, as the function dot_general of nn.Dense and nn.DenseGeneral.
+    """Returns `inputs` times `matrix`. Use this as the argument dot_general of nn.Dense and nn.DenseGeneral.
 
-    The product sums over the last axes of `inputs` and the first axes of `matrix`. Its values are those of
-    jax.lax.dot_general. With the gradient g of the product, the gradient of the matrix is computed as
+    The product sums over the last axes of `inputs` and the first axes of `matrix`. The values are equal to the values
+    of jax.lax.dot_general. Let g be the gradient of the product. This function computes the gradient of the matrix as
     inputs^T @ g. jax.lax.dot_general computes it as (g^T @ inputs)^T, which is three times slower on CPUs.
 
-    Within `jax.default_matmul_precision('bfloat16')`, values and gradients are computed by products in bfloat16 and
-    sums in float32. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
+    Within `jax.default_matmul_precision('bfloat16')`, the factors are rounded to bfloat16, and the sums are in float32.
+    This applies to values and gradients. Accelerators follow this setting by themselves, but XLA for CPUs ignores it.
     """
     (axes, matrix_axes), batch = dimension_numbers
     count = len(axes)
@@ -64,19 +64,19 @@ _product.defvjp(_forward, _backward)
 
 
 def matrix_gradient(inputs: Float[Array, 'n d'], grad: Float[Array, 'n f'], dtype: DTypeLike) -> Float[Array, 'd f']:
-    """Returns the gradient of a matrix, inputs^T grad, from the gradient of its product with `inputs`."""
+    """Returns inputs^T grad, the gradient of a matrix, where `grad` is the gradient of the product inputs @ matrix."""
     plain = partial(jnp.einsum, 'nd,nf->df', preferred_element_type=dtype)
     return on_one_cpu(partial(_row_by_row, dtype=dtype), plain, inputs, grad)
 
 
 def _row_by_row(inputs, grad, dtype):
-    """Computes inputs^T grad of matrices that are stored row by row. XLA for CPUs is fast only for this layout."""
+    """Returns inputs^T grad. Both arrays are stored in row-major order, because XLA for CPUs is fast only then."""
     return in_rows(jnp.dot(in_rows(inputs.T), grad, preferred_element_type=dtype))
 
 
 def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, 'd ...']],
              biases: Sequence[Float[Array, '...']] | None, dtype: DTypeLike) -> list[Float[Array, '...']]:
-    """Returns inputs @ matrix + bias in `dtype` for each matrix. Computes one product, which is faster for few inputs.
+    """Returns inputs @ matrix + bias for each matrix, computed by one product, which is faster for few inputs.
 
     A matrix may have several axes of features: [d, features] or [d, heads, width].
     """
@@ -91,9 +91,12 @@ def products(inputs: Float[Array, '*batch d'], matrices: Sequence[Float[Array, '
 
 
 def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab d']) -> Float[Array, '*batch vocab']:
-    """Returns states[...] . table[v] in float32. Both factors have the dtype of the states.
+    """Returns the logits: the dot product of each state with each row of `table`, in float32.
 
-    Within `jax.default_matmul_precision('bfloat16')` `dot_general` computes the product and its gradients.
+    Before the product, the table is converted to the dtype of the states.
+
+    Within `jax.default_matmul_precision('bfloat16')`, the function `dot_general` computes the product and its
+    gradients.
     """
     dtype = states.dtype
     if narrowed(dtype) != dtype:
@@ -103,10 +106,10 @@ def logits_product(states: Float[Array, '*batch d'], table: Float[Array, 'vocab 
 
 @jax.custom_vjp
 def add_bias(inputs: Float[Array, '*batch d'], bias: Float[Array, ' d']) -> Float[Array, '*batch d']:
-    """Returns inputs + bias. The gradient of the bias is computed as a product with ones.
+    """Returns inputs + bias. The gradient of the bias is computed as a matrix product with ones, not as a sum.
 
-    In a sum over the rows, XLA for CPUs would compute the gradient of `inputs` a second time, column by column, because
-    XLA fuses the operations that produce this gradient into the sum.
+    The reason is that XLA for CPUs would fuse the operations that produce the gradient of `inputs` into the sum, and so
+    compute this gradient a second time, column by column.
     """
     return inputs + bias
 
@@ -127,12 +130,12 @@ add_bias.defvjp(_add_forward, _add_backward)
 
 
 def on_one_cpu(fast: Callable[..., Array], plain: Callable[..., Array], *arrays: Array) -> Array:
-    """Returns `fast(*arrays)` if the only device is a CPU, otherwise `plain(*arrays)`, which has the same values."""
-    if jax.device_count() > 1:  # to constrain a layout, XLA would gather the rows of all devices
+    """Returns fast(*arrays) if the only device is a CPU, otherwise plain(*arrays), which computes the same values."""
+    if jax.device_count() > 1:  # a layout constraint would make XLA gather the rows of all devices
         return plain(*arrays)
     return jax.lax.platform_dependent(*arrays, cpu=fast, default=plain)
 
 
 def narrowed(dtype: DTypeLike) -> DTypeLike:
-    """Returns the dtype of the factors of a product: bfloat16 if that is JAX's default precision, else `dtype`."""
+    """Returns the dtype of the factors of a product: bfloat16 if JAX's matmul precision is bfloat16, else `dtype`."""
     return jnp.bfloat16 if jax.config.values['jax_default_matmul_precision'] == 'bfloat16' else dtype

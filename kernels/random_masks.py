@@ -1,4 +1,4 @@
-"""Random masks for dropout. A mask is drawn once in a step, and not again in the backward pass."""
+"""Random masks for dropout. A mask is drawn once in a step: the backward pass uses the mask of the forward pass."""
 
 import math
 
@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, UInt32
 
-LEVELS = 2 ** 16  # 16 random bits decide whether a number is dropped, so rates are multiples of 1 / LEVELS
+LEVELS = 2 ** 16  # 16 random bits decide whether a value is dropped, so rates are multiples of 1 / LEVELS
 
 
 def keep_mask(key: Key[Array, ''], rate: float, shape: tuple[int, ...]) -> Bool[Array, '*shape']:
     """Returns independent random values, each False with probability `rounded(rate)`.
 
-    A value depends only on the key, the row (the index along the first axis) and the index in the row, so it is the
-    same for every sharding of the rows. One hash gives the bits of two values.
+    A value depends only on the key, the row (the index along the first axis) and the index in the row, so the values do
+    not depend on the sharding of the rows. One hash supplies the bits of two values.
     """
     rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
     words = (columns + 1) // 2

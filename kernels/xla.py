@@ -1,4 +1,4 @@
-"""An XLA flag that jaxlib 0.10.2 needs: without the flag, it computes some fused sums wrongly on CPUs."""
+"""Sets an XLA flag for jaxlib 0.10.2. Without the flag, this version computes some fused sums wrongly on CPUs."""
 
 import functools
 import importlib.metadata
@@ -16,7 +16,7 @@ def lacks_flag() -> bool:
 
 @functools.cache
 def avoid_wrong_sums() -> str:
-    """Sets the flag in XLA_FLAGS if it is needed. Returns a message if it is too late for this, otherwise ''.
+    """Sets the XLA flag if it is needed. Returns a warning if JAX has already read the flags, otherwise ''.
 
     Reductions of the library YNNPACK compute the wrong sums (github.com/jax-ml/jax, issue 39103). The flag turns off
     these reductions. YNNPACK's matrix products are as fast without reductions. If the user has set the flag, its value
@@ -26,7 +26,7 @@ def avoid_wrong_sums() -> str:
     """
     if not lacks_flag():
         return ''
-    # Child processes inherit the environment, so the flag is also set for them.
+    # The flag is also set for child processes, because they inherit the environment.
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {WITHOUT_REDUCTIONS}'.strip()
     bridge = sys.modules.get('jax._src.xla_bridge')  # a private module, but the version of jaxlib is fixed
     if bridge is None or not bridge.backends_are_initialized() or bridge.get_backend().platform != 'cpu':

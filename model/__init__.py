@@ -1,6 +1,6 @@
-"""The mathematics of attention: functions, blocks and architectures. It imports only the package kernels.
+"""The mathematics of attention: functions, blocks and architectures. This package imports only the package kernels.
 
-Each matrix has names for its axes: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`. The table in
+The axes of each matrix have names: `nn.with_logical_partitioning(initialiser, ('embed', 'mlp'))`. The table in
 `training/mesh.py` maps these names to axes of the device mesh. `module.init` returns the parameters in Flax metadata
 boxes, which contain the names. `nn.unbox` removes the boxes. `module.apply` accepts parameters with and without boxes.
 """
@@ -24,5 +24,5 @@ if lacks_flag():
 
 
 def parameter_count(params: PyTree) -> int:
-    """Returns the number of parameters. Shared parameters are counted once."""
+    """Returns the number of numbers in the arrays of `params`. Shared parameters are counted once."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA): parameters that are added to the matrices of a model.
+"""Low-rank adapters (LoRA): trainable low-rank matrices that are added to the frozen matrices of a model.
 
-Hu et al. 2021, arXiv:2106.09685, section 4.1: a matrix W of a trained model is frozen. Training learns A and B in
+In Hu et al. 2021 (arXiv:2106.09685, section 4.1), a matrix W of a trained model is frozen. Training learns A and B in
 
     W + (alpha / r) A B,    A [in, r], B [r, out].
 
@@ -19,7 +19,7 @@ ADAPTERS = 'adapters'  # the name of the adapters among the parameters
 
 
 def merged(params: Params) -> Params:
-    """Returns the model's parameters. A matrix W that has an adapter is replaced by W + (alpha / r) A B."""
+    """Returns the model's parameters with merged adapters: a matrix W with an adapter becomes W + (alpha / r) A B."""
     if ADAPTERS not in params:
         return params
     adapters, leaves = params[ADAPTERS], flatten_dict(without_adapters(params))
@@ -30,5 +30,5 @@ def merged(params: Params) -> Params:
 
 
 def without_adapters(params: Params) -> Params:
-    """Returns the model's parameters without the adapters."""
+    """Returns the model's parameters without the adapters. The matrices are unchanged."""
     return {name: part for name, part in params.items() if name != ADAPTERS}

@@ -26,7 +26,7 @@ from model.relation import UNRESTRICTED, Mask, Relation
 
 KERNELS = ('auto', 'plain', 'chunked', 'fused')
 BIASES = ('none', 'qkv', 'all')
-CHUNK = 512  # queries that the chunked kernel scores at a time
+CHUNK = 512  # number of queries that the chunked kernel scores at a time
 LONG = 2048  # minimum number of keys for which 'auto' selects the chunked kernel
 
 Scores = Float[Array, 'batch heads target source']
@@ -34,27 +34,27 @@ Query = Float[Array, 'batch target heads d_query']
 Keys = Float[Array, 'batch source groups d_k']
 Values = Float[Array, 'batch source groups d_v']
 Pooled = Float[Array, 'batch target heads d_v']
-Drop = Callable[[Scores], Scores]  # dropout on the weights
-Place = Callable[[str, Scores], Scores]  # model.places.place, of a module
+Drop = Callable[[Scores], Scores]  # dropout of the attention weights
+Place = Callable[[str, Scores], Scores]  # model.places.place with a fixed module
 
 
 def for_each_head(keys: Float[Array, 'batch source groups width'],
                   heads: int) -> Float[Array, 'batch source heads width']:
-    """Repeats keys or values for each head of queries. Head i gets group i // (heads / groups)."""
+    """Returns one copy of the keys or values for each head of queries. Head i gets group i // (heads / groups)."""
     return keys if keys.shape[2] == heads else jnp.repeat(keys, heads // keys.shape[2], axis=2)
 
 
 def dot_scores(query: Float[Array, 'batch target heads d_k'],
                key: Float[Array, 'batch source groups d_k']) -> Scores:
-    """Returns the products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
+    """Returns the dot products q.k, in float32 (Luong et al. 2015, arXiv:1508.04025, section 3.1)."""
     return einsum_per_head('bthk,bshk->bhts', query, key, jnp.float32)
 
 
 def scaled_dot_scores(query: Float[Array, 'batch target heads d_k'],
                       key: Float[Array, 'batch source groups d_k']) -> Scores:
-    """Returns the products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
+    """Returns the scaled dot products q.k / sqrt(d_k), in float32 (section 3.2.1, equation 1).
 
-    The query is scaled instead of the scores. The result is the same, and there are fewer numbers to multiply.
+    The query is scaled instead of the scores, because a query has fewer numbers. The result is the same.
     """
     return dot_scores(query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype), key)
 
@@ -84,23 +84,24 @@ SCORES = {'scaled_dot': scaled_dot_scores, 'dot': dot_scores, 'general': general
 
 def masked_softmax(scores: Float[Array, 'batch heads target source'],
                    mask: Mask | None = None) -> Float[Array, 'batch heads target source']:
-    """Returns the softmax over the keys, in float32. The weights of a query that sees no key are 0, not NaN.
+    """Returns the softmax of the scores over the keys, in float32. A query that sees no key gets weights of 0, not NaN.
 
-    This is equation 1 with the mask as a bias of 0 or -inf. The bias is added after the scaling by 1 / sqrt(d_k). For a
-    mask the order has no effect, because the scaling does not change 0 and -inf. For a finite bias the order matters.
+    This is equation 1, where the mask is a bias of 0 or -inf that is added to the scores. The scores are scaled by
+    1 / sqrt(d_k) before. For a mask, the order has no effect, because the scaling does not change 0 and -inf. For a
+    finite bias, the order matters.
     """
     scores = scores.astype(jnp.float32)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    # Hidden keys get the most negative number instead of -inf. With -inf, a row without visible keys would be NaN. The
-    # line below would replace the NaN, but jax_debug_nans would report it before.
+    # Hidden keys get the most negative float32 instead of -inf. With -inf, a row without visible keys would be NaN. The
+    # last line would replace the NaN, but the setting jax_debug_nans would report the NaN as an error before.
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
     return jnp.where(mask, weights, 0.0)
 
 
 def attention_pooling(weights: Float[Array, 'batch heads target source'],
                       value: Float[Array, 'batch source groups d_v']) -> Float[Array, 'batch target heads d_v']:
-    """Returns sum_s weights[t, s] value[s], the expectation of the value under the weights, in the dtype of `value`."""
+    """Returns sum_s weights[t, s] value[s], the mean of the values weighted by attention, in the dtype of `value`."""
     return einsum_per_head('bhts,bshv->bthv', weights.astype(value.dtype), value, value.dtype)
 
 
@@ -110,9 +111,10 @@ def attention(query: Query, key: Keys, value: Values, relation: Relation = UNRES
               at: Place = lambda name, value: value) -> tuple[Pooled, Scores]:
     """Returns the output and the weights of attention pooling with any score function (docs/mathematics.md, row 1).
 
-    A(q, D) = sum_s alpha(q, k_s) v_s over the database D of pairs (key, value), where alpha is the softmax over the
-    keys of score(q, k_s). With one-hot weights, attention is a look-up. In general, A is the expectation of v under
-    alpha. The function `at` may read or replace the values at the places 'scores' and 'weights' (model/places.py).
+    The output for a query q is A(q, D) = sum_s alpha(q, k_s) v_s. D is a database of pairs (key, value), and the
+    weights alpha are the softmax of score(q, k_s) over the keys. With one-hot weights, attention is a table look-up. In
+    general, A is the expectation of v under alpha. The function `at` may read or replace the values at the places
+    'scores' and 'weights' (model/places.py).
     """
     scores, bias = score(query, key), relation.whole_bias()
     scores = at('scores', scores if bias is None else scores + bias)
@@ -127,7 +129,7 @@ def scaled_dot_product_attention(query: Float[Array, 'batch target heads d_k'], 
 
 
 def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array, 'batch length d']:
-    """Returns self-attention without parameters: w_ij = x_i . x_j, y_i = sum_j softmax_j(w_ij) x_j."""
+    """Returns the outputs y of self-attention without parameters: w_ij = x_i . x_j, y_i = sum_j softmax_j(w_ij) x_j."""
     heads = inputs[:, :, None]
     return attention(heads, heads, heads, score=dot_scores)[0][:, :, 0]
 
@@ -135,10 +137,10 @@ def basic_self_attention(inputs: Float[Array, 'batch length d']) -> Float[Array,
 def chunked_attention(query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
                       score: Callable[[Array, Array], Scores] = scaled_dot_scores,
                       drop: Callable[[Scores, Array], Scores] | None = None, chunk: int = CHUNK) -> Pooled:
-    """Computes `attention` in O(n) memory, for at most `chunk` queries at a time. The weights are not kept.
+    """Returns the output of `attention`, computed in O(n) memory. The attention weights are not kept.
 
-    A chunk of queries is scored with all keys at once, so the ordinary softmax can be used. The second argument of
-    `drop` is the number of the chunk.
+    At most `chunk` queries are scored at a time. A chunk of queries is scored with all keys together, so the ordinary
+    softmax can be used. The second argument of `drop` is the number of the chunk.
     """
     fields, axes = relation.rows()
 
@@ -159,19 +161,21 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1 ... head_h) W_o with head_i = Attention(Q W_q, K W_k, V W_v) (section 3.2.2).
 
     d_k and d_v do not depend on d_model and may differ. The inputs of the queries may have another width than the
-    inputs of the keys and values. If there are fewer heads of keys and values than heads of queries, a group of query
-    heads shares each head of keys and values (Ainslie et al. 2023, arXiv:2305.13245). All query heads can share a
-    single head (Shazeer 2019, arXiv:1911.02150). The weights [batch, heads, target, source] are sown as 'weights' into
-    the collection 'attention' if `apply` is called with `mutable=['attention']`. Otherwise the weights are not kept.
+    inputs of the keys and values. If there are fewer heads of keys and values than heads of queries, each head of keys
+    and values is shared by a group of query heads (Ainslie et al. 2023, arXiv:2305.13245). All query heads can share a
+    single head of keys and values (Shazeer 2019, arXiv:1911.02150). If `apply` is called with `mutable=['attention']`,
+    the attention weights [batch, heads, target, source] are sown as 'weights' into the Flax collection 'attention'.
+    Otherwise the weights are not kept.
 
     Attributes:
       num_heads, d_k, d_v, num_key_value_heads, score: the options of config.model with these names
         (configs/options.py). Here, d_k and d_v must not be 0.
       d_model: width of the output.
       rotary: the angles by which queries and keys are rotated (see `rotate`); None for no rotation.
-      kernel: 'plain' keeps the n x n weights for the backward pass. 'chunked' takes O(n) memory. 'fused' is the kernel
-        of the accelerator, for dot scores. 'auto' is 'chunked' for at least LONG keys and more than CHUNK queries,
-        otherwise 'plain'. If the weights are requested, the plain kernel is used, because only it returns the weights.
+      kernel: how attention is computed. 'plain' keeps the n x n weights for the backward pass. 'chunked' takes O(n)
+        memory. 'fused' is the kernel of the accelerator, for dot scores. 'auto' is 'chunked' for at least LONG keys and
+        more than CHUNK queries, otherwise 'plain'. If the weights are requested, the plain kernel is always used,
+        because only this kernel returns the weights.
       dropout: dropout rate on the attention weights (0 in the paper).
       bias: the projections that have a bias. 'none': no projection, as in the paper's equations; 'qkv': queries, keys
         and values; 'all': queries, keys, values and the output.
@@ -192,12 +196,12 @@ class MultiHeadAttention(nn.Module):
     @override
     def setup(self):
         if self.score not in SCORES:
-            raise ValueError(f'score={self.score!r} is not one of {", ".join(SCORES)}')
+            raise ValueError(f'score={self.score!r} must be one of {", ".join(SCORES)}')
         if self.bias not in BIASES:
-            raise ValueError(f'bias={self.bias!r} is not one of {", ".join(BIASES)}')
+            raise ValueError(f'bias={self.bias!r} must be one of {", ".join(BIASES)}')
         groups = self.num_key_value_heads or self.num_heads
         if self.num_heads % groups:
-            raise ValueError(f'num_key_value_heads={groups} does not divide num_heads={self.num_heads}')
+            raise ValueError(f'num_key_value_heads={groups} must divide num_heads={self.num_heads}')
         if self.kernel == 'fused' and (self.dropout or self.score not in ('scaled_dot', 'dot')):
             raise ValueError('attention_kernel=fused supports only score=scaled_dot or dot, without attention_dropout. '
                              'Use attention_kernel=auto.')
@@ -237,7 +241,7 @@ class MultiHeadAttention(nn.Module):
 
     def queries_keys_values(self, inputs: Float[Array, 'batch target d_target'],
                             positions: Int[AnyArray, '#batch target'] | None = None) -> tuple[Query, Keys, Values]:
-        """Returns `queries` and `keys_values` of the same inputs. One joint product is faster for few inputs."""
+        """Returns queries, keys and values of the same inputs. One joint matrix product is faster for few inputs."""
         params = [nn.unbox(layer.variables['params']) for layer in (self.query, self.key, self.value)]
         biases = None if self.bias == 'none' else [param['bias'] for param in params]
         query, key, value = products(inputs, [param['kernel'] for param in params], biases, self.dtype)
@@ -246,17 +250,17 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, inputs: Float[Array, 'batch target d_target'], key: Keys, value: Values,
                relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
-        """Returns the attention of `inputs` to projected keys and values."""
+        """Returns the output of attention from `inputs` to keys and values that `keys_values` has returned."""
         query = self.queries(inputs, relation.target)
         return self.look(query, key, value, relation, deterministic)
 
     def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
              deterministic: bool = True, used: Int[Array, ''] | None = None) -> Float[Array, 'batch target d_model']:
-        """Returns the attention of projected queries to projected keys and values. Sows the weights if requested.
+        """Returns the output of attention for projected queries, keys and values. Sows the weights if requested.
 
-        `used` is the number of keys after which `relation` hides all keys; None if it is unknown.
+        `used` is the number of keys after which `relation` hides all keys. None means that the number is unknown.
         """
-        # `init` must not sow, because it would return the weights among the variables.
+        # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
         watched = keep_weights or wanted(self, 'scores', 'weights')
         kernel = 'plain' if watched else self.kernel
@@ -291,13 +295,13 @@ class MultiHeadAttention(nn.Module):
 
     def __call__(self, inputs: Float[Array, 'batch target d_target'], memory: Float[Array, 'batch source d_source'],
                  relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Float[Array, 'batch target d_model']:
-        """Returns the attention of `inputs` to `memory`. In self-attention, `memory` is `inputs`."""
+        """Returns the output of attention from `inputs` to `memory`. In self-attention, `memory` is `inputs`."""
         return self.attend(inputs, *self.keys_values(memory, relation.source), relation, deterministic)
 
     def _rotate(self, projected, positions):
         if not self.rotary:
             return projected
-        assert positions is not None, 'rotary queries and keys have positions'
+        assert positions is not None, 'rotary queries and keys need positions'
         return rotate(projected, positions, self.rotary)
 
 

@@ -32,7 +32,7 @@ Sequence = Float[Array, 'batch length d_model']
 
 
 class BlockConfig(flax.struct.PyTreeNode):
-    """The options of a block. Defaults are the paper's base model.
+    """The options of an encoder or decoder block. The defaults are the paper's base model.
 
     configs/options.py explains the attributes, which are options of config.model. `dtype` is the dtype of the
     computation; parameters are float32.
@@ -73,19 +73,19 @@ class BlockConfig(flax.struct.PyTreeNode):
           ValueError: if d_k or d_v is 0 and num_heads does not divide d_model.
         """
         if self.d_model % self.num_heads and not (self.d_k and self.d_v):
-            raise ValueError(f'num_heads={self.num_heads} does not divide d_model={self.d_model}: '
-                             'change num_heads or d_model, or set d_k and d_v')
+            raise ValueError(f'num_heads={self.num_heads} does not divide d_model={self.d_model}. '
+                             'Change num_heads or d_model, or set d_k and d_v')
         return self.d_k or self.d_model // self.num_heads, self.d_v or self.d_model // self.num_heads
 
     def rotary(self) -> Rotary | None:
-        """Returns the angles of self-attention's queries and keys; None if the positions are not rotary."""
+        """Returns the rotation angles of self-attention's queries and keys, or None if positions are not rotary."""
         if self.position != 'rotary':
             return None
         return Rotary(self.rotary_base, self.rotary_scaling, self.rotary_factor, self.rotary_original_length)
 
 
 def multi_head_attention(config: BlockConfig, to_itself: bool) -> MultiHeadAttention:
-    """Returns the self-attention of a block if `to_itself`, otherwise the cross-attention (no relative positions)."""
+    """Returns the self-attention of a block if `to_itself`, otherwise the cross-attention, without positions."""
     return MultiHeadAttention(config.num_heads, config.d_model, *config.head_widths(), score=config.score,
                               rotary=config.rotary() if to_itself else None, kernel=config.attention_kernel,
                               dropout=config.attention_dropout, num_key_value_heads=config.num_key_value_heads,
@@ -96,8 +96,9 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
                    first: Int[Array, ''], relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
     """Computes self-attention at the newest position of every hypothesis.
 
-    Returns the outputs, and the past with one new key per hypothesis, from key number `first` on. `relation` relates
-    the hypotheses to all keys. Its mask hides from each hypothesis the keys that other hypotheses wrote.
+    Returns the outputs and the new past. The new past also contains one key for each hypothesis at this position. These
+    keys begin at index `first`. `relation` relates the hypotheses to all keys. The mask of `relation` hides the keys of
+    other hypotheses.
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = write(past, key, value, first)
@@ -106,11 +107,11 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
 
 
 class FeedForward(nn.Module):
-    """The sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
+    """The feed-forward sublayer max(0, x W_1 + b_1) W_2 + b_2, the same at each position (section 3.3, equation 2).
 
     With feed_forward='gated', the sublayer is (phi(x W_gate) * (x W_1)) W_2, a gated linear unit with the activation
-    phi. It is SwiGLU with silu, and GEGLU with gelu (Shazeer 2020, arXiv:2002.05202, equations 5 and 6). A gated
-    sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
+    phi. With phi = silu, it is called SwiGLU, and with phi = gelu, GEGLU (Shazeer 2020, arXiv:2002.05202, equations 5
+    and 6). A gated sublayer has three matrices, so with 2/3 of d_ff it has as many parameters as a plain sublayer.
     """
     config: BlockConfig
 
@@ -136,9 +137,10 @@ class FeedForward(nn.Module):
 def layer_norm(config: BlockConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
     """Returns a layer norm over the last axis: gamma * (x - mean) / sqrt(var + eps) + beta, with the biased variance.
 
-    The variance is mean((x - mean)^2). Flax's default, mean(x^2) - mean^2, cancels in float32: if the mean is 1,000
-    times the standard deviation, the outputs are wrong by 0.3. 'rms_norm' is gamma * x / sqrt(mean(x^2) + eps) (Zhang
-    and Sennrich 2019, arXiv:1910.07467, equation 4).
+    The variance is computed as mean((x - mean)^2). Flax's default, mean(x^2) - mean^2, loses precision in float32: if
+    the mean is 1,000 times the standard deviation, the outputs have errors of 0.3. With norm_function='rms_norm', the
+    function returns RMSNorm instead: gamma * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv:1910.07467,
+    equation 4).
     """
     return NORM_FUNCTIONS[config.norm_function](epsilon=config.norm_epsilon, use_fast_variance=False,
                                                 dtype=config.dtype, name=name)
@@ -148,7 +150,7 @@ class Residual(nn.Module):
     """The residual connection and the layer norm around a sublayer f.
 
     norm='post' is LN(x + f(x)), and norm='pre' is x + f(LN(x)). The paper's equation is 'post', but many annotated
-    implementations compute 'pre'. The two forms train at different learning rates, and 'post' needs a warm-up.
+    implementations compute 'pre'. The two forms need different learning rates, and 'post' needs a warm-up.
 
     With layer dropout, training skips f for a whole batch with probability `layer_dropout` (Huang et al. 2016,
     arXiv:1603.09382; Fan et al. 2020, arXiv:1909.11556, skip whole layers). The result is then LN(x) for 'post', and x
@@ -159,7 +161,7 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, '*batch d_model'], sublayer: Callable[[Array], Array],
                  deterministic: bool = True) -> Float[Array, '*batch d_model']:
-        """Applies `sublayer` with the residual connection and the layer norm."""
+        """Returns the output of `sublayer` for `inputs`, with the residual connection and the layer norm."""
         norm = layer_norm(self.config, name='norm')
         drop = Dropout(self.config.dropout)
 
@@ -169,7 +171,7 @@ class Residual(nn.Module):
         def branch(x):
             if deterministic or not self.config.layer_dropout:
                 return compute(x)
-            # With a conditional, a skipped sublayer takes no time. Modules inside the conditional must not sow.
+            # With a conditional, a skipped sublayer takes no time. Modules inside the conditional must not sow values.
             keep = keep_mask(self.make_rng('dropout'), self.config.layer_dropout, ())
             return jax.lax.cond(keep, compute, jnp.zeros_like, x)
 
@@ -179,9 +181,10 @@ class Residual(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward. Without positions, it is equivariant to permutations of its inputs.
+    """An encoder block: self-attention, then the feed-forward sublayer.
 
-    With a causal relation, it is the block of a decoder-only language model.
+    Without positions, the block is equivariant to permutations of its inputs. With a causal relation, it is the block
+    of a decoder-only language model.
     """
     config: BlockConfig
 
@@ -193,11 +196,11 @@ class EncoderBlock(nn.Module):
         self.feed_forward_residual = Residual(self.config)
 
     def __call__(self, x: Sequence, relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` relates the sequence to itself."""
+        """Returns the outputs at all positions of `x`. `relation` relates the sequence to itself."""
         return self.prefill(x, relation, deterministic)[0]
 
     def prefill(self, x: Sequence, relation: Relation, deterministic: bool = True) -> tuple[Sequence, Past]:
-        """Computes all positions, and returns the keys and values for later positions."""
+        """Returns the outputs at all positions of `x`, and the keys and values that later positions attend to."""
         past = {}
 
         def attend(y):
@@ -211,7 +214,7 @@ class EncoderBlock(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Computes the newest position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
         def attend(y):
             nonlocal past
             attended, past = attend_to_past(self.self_attention, y, past, first, relation)
@@ -222,7 +225,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Masked self-attention, attention to the encoder's output, then feed-forward."""
+    """A decoder block: masked self-attention, attention to the encoder's output, then the feed-forward sublayer."""
     config: BlockConfig
 
     @override
@@ -236,7 +239,7 @@ class DecoderBlock(nn.Module):
 
     def __call__(self, x: Sequence, memory: Float[Array, 'batch source d_model'], relation: Relation = UNRESTRICTED,
                  memory_relation: Relation = UNRESTRICTED, deterministic: bool = True) -> Sequence:
-        """Computes all target positions, for training. `memory` is the encoder's output."""
+        """Returns the outputs at all target positions, for training. `memory` is the encoder's output."""
         x = self.self_attention_residual(
             x, lambda y: self.self_attention(y, y, relation, deterministic), deterministic)
         x = self.cross_attention_residual(
@@ -245,14 +248,14 @@ class DecoderBlock(nn.Module):
         return place(self, '', x)
 
     def memory_keys_values(self, memory: Float[Array, 'batch source d_model']) -> Past:
-        """Returns the keys and values of cross-attention, which are the same at every step."""
+        """Returns the keys and values of cross-attention, which are the same at every step of decoding."""
         key, value = self.cross_attention.keys_values(memory)
         return {'key': to_past(key), 'value': to_past(value)}
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], memory: Past, memory_relation: Relation,
                     past: Past, first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], Past]:
-        """Computes the newest target position of every hypothesis; see `attend_to_past`.
+        """Computes the newest target position of every hypothesis, with the arguments of `attend_to_past`.
 
         In cross-attention, the hypotheses of a sentence are queries to the same memory, so the memory is not repeated.
         """
@@ -270,10 +273,11 @@ class DecoderBlock(nn.Module):
 
 
 def rematerialised(block: type[nn.Module], config: BlockConfig, deterministic: int) -> type[nn.Module]:
-    """Returns `block`. With `config.remat`, the backward pass recomputes intermediate values to save memory.
+    """Returns the class `block`, with rematerialisation if config.remat is True.
 
-    The input of a block is always kept. With `config.remat_keep` = 'products', the products of activations with weights
-    are kept, too (Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+    Rematerialisation saves memory: the backward pass recomputes the intermediate values of a block from its input. With
+    config.remat_keep='products', the products of activations with weights are kept and not recomputed (Chen et al.
+    2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.05198, section 5).
     `deterministic` is the index of the block's argument `deterministic`.
     """
     if not config.remat or reading():
@@ -303,7 +307,10 @@ class SelfAttentionStack(nn.Module):
             self.final_norm = layer_norm(self.config)
 
     def __call__(self, x: Sequence, relation: Relation | None = None, deterministic: bool = True) -> Sequence:
-        """Computes all positions. `relation` relates the sequence to itself. By default, every position sees all."""
+        """Returns the outputs at all positions of `x`. `relation` relates the sequence to itself.
+
+        By default, every position sees all positions.
+        """
         relation = relation or Relation.within(np.arange(x.shape[1])[None])
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x = place(self, 'input', x)
@@ -312,7 +319,7 @@ class SelfAttentionStack(nn.Module):
         return self._end(x)
 
     def prefill(self, x: Sequence, relation: Relation) -> tuple[Sequence, list[Past]]:
-        """Computes all positions, and returns the keys and values of each layer for `decode_step`."""
+        """Returns the outputs at all positions of `x`, and the keys and values of each layer for `decode_step`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, pasts = place(self, 'input', x), []
         for layer in self.layers:
@@ -322,7 +329,7 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """Computes the newest position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

@@ -18,10 +18,10 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 
 
 class Kind(NamedTuple):
-    """An architecture: its module, and the section of config.model that has options for this module only ('': none).
+    """An architecture: its module, and the name of its own section of config.model ('' if it has no own section).
 
-    `build_model` looks up the attributes of the module, and of its `config` (BlockConfig), by name in config.model and
-    in this section.
+    `build_model` sets the attributes of the module, and of its `config` (BlockConfig), to the options of the same name
+    in config.model and in this section.
     """
     module: Callable[..., nn.Module]
     section: str = ''
@@ -36,7 +36,7 @@ MODELS = {
 
 
 def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Module:
-    """Returns the module that `config.model` describes, for the `sizes` of the vocabularies and the output.
+    """Returns the Flax module that config.model describes. `sizes` are the sizes of the vocabularies and the output.
 
     Raises:
       ValueError: if the sizes do not fit the options.
@@ -51,7 +51,7 @@ def build_model(model: ConfigDict | Mapping[str, Any], **sizes: Any) -> nn.Modul
 
 
 def check_fits(model: ConfigDict | Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    """Raises ValueError, 'OPTION: reason', if an option of `config.model` does not fit the `sizes` of the data."""
+    """Raises ValueError if an option of config.model does not fit the `sizes` of the data: 'OPTION: reason'."""
     if MODELS[model['kind']].module is not PatchTransformer:
         return
     option = 'model.patches.patch'

@@ -37,8 +37,8 @@ class Cache(flax.struct.PyTreeNode):
 
     Attributes:
       memory: values that are constant for a sentence (keys and values of cross-attention, the source mask);
-        leaves [batch, ...]. These values are never reordered, and not copied for each hypothesis.
-      state: values of one hypothesis (the table of its ancestors, the state of a recurrent network);
+        leaves [batch, ...]. These values are never reordered. The hypotheses of a sentence share one copy.
+      state: values of each hypothesis (the table of its ancestors, the state of a recurrent network);
         leaves [batch, beam, ...]. Beam search reorders these values with one tree.map.
       position: int [], number of tokens decoded so far.
       past: keys and values that the hypotheses of a sentence have written; leaves [batch, ..., keys]. Each step of
@@ -50,7 +50,7 @@ class Cache(flax.struct.PyTreeNode):
     past: Any = ()
 
     def resized(self, keys: int) -> 'Cache':
-        """Returns the cache with room for `keys` more keys. If `keys` is negative, the last keys are removed."""
+        """Returns the cache with room for `keys` more keys. If `keys` is negative, removes the last -keys keys."""
         def resize(leaf):
             if keys < 0:
                 return leaf[..., :keys]
@@ -60,22 +60,22 @@ class Cache(flax.struct.PyTreeNode):
 
 
 def no_ancestors(batch: int, beam: int, slots: int) -> Ancestors:
-    """Returns the empty table of ancestors for `slots` steps.
+    """Returns an empty table of ancestors for `slots` steps. All entries are -1.
 
-    An entry is the number, 0 to beam - 1, of the hypothesis that wrote the key of this step. It is -1 before the step.
+    Later, an entry is the number, 0 to beam - 1, of the hypothesis that wrote the key of this step.
     """
     return jnp.full((batch, beam, slots), -1, jnp.int32)
 
 
 def with_own(ancestors: Ancestors, position: Int[Array, '']) -> Ancestors:
-    """Returns the table of ancestors after every hypothesis has written its own key at step `position`."""
+    """Returns the table of ancestors after step `position`, in which every hypothesis has written its own key."""
     batch, beam, _ = ancestors.shape
     own = jnp.broadcast_to(jnp.arange(beam)[:, None], (batch, beam, 1))
     return jax.lax.dynamic_update_slice_in_dim(ancestors, own, position, axis=2)
 
 
 def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam keys']:
-    """Returns the mask of the first `keys` keys of the past: each hypothesis sees the keys of its ancestors."""
+    """Returns the mask of the first `keys` keys of the past. Each hypothesis sees only the keys of its ancestors."""
     batch, beam, _ = ancestors.shape
     visible = ancestors[:, :, :keys // beam, None] == jnp.arange(beam)
     return visible.reshape(batch, 1, beam, keys)
@@ -83,17 +83,17 @@ def ancestor_mask(ancestors: Ancestors, keys: int) -> Bool[Array, 'batch 1 beam 
 
 def write(past: Past, key: Float[Array, 'batch beam groups d_k'], value: Float[Array, 'batch beam groups d_v'],
           first: Int[Array, '']) -> Past:
-    """Returns the past with the keys and values of one step of all hypotheses, from key number `first` on."""
+    """Returns the past after all hypotheses have written the keys and values of one step, from index `first` on."""
     return {name: jax.lax.dynamic_update_slice_in_dim(
         past[name], jnp.moveaxis(new, 1, 3).astype(past[name].dtype), first, axis=3)
         for name, new in {'key': key, 'value': value}.items()}
 
 
 def to_past(array: Float[Array, 'batch source groups width']) -> Float[Array, 'batch groups width source']:
-    """Returns keys or values with the axes of a past, also in memory, so that no step has to transpose the array."""
+    """Returns keys or values with the axes of a past. Memory has the same order, so that no step copies the array."""
     return in_rows(jnp.moveaxis(array, 1, 3))
 
 
 def from_past(array: Float[Array, 'batch groups width source']) -> Float[Array, 'batch source groups width']:
-    """Returns keys or values of a past with the axes that attention expects. The products need no copy."""
+    """Returns keys or values of a past with the axes that attention expects, without a copy in memory."""
     return jnp.moveaxis(array, 3, 1)

@@ -1,4 +1,4 @@
-"""Dropout of numbers and of words."""
+"""Dropout of activations and of words."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,33 +17,33 @@ def drop(inputs: Float[Array, '*shape'], rate: float, key: Key[Array, '']) -> Fl
 
 
 class Dropout(nn.Module):
-    """Dropout of each number independently (Srivastava et al. 2014).
+    """Dropout of each activation independently (Srivastava et al. 2014).
 
-    nn.Dropout does the same with other random numbers; this module is faster on CPUs (see `keep_mask`).
+    nn.Dropout does the same with other random numbers, but this module is faster on CPUs (see `keep_mask`).
 
     Attributes:
-      rate: in [0, 1).
+      rate: the dropout rate, in [0, 1).
     """
     rate: float
 
     @override
     @nn.compact
     def __call__(self, inputs: Float[Array, '*shape'], deterministic: bool = True) -> Float[Array, '*shape']:
-        """Applies dropout with a key of the stream 'dropout'. Returns unchanged inputs if `deterministic`."""
+        """Returns the inputs with dropout, or unchanged if `deterministic`. Uses Flax's random stream 'dropout'."""
         if deterministic or not self.rate:
             return inputs
         return drop(inputs, self.rate, self.make_rng('dropout'))
 
 
 class WordDropout(nn.Module):
-    """Dropout of whole tokens: the whole embedding of a token is set to zero.
+    """Dropout of whole tokens: the embedding of a dropped token is set to zero.
 
-    Each token is dropped independently, as in Sennrich et al. 2016, arXiv:1606.02891, even if the same word occurs
-    twice (unlike Gal and Ghahramani 2016, arXiv:1512.05287). The remaining embeddings are not divided by 1 - rate, so
-    a token has the same embedding in training and in evaluation.
+    Each token is dropped independently, as in Sennrich et al. 2016 (arXiv:1606.02891). In Gal and Ghahramani 2016
+    (arXiv:1512.05287), all occurrences of a word are dropped together. The remaining embeddings are not divided by
+    1 - rate, so a token has the same embedding in training and in evaluation.
 
     Attributes:
-      rate: in [0, 1).
+      rate: the dropout rate, in [0, 1).
     """
     rate: float
 
@@ -51,7 +51,7 @@ class WordDropout(nn.Module):
     @nn.compact
     def __call__(self, embedded: Float[Array, '*tokens d_model'],
                  deterministic: bool = True) -> Float[Array, '*tokens d_model']:
-        """Sets the embeddings of some tokens to zero. Returns unchanged embeddings if `deterministic`."""
+        """Returns the embeddings, with zeros for some tokens. Returns unchanged embeddings if `deterministic`."""
         if deterministic or not self.rate:
             return embedded
         kept = keep_mask(self.make_rng('dropout'), self.rate, embedded.shape[:-1])

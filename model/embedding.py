@@ -1,6 +1,6 @@
-"""Token embeddings and the output projection. Both may share one table (section 3.4).
+"""Token embeddings and the output projection, which may share one table (section 3.4).
 
-Weight sharing: Press and Wolf 2017, arXiv:1608.05859.
+Press and Wolf 2017 (arXiv:1608.05859) introduced this sharing of weights.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from jaxtyping import Array, Float
 
 from kernels.product import logits_product
 
-ABSENT = -1e4  # the logit of a token that the vocabulary lacks: its probability is 0 in float32, without overflow
+ABSENT = -1e4  # the logit of a token that is not in the vocabulary. Its probability is 0 in float32, without overflow
 SHARING = ('all', 'target', 'none')
 
 
 def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
-    """Returns an embedding with a table of variance 1/d_model.
+    """Returns an embedding layer. The initial values of its table have variance 1/d_model.
 
-    So embeddings multiplied by sqrt(d_model) have variance 1. If the table is also the output projection, normalised
-    states give logits of variance 1.
+    So embeddings that are multiplied by sqrt(d_model) have variance 1. If the table is also the output projection, the
+    logits of layer-normalised states have variance 1.
     """
     init = nn.with_logical_partitioning(nn.initializers.normal(d_model ** -0.5), ('vocab', 'embed'))
     return nn.Embed(size, d_model, embedding_init=init, dtype=dtype)
@@ -31,14 +31,14 @@ def embedding(size: int, d_model: int, dtype: DTypeLike) -> nn.Embed:
 class Projection(flax.struct.PyTreeNode):
     """The factors of the logits: logits[..., v] = states . table[v] + bias[v].
 
-    A loss can be computed from these factors without the logits of a whole batch in memory
-    (`model.losses.cross_entropy`). These logits are often the largest array in training.
+    The logits of a whole batch are often the largest array in training. A loss can be computed from the factors without
+    all logits in memory (`model.losses.cross_entropy`).
 
     Attributes:
       states: float [..., d_model].
       table: float32 [vocab, d_model].
       bias: float32 [vocab], or None.
-      devices: number of devices that share the batch. A loss chooses the size of its tiles by it.
+      devices: number of devices that share the batch. A loss chooses the size of its tiles by this number.
     """
     states: Any  # not annotated as an array, because jax.eval_shape replaces it by its shape
     table: Any
@@ -46,13 +46,13 @@ class Projection(flax.struct.PyTreeNode):
     devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
-        """Returns the logits in float32; see `logits_product`."""
+        """Returns the logits in float32, computed by `logits_product`."""
         logits = logits_product(self.states, self.table)
         return logits if self.bias is None else logits + self.bias
 
 
 def with_absent(bias: Float[Array, '{size}'] | None, absent: Sequence[int], size: int) -> Float[Array, '{size}'] | None:
-    """Returns the bias of `size` logits, with ABSENT for the `absent` tokens. Returns None if no logit has a bias."""
+    """Returns the bias of `size` logits, with ABSENT for the `absent` tokens, or None if no logit has a bias."""
     if not absent:
         return bias
     return (jnp.zeros(size, jnp.float32) if bias is None else bias).at[jnp.array(absent)].set(ABSENT)
@@ -68,14 +68,14 @@ class OutputProjection(nn.Module):
 
     @nn.compact
     def __call__(self, states: Float[Array, '*batch d_model']) -> Projection:
-        """Returns the states and the matrix."""
+        """Returns a Projection with the states and the output matrix."""
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         kernel = self.param('kernel', init, (states.shape[-1], self.size))
         return Projection(states, jnp.transpose(kernel))  # pyright: ignore[reportArgumentType] (flax unboxes it)
 
 
 def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
-    """Creates a bias of the logits, initially 0, as a parameter of `module`. Call it in `module.setup`."""
+    """Creates a bias of the logits, initially 0, as a parameter of `module`. Call this function in `module.setup`."""
     init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
     return module.param('logits_bias', init, (size,), unbox=True)
 
@@ -83,7 +83,7 @@ def logits_bias(module: nn.Module, size: int) -> Float[Array, '{size}']:
 def check_sharing(sharing: str, source_vocab_size: int, target_vocab_size: int) -> None:
     """Raises ValueError if `sharing` is unknown, or if it is 'all' and the vocabularies have different sizes."""
     if sharing not in SHARING:
-        raise ValueError(f'share_embeddings={sharing!r} is not one of {", ".join(SHARING)}')
+        raise ValueError(f'share_embeddings={sharing!r} must be one of {", ".join(SHARING)}')
     if sharing == 'all' and source_vocab_size != target_vocab_size:
         raise ValueError(f'share_embeddings=all needs one vocabulary, but the source has '
-                         f'{source_vocab_size} pieces and the target {target_vocab_size}')
+                         f'{source_vocab_size} pieces and the target has {target_vocab_size}')

@@ -1,4 +1,4 @@
-"""Ensembles: several models with the same vocabulary, whose probabilities are averaged."""
+"""Ensembles: several models with the same vocabulary. An ensemble averages the probabilities of its models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class Ensemble(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """The longest sequence that all members support; None if there is no limit."""
+        """The length of the longest sequence that all members support, or None if there is no limit."""
         return min((member.length_limit for member in self.members if member.length_limit), default=None)
 
     def __call__(self, deterministic: bool = True,
@@ -38,11 +38,11 @@ class Ensemble(nn.Module):
         return log_mean_probability([member(**inputs, deterministic=deterministic) for member in self.members])
 
     def encode(self, tokens: Int[Array, 'batch length']) -> tuple[Any, ...]:
-        """Returns the memory of each member."""
+        """Returns the encoder outputs of all members, one Memory for each member."""
         return tuple(member.encode(tokens) for member in self.members)
 
     def init_cache(self, memory: tuple[Any, ...], beam: int, max_length: int) -> Cache:
-        """Returns the empty caches of all members, for `beam` hypotheses of up to `max_length` tokens each."""
+        """Returns an empty cache for all members, for `beam` hypotheses of up to `max_length` tokens each."""
         return _joined([member.init_cache(part, beam, max_length)
                         for member, part in zip(self.members, memory, strict=True)])
 

@@ -28,9 +28,9 @@ SOWN = 'losses'  # the Flax collection of additional losses that modules sow, su
 
 
 def forward(module: nn.Module, devices: int = 1) -> Apply:
-    """Returns a function that computes the outputs of a module and the losses that the module sows.
+    """Returns a function that computes the outputs of a module and the additional losses that the module sows.
 
-    `devices` is the number of devices that share a batch. A loss that computes logits in tiles uses this number.
+    `devices` is the number of devices that share a batch. Losses that compute logits in tiles need this number.
     """
     method = 'projection' if hasattr(module, 'projection') else None
 
@@ -50,7 +50,7 @@ def whole(outputs: Outputs) -> Array:
 
 
 def supervised(measure: Measure) -> Objective:
-    """Returns the objective that compares the outputs of one pass with the targets."""
+    """Returns the objective that applies the loss `measure` to the outputs of one forward pass and the targets."""
     def objective(apply, params, batch, key):
         outputs, sown = apply(params, batch['inputs'], key)
         return with_sown(measure(outputs, batch['targets'], batch['weights']), sown)
@@ -58,7 +58,9 @@ def supervised(measure: Measure) -> Objective:
 
 
 def with_sown(sums: Sums, sown: Any) -> Sums:
-    """Adds the losses that modules have sown. A sown loss is a mean, so it is multiplied by the number of targets."""
+    """Returns sums that include the losses that modules have sown. Sown losses are means, so they are multiplied by the
+    number of targets.
+    """
     losses = jax.tree.leaves(sown)
     return sums.replace(loss=sums.loss + sums.tokens * sum(map(jnp.sum, losses))) if losses else sums
 

@@ -1,6 +1,6 @@
-"""The decoder-only language model: the encoder's blocks with a causal mask (the GPT family).
+"""The decoder-only language model of the GPT family: encoder blocks with a causal mask.
 
-Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1.
+Source: Radford et al. 2018, "Improving language understanding by generative pre-training", section 3.1.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ from model.relation import Relation
 
 
 class Prompt(flax.struct.PyTreeNode):
-    """The keys and values of a prompt.
+    """The keys and values of a prompt, in all layers.
 
     Attributes:
-      pasts: the past of each layer, arrays [batch, groups, width, prompt].
+      pasts: the keys and values of each layer, arrays [batch, groups, width, prompt].
       visible: bool [batch, prompt], False at padding.
     """
     pasts: Any
@@ -65,16 +65,16 @@ class LanguageModel(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """The maximum length of a prompt with its continuation; None if there is no limit."""
+        """The maximum number of tokens in a prompt and its continuation together, or None if there is no limit."""
         return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, tokens: Int[Array, 'batch length'], segments: Int[Array, 'batch length'] | None = None,
                  positions: Int[Array, 'batch length'] | None = None,
                  deterministic: bool = True) -> Float[Array, 'batch length vocab']:
-        """Returns the float32 logits (teacher forcing). Position t has the logits of the token after tokens[:, t].
+        """Returns float32 logits (teacher forcing). Position t of the result has the logits of the token at t + 1.
 
-        `segments` has the number of each token's document in a packed row. Documents do not see each other. `positions`
-        has the position of each token in its document.
+        In a packed row, which contains several documents, `segments` has the number of each token's document, and
+        `positions` has the position of each token in its document. Tokens see only tokens of the same document.
         """
         return self.projection(tokens, segments, positions, deterministic).logits()
 
@@ -83,13 +83,13 @@ class LanguageModel(nn.Module):
         """Returns the logits as a Projection, so that a loss does not need all logits in memory."""
         length = tokens.shape[1]
         columns = np.arange(length)[None]
-        # The look-ahead mask depends on the columns, because `positions` starts at 0 again in each document.
+        # The look-ahead mask uses the columns and not `positions`, which begins with 0 in each document.
         relation = Relation.within(columns, visible=tokens != self.pad, segments=segments, causal=True)
         x = self._embed(tokens, columns if positions is None else positions, length, deterministic)
         return self._project(self.encoder(x, relation, deterministic))
 
     def encode(self, prompt: Int[Array, 'batch prompt']) -> Prompt:
-        """Computes the keys and values of a prompt in one pass. Padding must be at the end."""
+        """Returns the keys and values of a prompt, computed in one pass. Padding must be at the end of the prompt."""
         length, visible = prompt.shape[1], prompt != self.pad
         relation = Relation.within(np.arange(length)[None], visible=visible, causal=True)
         x = self._embed(prompt, np.arange(length)[None], length, deterministic=True)

@@ -12,9 +12,9 @@ from model.embedding import Projection
 
 
 class Sums(flax.struct.PyTreeNode):
-    """Weighted sums over targets. Add the sums of all batches, then call `means`.
+    """Weighted sums of a loss and of metrics over targets. Add the sums of all batches, then call `means`.
 
-    The leaves are scalars. Under vmap or pmap, the leaves are vectors.
+    The fields are scalars, or vectors under vmap or pmap.
     """
     loss: Any     # the loss that training minimises
     tokens: Any   # number of targets (tokens of a text, or examples)
@@ -65,7 +65,7 @@ def cross_entropy(outputs: Float[Array, '*batch classes'] | Projection, targets:
 
 def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, 'batch values'],
                   weights: Float[Array, ' batch']) -> Sums:
-    """Returns the losses and the absolute errors, summed over the examples.
+    """Returns the sums of the squared-error losses and of the absolute errors over the examples.
 
     The loss of an example is the mean of (output - target)^2 over its values. The absolute error of an example is the
     mean of |output - target|.
@@ -76,17 +76,17 @@ def squared_error(outputs: Float[Array, 'batch values'], targets: Float[Array, '
 
 
 def divergence(logits: Float[Array, '*batch classes'],
-               others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c) of the softmaxes p of `logits` and q of `others`, in nats."""
-    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
-    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+               other_logits: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """Returns KL(p || q) = sum_c p_c (log p_c - log q_c), in nats. p and q are the softmaxes of the two arrays."""
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def symmetric_divergence(logits: Float[Array, '*batch classes'],
-                         others: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
-    """Returns (KL(p || q) + KL(q || p)) / 2 of the softmaxes p of `logits` and q of `others`, in nats.
+                         other_logits: Float[Array, '*batch classes']) -> Float[Array, '*batch']:
+    """Returns (KL(p || q) + KL(q || p)) / 2, in nats, for p = softmax(logits) and q = softmax(other_logits).
 
     This equals sum_c (p_c - q_c) (log p_c - log q_c) / 2.
     """
-    one, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(others)
-    return jnp.sum((jnp.exp(one) - jnp.exp(other)) * (one - other), axis=-1) / 2
+    log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other_logits)
+    return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1) / 2

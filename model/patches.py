@@ -1,7 +1,8 @@
 """Images and time series as sequences of patches: the vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929).
 
-An image is cut into squares and a series into windows. Each patch is flattened and embedded linearly. The encoder reads
-the patches like words. The outputs of the encoder are pooled and mapped to classes or values:
+An image is divided into squares, and a series into windows. Each square or window is a patch, which is flattened and
+embedded linearly. The encoder reads the patches like words. The outputs of the encoder are pooled and mapped to classes
+or values:
 
     z_0  = [x_class; x_1 E; ...; x_n E] + E_pos     (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}               (2)
@@ -15,13 +16,15 @@ import math
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from kernels.product import dot_general
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.dropout import Dropout
 from model.places import place
 from model.positional import sinusoids
+from model.relation import Relation
 
 POOLINGS = ('class_token', 'mean')
 
@@ -37,10 +40,10 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
     sizes = (patch,) * len(space) if isinstance(patch, int) else patch
     if len(sizes) != len(space):
         raise ValueError(f'patch={sizes} has {len(sizes)} sizes, but the inputs have {len(space)} axes besides the '
-                         f'batch and the channels: {space}')
+                         f'batch and the channels: {space}. Use {len(space)} sizes, or one number for all axes')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
-        raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}: '
-                         'choose sizes that divide the inputs, or pad or crop the inputs')
+        raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}. '
+                         'Choose sizes that divide the inputs, or pad or crop the inputs')
     return tuple(length // size for length, size in zip(space, sizes, strict=True)), sizes
 
 
@@ -81,7 +84,7 @@ def grid_sinusoids(counts: tuple[int, ...], d_model: int) -> Float[Array, 'patch
 
 
 class PatchTransformer(nn.Module):
-    """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and classes or values.
+    """The vision Transformer: patches, linear embedding, positions, encoder, pooling, and an output layer.
 
     With position='learned', one table has the encodings of all patches and of the class token, so all inputs must have
     the same size. With position='sinusoidal', nothing is added to the class token. With position='none' and mean
@@ -100,16 +103,19 @@ class PatchTransformer(nn.Module):
     pooling: str = 'class_token'
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, 'batch *space channels'],
-                 deterministic: bool = True) -> Float[Array, 'batch outputs']:
+    def __call__(self, inputs: Float[Array, 'batch *space channels'], deterministic: bool = True,
+                 visible: Bool[Array, 'batch time'] | None = None) -> Float[Array, 'batch outputs']:
         """Maps series [batch, time, channels] or images [batch, height, width, channels] to float32 logits or values.
+
+        `visible` is False at steps of series that are padding or missing. A patch without a visible step is hidden from
+        the other patches, and is not part of the mean.
 
         Raises:
           ValueError: if the patches do not cover the inputs exactly, or `pooling` is unknown.
         """
         config = self.config
         if self.pooling not in POOLINGS:
-            raise ValueError(f'pooling={self.pooling!r} is not one of {", ".join(POOLINGS)}')
+            raise ValueError(f'pooling={self.pooling!r} must be one of {", ".join(POOLINGS)}')
         x = patches(inputs, self.patch)
         init = nn.with_logical_partitioning(nn.initializers.xavier_uniform(), ('patch', 'embed'))
         x = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init, dot_general=dot_general, name='embedding')(x)
@@ -120,17 +126,23 @@ class PatchTransformer(nn.Module):
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = Dropout(config.dropout)(x, deterministic)
         encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
-        x = encoder(x, deterministic=deterministic)
-        pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1))
+        tokens, relation = None, None
+        if visible is not None:
+            tokens = patches(visible[..., None].astype(jnp.float32), self.patch).max(axis=-1) > 0
+            tokens = jnp.pad(tokens, ((0, 0), (x.shape[1] - tokens.shape[1], 0)), constant_values=True)
+            relation = Relation.within(np.arange(x.shape[1])[None], tokens)
+        x = encoder(x, relation, deterministic)
+        mean = x.mean(axis=1) if tokens is None else x.mean(axis=1, where=tokens[..., None])
+        pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else mean)
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
-        # The logits are float32, because bfloat16 logits are often equal, and then the argmax is arbitrary.
+        # The logits are float32, because logits in bfloat16 are often equal, so that the argmax would be arbitrary.
         head = nn.Dense(self.outputs, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
                         dot_general=dot_general, name='head')
         return place(self, 'head', head(pooled))
 
     def _positions(self, tokens: int, counts: tuple[int, ...]) -> Float[Array, '{tokens} d_model']:
-        """Returns the encodings of the class token (if the model has one) and of a grid of `counts` patches."""
+        """Returns the position encodings of the class token (if the model has one) and of a grid of patches."""
         d_model = self.config.d_model
         position = self.config.position
         if position == 'learned':

@@ -1,12 +1,13 @@
-"""Places: names of values inside a model. A value can be read or replaced by the name of its place.
+"""Places: names for intermediate values of a model, by which the values can be read or replaced.
 
 The code of a model names a value in one line:
 
     heads = place(self, 'heads', heads)
 
-The name of the place is the path of the module and this word, `decoder/layers_1/cross_attention/heads`. The place of a
-module's output has only the path as its name. `place` returns the value unchanged unless a `Lens` is active. So a
-program without a lens is compiled as if there were no places. A lens is active while `observing` runs a forward pass.
+The name of this place consists of the path of the module and the word 'heads', such as
+`decoder/layers_1/cross_attention/heads`. The place of a module's output has the path of the module as its name. `place`
+returns the value unchanged unless a `Lens` is active. So a program without a lens is compiled as if there were no
+places. A lens is active while `observing` runs a forward pass.
 
 This file uses only one feature of Flax: the path of a module.
 """
@@ -14,7 +15,7 @@ This file uses only one feature of Flax: the path of a module.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,8 +27,8 @@ PER_HEAD = 'batch', 'position', 'head', 'width'
 PAIRS = 'batch', 'head', 'query', 'key'
 AXES = {'queries': PER_HEAD, 'keys': PER_HEAD, 'values': PER_HEAD, 'heads': PER_HEAD, 'scores': PAIRS, 'weights': PAIRS,
         'pooled': ('batch', 'width'), 'initial': ('batch', 'width'), 'head': ('batch', 'output')}
-SEQUENCE = 'batch', 'position', 'width'  # the axes of all other places
-EDITS = 'edits'  # the name of the edits' numbers among the parameters
+SEQUENCE = 'batch', 'position', 'width'  # the axes of values at all other places
+EDITS = 'edits'  # key in the parameters for the numbers that edits use
 
 
 class At(NamedTuple):
@@ -36,8 +37,8 @@ class At(NamedTuple):
     Attributes:
       name: name of the place.
       axes: names of the axes of the value.
-      positions: positions of the tokens along the axis 'position' or 'query'. In a search, all hypotheses are at one
-        position, and this axis is the axis of the hypotheses.
+      positions: positions of the tokens along the axis 'position' or 'query'. In a search, this is the axis of the
+        hypotheses, which are all at the same position.
       keys: for 'scores' and 'weights', the positions of the keys.
       mask: for 'scores' and 'weights', True where a query sees a key; None if every query sees every key.
     """
@@ -54,11 +55,13 @@ Editor = Callable[[str], Edit | None]
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
-    """The edits and the captured values of a forward pass.
+    """An object that edits and captures values at places during a forward pass.
 
     Attributes:
-      edit: maps the name of a place to the function that replaces the value, or to None.
-      read: maps the name of a place to whether the value is captured, after an edit; None if no value is captured.
+      edit: a function from the name of a place to the function that replaces the value, or to None.
+      read: a function from the name of a place to whether the value is captured; None if no value is captured. An
+      edited
+        value is captured after the edit.
       captured: the captured values by the name of the place.
       positions: positions of the tokens of this step, int [#batch, 1]; None if the pass computes all positions.
     """
@@ -68,7 +71,7 @@ class Lens:
     positions: Array | None = None
 
     def reads(self, name: str) -> bool:
-        """Returns whether the value of a place is captured."""
+        """Returns whether the lens captures the value at the place `name`."""
         return self.read is not None and self.read(name)
 
 
@@ -85,11 +88,13 @@ def _active(lens: Lens) -> Iterator[Lens]:
 
 
 def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTED) -> Array:
-    """Returns `value`, unchanged unless a lens edits this place of `module`.
+    """Gives `value` a place, and returns it. Returns another value if a lens edits the place.
 
     Args:
       module: the module that computes the value; it has a `path`.
-      name: one of AXES, or another word for a value with the axes SEQUENCE; '' for the output of the module.
+      name: the last part of the place's name: a word in AXES, or another word if the value has the axes SEQUENCE; ''
+      for
+        the output of the module.
       value: the value.
       relation: for 'scores' and 'weights', the relation of the queries and keys.
 
@@ -122,31 +127,43 @@ def place(module: Any, name: str, value: Array, relation: Relation = UNRESTRICTE
 
 
 def place_name(module: Any, name: str = '') -> str:
-    """Returns the name of a place of a module."""
+    """Returns the full name of a place: the path of `module`, followed by '/' and `name` unless `name` is ''."""
     return '/'.join([*module.path, *([name] if name else [])])
 
 
 def axes_of(name: str) -> tuple[str, ...]:
-    """Returns the names of the axes of a place."""
+    """Returns the names of the axes of the value at the place `name`."""
     return AXES.get(name.rpartition('/')[2], SEQUENCE)
 
 
+def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
+    """Returns the argument of the module whose tokens are the entries of an axis of a place.
+
+    `arguments` are the names of the arguments: one name, or 'source' and 'target'.
+    """
+    if len(arguments) == 1:
+        return arguments[0]
+    name = name.partition('/')[2] if name.startswith('members_') else name
+    cross = 'cross_attention' in name and (axis == 'key' or name.endswith(('/keys', '/values')))
+    return 'source' if cross or name.startswith(('encoder', 'source')) else 'target'
+
+
 def wanted(module: Any, *names: str) -> bool:
-    """Returns whether a lens reads or edits at least one of these places."""
+    """Returns whether the active lens reads or edits at least one of the places `names` of `module`."""
     lens = _lens.get()
     paths = [place_name(module, name) for name in names] if lens else []
     return lens is not None and any(lens.reads(path) or lens.edit(path) is not None for path in paths)
 
 
 def reading() -> bool:
-    """Returns whether a lens captures values. Then blocks are not rematerialised, because values leave the blocks."""
+    """Returns whether the active lens captures values. If so, the blocks of the model cannot be rematerialised."""
     lens = _lens.get()
     return lens is not None and lens.read is not None
 
 
 @contextlib.contextmanager
 def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
-    """Sets the positions of a step of a search: one position for all sentences, or one for each sentence."""
+    """Runs the body, a step of a search, at the given positions: one for all sentences, or one for each sentence."""
     lens = _lens.get()
     if lens is None:
         yield
@@ -158,12 +175,12 @@ def at_positions(positions: Int[Array, '*#batch']) -> Iterator[None]:
 # For loops over positions (lax.scan): a value that is captured in the body of a loop must be an output of the loop.
 
 def loop_positions(length: int) -> Int[Array, '1 length'] | None:
-    """Returns the position of each step of a loop, for the body that `looped` returns; None without a lens."""
+    """Returns the position of each step of a loop, as input of the body that `looped` returns; None without a lens."""
     return jnp.arange(length)[None] if _lens.get() else None
 
 
 def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tuple[Any, dict[str, Array]]]]:
-    """Returns the body of a loop over positions. The step of the loop may contain places.
+    """Returns the body of a loop over positions from a function that makes one step. The step may contain places.
 
     `step(module, carry, *args) -> carry, outputs` becomes
     `body(module, carry, position, *args) -> carry, (outputs, captured)`. Stack `captured` along axis 1, and pass it to
@@ -181,7 +198,7 @@ def looped(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, tup
 
 
 def leave_loop(captured: dict[str, Array]) -> None:
-    """Captures the values that the steps of a loop captured. The axis of steps becomes the axis of positions."""
+    """Gives the lens the values that the steps of a loop captured. The axis of steps becomes the axis of positions."""
     lens = _lens.get()
     if lens is None:
         return
@@ -197,11 +214,12 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
     Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active,
-    its `edit` or `read` is kept where the argument is None. So the places of an `Observed` module can be read, too.
+    its edits are applied after `edit`, and its `read` is used if the argument is None. So the places of an `Observed`
+    module can be read and edited, too.
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()
-        lens = dataclasses.replace(lens, edit=edit or lens.edit, read=read or lens.read,
+        lens = dataclasses.replace(lens, edit=_in_turn(edit, lens.edit) if edit else lens.edit, read=read or lens.read,
                                    captured=lens.captured if read is None else {})
         with _active(lens):
             result = apply(*args, **kwargs)
@@ -209,14 +227,24 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
     return observed
 
 
+def _in_turn(first: Editor, second: Editor) -> Editor:
+    """Returns an editor that applies the edits of `first`, and then the edits of `second`."""
+    def edit_of(name):
+        one, other = first(name), second(name)
+        if one is None or other is None:
+            return one or other
+        return lambda value, at: other(one(value, at), at)
+    return edit_of
+
+
 class Observed:
-    """A module with edits at places. It has all attributes of the original module.
+    """A module with edits at places. This wrapper has all attributes of the original module.
 
     Attributes:
       module: the original module.
-      editor: maps the numbers that the edits use to an `edit` of a Lens. The numbers are `params[EDITS]`. They are
-        arguments of the compiled program, so other numbers need no compilation. In training the parameters have no
-        such numbers, and the argument of `editor` is None.
+      editor: a function from the numbers that the edits use, `params[EDITS]`, to the attribute `edit` of a Lens. The
+        numbers are arguments of the compiled program, so new numbers need no new compilation. In training, the
+        parameters have no such numbers, and the argument of `editor` is None.
     """
 
     def __init__(self, module: Any, editor: Callable[[Any], Editor]):
@@ -230,11 +258,11 @@ class Observed:
         return type(self.module)
 
     def clone(self, **attributes: Any) -> 'Observed':
-        """Returns a copy with other values of the module's attributes."""
+        """Returns a copy of the wrapper whose module has the given values of its `attributes`."""
         return Observed(self.module.clone(**attributes), self.editor)
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module's `apply`, with the edits."""
+        """Calls the module's `apply` while the edits are active."""
         numbers = variables['params'].get(EDITS)
         params = {name: part for name, part in variables['params'].items() if name != EDITS}
         apply = observing(self.module.apply, self.editor(numbers))

@@ -18,16 +18,16 @@ SCHEMES = (*ADDED, *RELATIVE, 'none')
 SCALINGS = ('none', 'linear', 'llama3')
 BUCKETS, MAX_DISTANCE = 32, 128  # the values of T5
 
-# Positions that are known when a program is compiled, as in training, are NumPy arrays: see `sines_cosines`.
+# Positions that are constants of the compiled program, as in training, are NumPy arrays: see `sines_cosines`.
 AnyArray = Array | np.ndarray
 
 
 def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'], Float[AnyArray, '*n']]:
     """Returns the sines and cosines of angles in radians. If the angles are a NumPy array, the results are constants.
 
-    Constants are faster. XLA for CPUs computes the sines of a JAX array inside the loop that uses the sines, again for
-    every head of every example. For 2,000 vectors of width 256, this takes 1.3 ms of the 1.6 ms of a rotation. Angles
-    are rounded to float32 in both cases.
+    Constants are faster. If the angles are a JAX array, XLA for CPUs computes the sines inside the loop that uses the
+    sines, again for every head of every example. For 2,000 vectors of width 256, the sines then take 1.3 ms of the 1.6
+    ms of a rotation. Angles are rounded to float32 in both cases.
     """
     if isinstance(angles, np.ndarray):
         angles = angles.astype(np.float32)
@@ -38,23 +38,23 @@ def sines_cosines(angles: Float[AnyArray, '*n']) -> tuple[Float[AnyArray, '*n'],
 def sinusoids(positions: Int[AnyArray, '*positions'], d_model: int) -> Float[Array, '*positions d_model']:
     """Returns PE[i, 2j] = sin(i / 10000^(2j/d)) and PE[i, 2j+1] = cos(i / 10000^(2j/d)) of positions i = 0, 1, ...
 
-    The numerator is the position i (a widespread slide has 1 instead). Angles are in radians; published tables with
-    sin 1 = 0.02 are in degrees. For a fixed offset k, the same linear map takes PE[i] to PE[i+k] for every i.
+    The numerator is the position i; a well-known slide wrongly has 1 instead. Angles are in radians; published tables
+    with sin 1 = 0.02 wrongly use degrees. For a fixed offset k, the same linear map takes PE[i] to PE[i+k] for every i.
 
     Raises:
       ValueError: if d_model is odd, because sines and cosines form pairs.
     """
     if d_model % 2:
-        raise ValueError(f'sinusoidal positions need an even d_model, not {d_model}')
+        raise ValueError(f'sinusoidal positions need an even d_model, not d_model={d_model}')
     wavelengths = 10000.0 ** (np.arange(0, d_model, 2) / d_model)
     return jnp.stack(sines_cosines(positions[..., None] / wavelengths), axis=-1).reshape(*positions.shape, d_model)
 
 
 class PositionalEncoding(nn.Module):
-    """The encoding of each position, which is added to the token embeddings; zeros for the relative schemes.
+    """Encodings of positions, which are added to the token embeddings. The relative schemes add zeros.
 
     Attributes:
-      scheme: one of SCHEMES; 'learned' is a table [max_length, d_model].
+      scheme: the name of the scheme, one of SCHEMES; 'learned' has a table [max_length, d_model].
       d_model: width of the encodings.
       max_length: number of rows of the learned table; the other schemes have no limit.
     """
@@ -70,7 +70,7 @@ class PositionalEncoding(nn.Module):
           ValueError: if a learned table is shorter than `length`, or the scheme is unknown.
         """
         if self.scheme not in SCHEMES:
-            raise ValueError(f'position={self.scheme!r} is not one of {", ".join(SCHEMES)}')
+            raise ValueError(f'position={self.scheme!r} must be one of {", ".join(SCHEMES)}')
         if self.scheme == 'sinusoidal':
             return sinusoids(positions, self.d_model)
         if self.scheme != 'learned':
@@ -85,7 +85,7 @@ class PositionalEncoding(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """The angles of rotary positions. configs/options.py explains the attributes as options model.rotary_*.
+    """The rotation angles of rotary positions. configs/options.py explains the attributes as options model.rotary_*.
 
     The scaling adapts a model to texts that are longer than its training texts. 'linear' divides all positions by
     `factor` (Chen et al. 2023, arXiv:2306.15595). 'llama3' slows down only the pairs of channels that make few turns in
@@ -116,7 +116,9 @@ class Rotary:
 
 def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray, '#batch length'],
            rotary: Rotary = Rotary()) -> Float[Array, 'batch length heads width']:
-    """Rotates the pair (x_2j, x_2j+1) at position i by i / w_j radians, where w is `rotary.wavelengths(width)`.
+    """Returns x after a rotation: the pair (x_2j, x_2j+1) at position i is rotated by i / w_j radians.
+
+    w is `rotary.wavelengths(width)`.
 
     By default, w_j is 10000^(2j/width). The scores of rotated queries and keys depend only on the difference of their
     positions (Su et al. 2021, arXiv:2104.09864, equation 15).
@@ -126,7 +128,7 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
     """
     width = x.shape[-1]
     if width % 2:
-        raise ValueError(f'rotary positions need an even d_k, not {width}')
+        raise ValueError(f'rotary positions need an even d_k, not d_k={width}')
     sin, cos = sines_cosines(positions[..., None, None] / rotary.wavelengths(width))
     even, odd = x[..., ::2].astype(jnp.float32), x[..., 1::2].astype(jnp.float32)
     rotated = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
@@ -134,7 +136,7 @@ def rotate(x: Float[Array, 'batch length heads width'], positions: Int[AnyArray,
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, ' heads']:
-    """Returns 2^(-8 i / h) for head i = 1 ... h (Press et al. 2022, arXiv:2108.12409, section 3).
+    """Returns ALiBi's slopes: 2^(-8 i / h) for head i = 1 ... h (Press et al. 2022, arXiv:2108.12409, section 3).
 
     If h is not a power of two, let p be the next smaller power of two. The first p heads have the slopes for p heads.
     The remaining heads have every second slope for 2p heads.
@@ -188,7 +190,7 @@ Bias = AlibiBias | BucketedBias
 
 
 class RelativeBias(nn.Module):
-    """The bias on the scores. All layers of a stack share it."""
+    """The bias of relative positions on the attention scores. All layers of a stack share this bias."""
     scheme: str
     num_heads: int
 

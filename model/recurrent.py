@@ -1,7 +1,7 @@
 """RNNsearch: the recurrent encoder-decoder that learns to align (Bahdanau, Cho and Bengio 2015, arXiv:1409.0473).
 
-Sections, appendices and indices are from that paper: j is a source position, and i is a target position. Layers that
-multiply inputs by a matrix also add a bias, which the equations of the paper omit.
+The docstrings use the sections, appendices and indices of that paper: j is a source position, and i is a target
+position. Layers that multiply inputs by a matrix also add a bias, which the equations of the paper omit.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Weights = Float[Array, 'batch 1 target source']
 
 
 def orthogonal_blocks(key: Key[Array, ''], shape: tuple[int, int], dtype: DTypeLike = jnp.float32) -> Array:
-    """Returns square orthogonal matrices side by side. Such matrices keep the norm of the state (appendix B.1)."""
+    """Initialises a matrix with square orthogonal blocks, which keep the norm of the state (appendix B.1)."""
     keys = jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([nn.initializers.orthogonal()(key, (shape[0],) * 2, dtype) for key in keys], axis=1)
 
@@ -55,14 +55,15 @@ class GRUCell(nn.Module):
     @override
     def setup(self):
         # The default initial values of Dense have variance 1 / (width of x), so the joint matrix of the gates has the
-        # same distribution as separate matrices. The paper's standard deviation of 0.01 was for widths of 620 and 1000.
+        # same distribution as separate matrices. The paper's standard deviation of 0.01 suits only its widths, 620 and
+        # 1000.
         self.input = dense(3 * self.d_hidden, 'embed', 'gates', self.dtype)
         self.gates = dense(2 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
         self.candidate = dense(self.d_hidden, 'state', 'gates', self.dtype, use_bias=False, init=orthogonal_blocks)
 
     def __call__(self, state: Float[Array, '*batch d_hidden'],
                  inputs: Float[Array, '*batch d_gates']) -> Float[Array, '*batch d_hidden']:
-        """Returns s' for the state s and the projected inputs."""
+        """Returns the new state s' from the state s and the projected inputs."""
         gate_inputs, candidate_inputs = jnp.split(inputs, [2 * self.d_hidden], axis=-1)
         update, reset = jnp.split(nn.sigmoid(gate_inputs + self.gates(state)), 2, axis=-1)
         candidate = jnp.tanh(candidate_inputs + self.candidate(reset * state))
@@ -81,7 +82,7 @@ class RecurrentEncoder(nn.Module):
 
     def __call__(self, x: Float[Array, 'batch source d_model'],
                  visible: Bool[Array, 'batch source']) -> Float[Array, 'batch source d_states']:
-        """Returns the states. Padding changes no state, so both directions end with the state after all words."""
+        """Returns the states h_j. Padding changes no state, so the last state of each direction has read all words."""
         def step(cell, state, inputs, visible):
             state = jnp.where(visible[:, None], cell(state, inputs), state)
             return state, state
@@ -102,17 +103,17 @@ class AdditiveAttention(nn.Module):
 
         c_i = sum_j alpha_ij h_j,  alpha_ij = softmax_j v' tanh(W_s s_{i-1} + W_h h_j)
 
-    The layer `key` is W_h. W_h h_j does not depend on i, so it is computed once for a sentence. alpha has an axis for
-    its single head, and is sown as in `model.attention.MultiHeadAttention`.
+    The layer `key` is W_h. W_h h_j does not depend on i, so it is computed once for a sentence. The weights alpha have
+    an axis for their single head, and are sown as in `model.attention.MultiHeadAttention`.
     """
     d_align: int
     dtype: DTypeLike = jnp.float32
 
     @override
     def setup(self):
-        # v is 0 as in the paper (appendix B.1), so initially all words have the same weight. With the paper's W, of
-        # standard deviation 0.001, the gradient of v would be almost 0. This W is larger, so that the tanh differs from
-        # word to word.
+        # v is 0 as in the paper (appendix B.1), so initially all words have the same weight. The paper initialises W
+        # with a standard deviation of 0.001, but then the gradient of v would be almost 0. Here, W is larger, so that
+        # the tanh differs from word to word.
         init = nn.initializers.xavier_uniform()
         self.query = dense(self.d_align, 'state', 'mlp', self.dtype, use_bias=False, init=init)
         self.key = dense(self.d_align, 'state', 'mlp', self.dtype, init=init)
@@ -131,8 +132,8 @@ class AdditiveAttention(nn.Module):
         return place(self, '', heads[:, :, 0]), weights
 
     def record(self, weights: Weights) -> None:
-        """Sows the alignments of all steps, after the loop over the steps."""
-        if not self.is_initializing():  # otherwise `init` would return the alignments among the variables
+        """Sows the alignments of all steps. Call this after the loop over the steps."""
+        if not self.is_initializing():  # otherwise `init` would return the alignments together with the parameters
             self.sow('attention', 'weights', weights)
 
 
@@ -146,7 +147,7 @@ class DecoderLayer(nn.Module):
     @override
     def setup(self):
         self.cell = GRUCell(self.d_hidden, self.dtype)
-        # The projection of c, which is a part of the cell's input.
+        # This layer projects c, which is a part of the cell's input.
         self.context = dense(3 * self.d_hidden, 'state', 'gates', self.dtype, use_bias=False)
         if self.attention:
             self.cross_attention = AdditiveAttention(self.d_align, self.dtype)
@@ -162,7 +163,7 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, state: State, inputs: Float[Array, 'batch beam d_gates'], prepared: dict[str, Any]) -> tuple[
             State, tuple[State, Float[Array, 'batch beam d_states'], Weights | None]]:
-        """Maps s_{i-1} and the projected y_{i-1} to s_i and, as outputs of the loop, (s_i, c_i, alpha_i or None)."""
+        """Returns s_i, and the outputs of the loop, (s_i, c_i, alpha_i or None), from s_{i-1} and projected y_{i-1}."""
         if self.attention:
             context, weights = self.cross_attention(state, **prepared)
             state = self.cell(state, inputs + self.context(context))
@@ -187,7 +188,7 @@ class RecurrentDecoder(nn.Module):
 
     def __call__(self, x: Float[Array, 'batch target d_model'], memory: Memory) -> tuple[
             Float[Array, 'batch target d_hidden'], Float[Array, 'batch target d_states']]:
-        """Computes all steps (teacher forcing). The inputs y and h_j are projected before the loop over the steps."""
+        """Returns s_i and c_i of all steps (teacher forcing). y and h_j are projected before the loop over steps."""
         layer, = self.layers
         scan = nn.scan(looped(lambda layer, *args: layer(*args)), variable_broadcast='params',
                        split_rngs={'params': False},
@@ -224,10 +225,10 @@ class RNNSearch(nn.Module):
 
         p(y_i | y_1 ... y_{i-1}, x) = softmax(W_o t_i),  t_i = maxout(U_o s_i + V_o y_{i-1} + C_o c_i)
 
-    The equation has s_i, as in section 3.1; appendix A.2.2 has s_{i-1}. Embeddings are multiplied by sqrt(d_model), so
-    that a table of variance 1/d_model can also be the output projection, as in `model.transformer`. Without attention,
-    c is [the last forward state; the first backward state] at every step. The paper shows that such a vector of fixed
-    size is worse for long sentences.
+    The equation uses s_i, as section 3.1 does, whereas appendix A.2.2 uses s_{i-1}. Embeddings are multiplied by
+    sqrt(d_model), so that a table of variance 1/d_model can also be the output projection, as in `model.transformer`.
+    Without attention, c is [the last forward state; the first backward state] at every step. The paper shows that such
+    a vector of fixed size is worse for long sentences.
 
     configs/options.py explains the attributes that are options of config.model or config.model.recurrent. The remaining
     attributes are:
@@ -253,7 +254,7 @@ class RNNSearch(nn.Module):
     @override
     def setup(self):
         if self.readout not in READOUTS:
-            raise ValueError(f'readout={self.readout!r} is not one of {", ".join(READOUTS)}')
+            raise ValueError(f'readout={self.readout!r} must be one of {", ".join(READOUTS)}')
         check_sharing(self.share_embeddings, self.source_vocab_size, self.target_vocab_size)
         self.target_embedding = embedding(self.target_vocab_size, self.d_model, self.dtype)
         if self.share_embeddings != 'all':

@@ -1,4 +1,4 @@
-"""The relation of queries and keys: masks, and biases that depend on their positions.
+"""The relation of queries and keys: masks, and biases that depend on the positions of queries and keys.
 
 model/attention.py explains the axes. Masks are boolean and broadcast to [batch, heads, target, source]. True means that
 the query sees the key.
@@ -17,16 +17,16 @@ Mask = Bool[Array, '#batch #heads #target #source']
 
 
 def look_ahead_mask(length: int) -> Bool[Array, '1 1 target source']:
-    """Returns the mask with which position i sees positions j <= i (section 3.2.3).
+    """Returns the causal mask, with which position i sees the positions j <= i (section 3.2.3).
 
     The diagonal is visible, because the targets are shifted right by one: the input of position i is the token before
-    the predicted token. Some texts mask the diagonal, which hides the input of each position from the position itself.
+    the predicted token. Some publications mask the diagonal, but this hides the input of each position from itself.
     """
     return jnp.tril(jnp.ones((1, 1, length, length), dtype=bool))
 
 
 def padding_mask(visible: Bool[Array, 'batch source']) -> Bool[Array, 'batch 1 1 source']:
-    """Returns the mask that hides the keys where `visible` is False, from every query."""
+    """Returns the mask that hides padding: no query sees a key where `visible` is False."""
     return visible[:, None, None, :]
 
 
@@ -40,24 +40,24 @@ def window_mask(target: Int[Array, '#batch target'], source: Int[Array, '#batch 
                 window: int) -> Bool[Array, '#batch 1 target source']:
     """Returns the mask with which query t sees key s if |t - s| < window (Beltagy et al. 2020, arXiv:2004.05150, 3.1).
 
-    With a look-ahead mask, a query sees itself and the window - 1 positions before it, as in Mistral 7B (Jiang et al.
-    2023, arXiv:2310.06825). Without one, it also sees window - 1 positions after it.
+    Together with a look-ahead mask, a query sees itself and the window - 1 positions before it, as in Mistral 7B (Jiang
+    et al. 2023, arXiv:2310.06825). Without a look-ahead mask, it also sees the window - 1 positions after it.
     """
     return (jnp.abs(target[:, :, None] - source[:, None, :]) < window)[:, None]
 
 
 def combine_masks(*masks: Mask | None) -> Mask | None:
-    """Returns the logical AND of the masks that are not None, or None (every key is visible) without such a mask."""
+    """Returns the logical AND of the masks that are not None. Returns None (all keys visible) if all masks are None."""
     present = [mask for mask in masks if mask is not None]
     return functools.reduce(jnp.logical_and, present) if present else None
 
 
 class Relation(flax.struct.PyTreeNode):
-    """Positions, visibility and segments of queries and keys, as vectors of length n.
+    """Describes which queries see which keys, by vectors of length n: positions, visibility and segments.
 
-    The n x n mask and bias are computed from these vectors when needed. For long inputs they are computed for a few
-    queries at a time (`rows`), and are never in memory as a whole. Every field may be None. With `Relation()`, every
-    query sees every key. A leading axis of 1 stands for the whole batch.
+    The n x n mask and bias are computed from these vectors when needed. For long inputs, mask and bias are computed for
+    a few queries at a time (`rows`), so that they are never completely in memory. Every field may be None. With
+    `Relation()`, every query sees every key. A leading axis of size 1 stands for the whole batch.
 
     Attributes:
       target: positions of the queries.
@@ -85,7 +85,7 @@ class Relation(flax.struct.PyTreeNode):
     @classmethod
     def within(cls, positions: Int[AnyArray, '#batch length'], visible: Bool[Array, '#batch length'] | None = None,
                segments: Int[Array, '#batch length'] | None = None, causal: bool = False) -> 'Relation':
-        """Returns the relation of a sequence to itself."""
+        """Returns the relation of a sequence to itself, for self-attention."""
         return cls(target=positions, source=positions, visible=visible, target_segments=segments,
                    source_segments=segments, causal=causal, bidirectional=not causal)
 

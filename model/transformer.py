@@ -16,7 +16,7 @@ from model.relation import UNRESTRICTED, Relation
 
 
 class Decoder(nn.Module):
-    """N decoder blocks over embedded vectors (section 3.1)."""
+    """The stack of N decoder blocks, which reads embedded target tokens (section 3.1)."""
     config: BlockConfig
     num_layers: int
 
@@ -115,7 +115,7 @@ class Transformer(nn.Module):
 
     @property
     def length_limit(self) -> int | None:
-        """The longest sequence that the positions support; None if there is no limit."""
+        """The length of the longest sequence that the position scheme supports, or None if there is no limit."""
         return self.max_length if self.config.position == 'learned' else None
 
     def __call__(self, source: Int[Array, 'batch source'], target: Int[Array, 'batch target'],
@@ -133,7 +133,7 @@ class Transformer(nn.Module):
         return self._project(self.decoder(x, memory.states, relation, Relation(visible=memory.visible), deterministic))
 
     def encode(self, source: Int[Array, 'batch source'], deterministic: bool = True) -> Memory:
-        """Encodes source tokens for the decoder."""
+        """Returns the encoder's output for source tokens."""
         embedding = self.target_embedding if self.share_embeddings == 'all' else self.source_embedding
         length, visible = source.shape[1], source != self.pad
         positions = self.source_position(np.arange(length), length)

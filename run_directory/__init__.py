@@ -1,1 +1,1 @@
-"""The files of a run: config, records, checkpoints, progress, trained models, and the parts from other runs."""
+"""The files of a run: config, records, checkpoints, progress and trained models. Also reads parts of other runs."""

@@ -1,11 +1,11 @@
-"""Writes checkpoints with Orbax, and reads the newest checkpoint, the best one, or an average of several checkpoints.
+"""Writes checkpoints with Orbax. Reads the newest checkpoint, the best checkpoint, or an average of checkpoints.
 
 Layout: RUN/checkpoints/STEP/{state,progress}. A checkpoint has a temporary name until it is complete, so a killed run
 leaves only complete checkpoints under the names of their steps. Orbax does not detect changed bits. Therefore
 `progress` contains a checksum of every array, and the checksums are compared when the checkpoint is read. If a checksum
 differs, the checkpoint is damaged and is not used. If the arrays of a checkpoint differ from the requested arrays in
-name, shape or dtype, the checkpoint is not damaged, but reading it is an error: Orbax would silently cast and pad the
-arrays.
+name, shape or dtype, the checkpoint is not damaged. But reading such a checkpoint is an error, because Orbax would
+silently cast and pad the arrays.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ class Damaged(Exception):
 
 
 def refuse_pipes(folder: Path) -> None:
-    """Raises Damaged if `folder` contains a pipe or a device, because reading a pipe might never end."""
+    """Raises Damaged if a checkpoint's folder contains a pipe or a device, because reading a pipe might never end."""
     for path in [folder, *sorted(folder.rglob('*'))]:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise Damaged(f'{path.relative_to(folder)} is a pipe or a device, not a file')
 
 
 def described(folder: Path) -> Any:
-    """Returns the state in a checkpoint's folder `state` as a tree. The leaves are shapes and dtypes, not arrays."""
+    """Returns the train state of a checkpoint as a tree whose leaves are shapes and dtypes. `folder` is STEP/state."""
     import orbax.checkpoint as ocp  # slow to import, so only where it is used
 
     # Orbax's Checkpointer is not used: it would look for the metadata of the step in the parent folder, and warn.
@@ -95,7 +95,7 @@ class Checkpoints:
         return saved_steps(self._folder.parent)
 
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
-        """Writes `state` and `progress` in the background. `progress` must be valid JSON.
+        """Writes the checkpoint of `step` in the background. `progress` must be valid JSON.
 
         Raises:
           UserError: if the disk is full, or was full during the previous save; if the processes have different copies
@@ -118,7 +118,7 @@ class Checkpoints:
                             f'{self.steps()[-1]} in {self._folder}. Stop that program, then run the same command again')
 
     def compare(self, state: Any) -> None:
-        """Raises UserError if the processes have different copies of the state."""
+        """Raises UserError if the processes of the job have different copies of the train state."""
         if jax.process_count() > 1:
             self._compare(int(state.step), checksums(state))
 
@@ -127,15 +127,15 @@ class Checkpoints:
         if processes := different(f'the checksums of step {step}', _digest(leaves)):
             raise UserError(f'{listed(processes)} and process 0 have different parameters or optimizer states at step '
                             f'{step}. This step is not saved. {_still_valid(self.steps())}. Run the same command '
-                            'again. If the states differ again, compare the library versions and the machines')
+                            'again. If the error occurs again, compare the library versions and the machines')
 
     def check(self) -> None:
-        """Raises the error of the background save if the save has failed. Does not wait for a running save."""
+        """Raises the error of a background save that has failed. Does not wait for a save that is still running."""
         if self._manager is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until all saves are on disk. Raises UserError if the disk is full."""
+        """Waits until all checkpoints are on disk. Raises UserError if the disk is full."""
         if self._manager is not None:
             with full_disk_explained(self._no_room):
                 self._manager.wait_until_finished()
@@ -164,8 +164,8 @@ class Checkpoints:
                 self._restored = step
                 return restored
             except Damaged as damage:
-                # Logs the text, not the exception. Its traceback refers to the arrays, and a log record that is kept
-                # would keep the arrays in memory.
+                # Logs the text, not the exception. The traceback of the exception refers to the arrays, so a handler
+                # that keeps log records would keep the arrays in memory.
                 _warn(f'{damage}. The damaged checkpoint is left unchanged, and an older checkpoint is used')
         if steps:
             raise UserError(f'every checkpoint in {self._folder} is damaged (steps {_listed(steps)}). Restore a '
@@ -207,11 +207,12 @@ class Checkpoints:
                         f'steps {_listed(steps)}')
 
     def parameters(self, choice: str) -> tuple[Params, list[int]]:
-        """Returns the parameters of a checkpoint, or the mean over several checkpoints, and a list of the steps used.
+        """Returns the parameters of a checkpoint, or their mean over several checkpoints, and the steps that were read.
 
-        The parameters are on the first local device. If the optimizer kept a moving average of the parameters
-        (config.optimizer.ema), the average is used instead of the parameters, unless `choice` begins with RAW, as in
-        'raw:average:5'. 'latest' is the newest readable checkpoint. Newer checkpoints that are damaged are logged.
+        `choice` is explained in `resolve`. The parameters are on the first local device. If the optimizer kept a moving
+        average of the parameters (config.optimizer.ema), the moving average is used, unless `choice` begins with RAW,
+        as in 'raw:average:5'. 'latest' is the newest readable checkpoint. Newer checkpoints that are damaged are
+        logged.
 
         Raises:
           UserError: if the checkpoint does not exist (see `resolve`) or is damaged, or if `choice` begins with RAW and
@@ -240,7 +241,7 @@ class Checkpoints:
         return _on_device(jax.tree.map(lambda leaf: leaf / len(chosen), total)), chosen
 
     def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the state and the progress in a checkpoint. The state has the structure of `like`.
+        """Reads the checkpoint of `step`. Returns its state, with the structure of `like`, and its progress.
 
         Raises:
           Damaged: if the checkpoint cannot be read, or if its values differ from the values that were written.
@@ -259,8 +260,8 @@ class Checkpoints:
             # Matches the arrays by path, because parts of an optimizer state that have no arrays are not on disk.
             asked = jax.tree.map(lambda path: places.get(path, ocp.PLACEHOLDER), path_tree(stored))
         with damage_agreed(folder), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            # Orbax's Checkpointer is not used. It would wait for all processes, but a process that finds damaged arrays
-            # does not arrive.
+            # Orbax's Checkpointer is not used, because it would wait for all processes. A process that has found
+            # damaged arrays would never arrive.
             read = by_path(reader.restore(folder / 'state', args=ocp.args.PyTreeRestore(  # pyright: ignore[reportArgumentType]
                 asked, restore_args=ocp.checkpoint_utils.construct_restore_args(asked))))
         with damage_agreed(folder):  # now all processes have their shards, and compute the checksums together
@@ -268,7 +269,9 @@ class Checkpoints:
         return jax.tree.map(read.__getitem__, path_tree(like)), content['progress']
 
     def _read_parameters(self, step: int, raw: bool) -> Params:
-        """Returns the parameters of a checkpoint as NumPy arrays, with merged adapters. Reads no other arrays.
+        """Returns the parameters of the checkpoint of `step` as NumPy arrays. Adapters are merged into the matrices.
+
+        Reads no arrays of the optimizer state, except the moving average if it is used.
 
         Raises:
           Damaged: if the checkpoint cannot be read, or if its values differ from the values that were written.
@@ -312,11 +315,11 @@ class Checkpoints:
             preservation_policy=_Kept(self), cleanup_tmp_directories=True))  # left by a killed run
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Returns the steps whose checkpoints are kept: the last and the best. `steps` are in ascending order."""
+        """Returns which of `steps`, in ascending order, are kept: the last and the best, as the options request."""
         return {*steps[-self._keep_last:], *self._best_first(steps)[:self._keep_best]}
 
     def _best_first(self, steps: Sequence[int]) -> list[int]:
-        """Returns the evaluated steps, best first. If two steps are equally good, the earlier step comes first."""
+        """Returns the evaluated steps among `steps`, best first. Of two equally good steps, the earlier comes first."""
         return sorted((step for step in steps if step in self.values),
                       key=lambda step: (-goodness(self._metric, self.values[step]), step))
 
@@ -327,7 +330,7 @@ class Checkpoints:
 
 
 class _Kept:
-    """A preservation policy for Orbax that keeps the steps in the result of `Checkpoints.kept`."""
+    """Orbax's preservation policy, which decides what to delete. It keeps the steps that `Checkpoints.kept` returns."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
@@ -340,9 +343,9 @@ class _Kept:
 
 @contextlib.contextmanager
 def damage_agreed(folder: Path) -> Iterator[None]:
-    """Raises an error of the body in all processes, even if the error occurs in only one process.
+    """Runs the body, which reads a checkpoint. If the body fails in one process, raises an error in all processes.
 
-    The body reads files of the checkpoint in `folder`.
+    `folder` is the folder of the checkpoint.
 
     Raises:
       Damaged: if a process cannot read the files, or if their values differ from the values that were written.
@@ -369,7 +372,7 @@ def damage_agreed(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
-    """Opens the checkpoints of a run directory. At the end, waits for all saves and closes the checkpoints."""
+    """Yields the checkpoints of a run directory. At the end, waits until all checkpoints are on disk."""
     checkpoints = Checkpoints(workdir, **options)
     try:
         yield checkpoints
@@ -381,7 +384,7 @@ def open_checkpoints(workdir: Path, **options) -> Iterator[Checkpoints]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    """Reads the checksums of a checkpoint and the progress of the training loop."""
+    """Reads the file `progress` of a checkpoint, with the checksums and the progress of the training loop."""
     refuse_pipes(folder)
     content = json.loads((folder / 'progress' / 'metadata').read_text('utf-8'))  # written by Orbax's JsonSave
     if content.pop('sha256') != _digest(content):
@@ -390,7 +393,7 @@ def _progress(folder: Path) -> dict[str, Any]:
 
 
 def _compare_checksums(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raises Damaged if the checksums of arrays differ from the saved checksums."""
+    """Raises Damaged if the checksums of the `arrays`, {path: array}, differ from the saved checksums `expected`."""
     actual = checksums(arrays)
     if changed := sorted(path for path in expected.keys() | actual.keys() if expected.get(path) != actual.get(path)):
         raise Damaged(f'{len(changed)} of {len(expected)} arrays do not match their checksums, such as {changed[0]}')
@@ -410,7 +413,7 @@ def _still_valid(steps: Sequence[int]) -> str:
 
 
 def _warn(message: str) -> None:
-    """Logs a message that is the same in all processes. Only the leader logs it at the level WARNING."""
+    """Logs a warning once: as a warning in the leader, and at a lower level in the other processes."""
     log.log(logging.WARNING if is_leader() else logging.INFO, '%s', message)
 
 

@@ -12,17 +12,19 @@ from jaxtyping import Array, Shaped, UInt32
 from runtime.errors import UserError
 
 SEEDS = (0x9e3779b9, 0x7f4a7c15)
-SMALL = 2 ** 22  # NumPy computes the checksum of NumPy arrays with fewer values, which needs no compilation
+# NumPy computes the checksums of small arrays, because that needs no compilation. The limits are numbers of values.
+SMALL_ON_HOST = 2 ** 22
+SMALL_ON_DEVICE = 2 ** 12
 PART = 2 ** 16  # number of values that are hashed at a time; they fit into the cache of a core
 
 
 @jax.jit
 def checksum(array: Array) -> UInt32[Array, '2']:
-    """Returns two sums of hashes of (value, index), mod 2^32. The sums do not depend on the sharding of the array.
+    """Returns a checksum of an array. The checksum does not depend on the sharding of the array.
 
-    The hash is the finaliser of MurmurHash3 (Appleby, public domain), applied to the bits of the value. The finaliser
-    is a bijection of 32-bit numbers. So a change of one value always changes the checksum, and a change of several
-    values is missed with probability 2^-64.
+    The checksum consists of two sums of hashes of (value, index), mod 2^32. The hash is the finaliser of MurmurHash3
+    (Appleby, public domain), applied to the bits of the value. The finaliser is a bijection of 32-bit numbers. So a
+    change of one value always changes the checksum. A change of several values is missed with probability 2^-64.
     """
     array = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
@@ -35,7 +37,7 @@ def checksum(array: Array) -> UInt32[Array, '2']:
 
 
 def numpy_checksum(array: Shaped[np.ndarray, '...']) -> UInt32[np.ndarray, '2']:
-    """Returns the same sums as `checksum`."""
+    """Returns the same checksum as `checksum`, computed by NumPy without compilation."""
     words = np.ascontiguousarray(array).reshape(-1)
     words, total = words.view({1: np.uint8, 2: np.uint16}.get(array.itemsize, np.uint32)), np.zeros(2, np.uint32)
     for begin in range(0, len(words), PART):
@@ -52,7 +54,7 @@ def _mixed(x: Any) -> Any:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """Returns {path: leaf} of a tree, with paths such as 'params/Dense_0/kernel'.
+    """Returns the leaves of a tree as {path: leaf}, with paths such as 'params/Dense_0/kernel'.
 
     A state has the same paths in memory and in Orbax's checkpoint.
     """
@@ -60,26 +62,33 @@ def by_path(tree: Any) -> dict[str, Any]:
 
 
 def path_tree(tree: Any) -> Any:
-    """Returns the tree with each leaf replaced by its path."""
+    """Returns a copy of a tree in which each leaf is replaced by its path, such as 'params/Dense_0/kernel'."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
 
 
 def checksums(tree: Any) -> dict[str, list[int]]:
-    """Returns {path: checksum} of the arrays of a tree."""
+    """Returns the checksums of the arrays in a tree, as {path: checksum}."""
     # The checksums are computed one after the other, because concurrent programs on several devices may deadlock.
-    return {path: np.asarray((numpy_checksum if isinstance(leaf, np.ndarray) and leaf.size < SMALL else checksum)(leaf)
-                             ).tolist() for path, leaf in by_path(tree).items()}
+    return {path: np.asarray(numpy_checksum(np.asarray(leaf)) if _is_small(leaf) else checksum(leaf)).tolist()
+            for path, leaf in by_path(tree).items()}
+
+
+def _is_small(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.size < SMALL_ON_HOST
+    return leaf.is_fully_addressable and leaf.size < SMALL_ON_DEVICE
 
 
 def shapes(tree: Any) -> dict[str, str]:
-    """Returns {path: dtype and shape} of the arrays of a tree, with values such as 'float32[4,3]'."""
+    """Returns the dtypes and shapes of the arrays in a tree, as {path: text}, with texts such as 'float32[4,3]'."""
     return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
 
 
 def refuse_other_arrays(folder: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raises UserError if the arrays saved in `folder` differ from the wanted arrays. The message names a few arrays.
+    """Raises UserError if the arrays of a checkpoint differ in name, shape or dtype from the required arrays.
 
-    `saved` and `wanted` are results of `shapes`.
+    `saved` describes the arrays of the checkpoint in `folder`, and `wanted` describes the required arrays. Both are
+    results of `shapes`. The message names a few arrays.
     """
     differences = {
         'missing in the checkpoint': sorted(wanted.keys() - saved.keys()),

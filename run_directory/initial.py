@@ -12,7 +12,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from input_pipeline.data import KEPT, Data, load_tokenizers
+from input_pipeline.data import KEPT, Data, load_tokenizers, read_sizes
+from input_pipeline.input_format import InputFormat
 from input_pipeline.tokenizer import Tokenizer
 from model import Params
 from run_directory.checkpoints import Checkpoints
@@ -20,14 +21,14 @@ from run_directory.records import read_config
 from runtime.errors import UserError
 from runtime.files import expanded
 
-DATA_AXES = {'vocab', 'position', 'patch'}  # axes whose sizes depend on the data, not on options of the model
+DATA_AXES = {'vocab', 'position', 'patch'}  # axes of parameters whose sizes depend on the data, not on model options
 MAX_NAMES = 4  # largest number of parameters that a line of the log lists
 
 log = logging.getLogger('allyouneed.train')
 
 
 class InitialValues(NamedTuple):
-    """Initial values of a parameter.
+    """The initial values of a parameter, taken from another run.
 
     Attributes:
       values: an array with the shape of the parameter.
@@ -39,7 +40,7 @@ class InitialValues(NamedTuple):
 
 
 def split_choice(choice: str) -> tuple[Path, str]:
-    """Returns the run directory and the checkpoint of 'RUN' or 'RUN:CHECKPOINT', such as 'runs/a:average:5'."""
+    """Splits 'RUN' or 'RUN:CHECKPOINT', such as 'runs/a:average:5', into the run directory and the checkpoint."""
     parts = choice.split(':')
     for count in range(len(parts), 0, -1):  # the name of a directory may contain colons
         path = expanded(':'.join(parts[:count]))
@@ -53,7 +54,8 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
     A parameter is used if the other run has a parameter with the same name and shape. Axes that depend on the data may
     differ in size. If the vocabularies differ, the pieces that are in both vocabularies keep their rows. If the tables
-    of learned positions differ in length, the positions that are in both tables keep their rows.
+    of learned positions differ in length, the positions that are in both tables keep their rows. If the classes or the
+    values differ, the head is initialised randomly.
 
     Args:
       config: the config of the new run.
@@ -69,6 +71,7 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
     path, choice = split_choice(config.train.init_from)
     params, steps = Checkpoints(path, metric=read_config(path).eval.metric).parameters(choice)
     tokenizers = load_tokenizers(path / KEPT) if data.tokenizers else {}
+    fresh_head = not data.tokenizers and _outputs_differ(path, data)
     saved: dict[str, Any] = flatten_dict(params, sep='/')
     leaves: dict[str, Any] = flatten_dict(boxed, sep='/')
     initial, partial, random, mismatched = {}, [], [], []
@@ -86,14 +89,14 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
             initial[name] = _by_piece(values, axes.index('vocab'), *vocabularies)
         elif differing == {'position'}:
             initial[name] = _by_position(values, axes.index('position'), shape)
-        elif differing:
+        elif differing or fresh_head and 'vocab' in axes:
             random.append(sizes)
         else:
             initial[name] = InitialValues(values, np.ones((), bool))
         if name in initial and initial[name].rows.ndim:
             partial.append(f'{name} ({initial[name].rows.sum():,} of {initial[name].rows.size:,})')
     if mismatched or not initial:
-        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has other sizes: '
+        raise UserError(f'config.train.init_from={config.train.init_from}: the model of that run has different sizes: '
                         f'{"; ".join(mismatched[:MAX_NAMES]) or "no parameter has the same name"}. Use the model '
                         f'options of that run: --config=configs/fine_tune.py:{path}')
     log.info('initialised %d of %d arrays (%s parameters) from %s, step %s', len(initial), len(initial) + len(random),
@@ -108,9 +111,9 @@ def read_initial(config: ConfigDict, data: Data, boxed: Params) -> dict[str, Ini
 
 
 def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
-    """Returns `fresh` with the values of `initial` where `initial` has a value.
+    """Returns randomly initialised parameters in which the values in `initial` replace random values.
 
-    `fresh` are randomly initialised parameters. The leaves may be Flax metadata boxes.
+    `fresh` are the randomly initialised parameters. The leaves of this tree may be Flax metadata boxes.
     """
     if not initial:
         return fresh
@@ -123,11 +126,31 @@ def with_initial(initial: Mapping[str, InitialValues], fresh: Params) -> Params:
     return unflatten_dict(leaves | {name: replaced(leaves[name], *initial[name]) for name in initial}, sep='/')
 
 
+def _outputs_differ(path: Path, data: Data) -> bool:
+    """Returns whether the classes or the values of images or series differ from those in the other run.
+
+    In this case, the log names the classes, because the head of the other run cannot be used.
+    """
+    old, new = InputFormat.of(read_sizes(path, read_config(path).task)), InputFormat.of(data.sizes)
+    if (old.classes, old.targets) == (new.classes, new.targets):
+        return False
+    log.info('the head starts with random values, because the outputs differ: %s in %s, %s in this run',
+             _outputs(old), path, _outputs(new))
+    return True
+
+
+def _outputs(form: InputFormat) -> str:
+    names = form.classes or form.targets
+    more = f' and {len(names) - MAX_NAMES} more' if len(names) > MAX_NAMES else ''
+    return f'the {"classes" if form.classes else "values"} {", ".join(names[:MAX_NAMES])}{more}'
+
+
 def _vocabularies(name: str, old: Mapping[str, Tokenizer],
                   new: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer] | None:
-    """Returns the vocabularies of a parameter in the other run and in this run, or None.
+    """Returns the two different vocabularies of the parameter `name`: in the other run, and in this run.
 
-    The result is None if the vocabularies are equal, or if the parameter has no vocabulary in one of the runs.
+    Returns None if the vocabularies are equal, or if the parameter has no axis for a vocabulary in one of the runs.
+    `old` and `new` are the tokenizers of the other run and of this run.
     """
     side = 'source' if name.startswith('source') else 'target' if 'target' in new else 'text'
     if {*new} != {*old} or side not in new or new[side].model == old[side].model:
@@ -136,7 +159,7 @@ def _vocabularies(name: str, old: Mapping[str, Tokenizer],
 
 
 def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: Tokenizer) -> InitialValues:
-    """Returns `values` with the rows along `axis` in the order of the new vocabulary."""
+    """Returns the embeddings `values` of another run, with the rows along `axis` in the order of the new vocabulary."""
     index = {piece: row for row, piece in enumerate(old.pieces(range(len(old))))}
     places = np.array([index.get(piece, -1) for piece in new.pieces(range(len(new)))])
     rows = np.expand_dims(places >= 0, [other for other in range(values.ndim) if other != axis])
@@ -144,7 +167,7 @@ def _by_piece(values: Float[np.ndarray, '...'], axis: int, old: Tokenizer, new: 
 
 
 def _by_position(values: Float[np.ndarray, '...'], axis: int, shape: Sequence[int]) -> InitialValues:
-    """Returns values for a table of positions with the given shape. `values` are the other run's table."""
+    """Returns initial values for a table of learned positions of the given shape, from the table of another run."""
     rows = np.expand_dims(np.arange(shape[axis]) < values.shape[axis],
                           [other for other in range(values.ndim) if other != axis])
     places = np.minimum(np.arange(shape[axis]), values.shape[axis] - 1)

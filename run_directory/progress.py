@@ -1,4 +1,4 @@
-"""The progress of a training, and the actions that are due after a step. Does not import JAX."""
+"""The progress of a training, and the actions that are due after a step. This module does not import JAX."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from configs.tasks import goodness
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The values of the training loop that are not part of the train state.
+    """The values that the training loop needs to resume, in addition to the train state.
 
     A checkpoint is written before its step is evaluated, and contains the values at that time.
 
@@ -21,9 +21,9 @@ class Progress:
       without_better: the number of evaluations since the best evaluation.
       stopped: whether the run stops early, because the metric has not improved for config.eval.patience evaluations.
       skipped: the number of steps whose update was skipped because the loss or the gradient was not finite.
-      sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if there are no such
-        steps.
-      seconds: the duration of the steps in `sums`.
+      sums: the fields of a `Sums`, summed over the steps since metrics were last logged. None if no step was made since
+        then.
+      seconds: the total duration of the steps in `sums`.
     """
     best: float | None = None
     without_better: int = 0
@@ -44,22 +44,22 @@ class Progress:
                                    stopped=0 < patience <= without_better)
 
     def clear_sums(self) -> 'Progress':
-        """Returns the progress with empty sums, for use after the sums were logged."""
+        """Returns the progress with empty sums. The training loop calls this after it has logged the sums."""
         return dataclasses.replace(self, sums=None, seconds=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a dictionary for JSON. `Progress(**content)` is the inverse."""
+        """Returns the progress as a dictionary for JSON. `Progress(**content)` restores the progress."""
         return dataclasses.asdict(self)
 
 
 def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progress:
-    """Returns the progress after evaluations with the given values, in the order of the values."""
+    """Returns the progress after several evaluations. `values` are the values of `metric`, oldest first."""
     return functools.reduce(lambda progress, value: progress.judge(value, metric=metric, patience=patience), values,
                             Progress())
 
 
 class Due(NamedTuple):
-    """The actions of the training loop after a step, in the order in which the loop does them."""
+    """Which actions are due after a training step. The fields are in the order in which the loop does the actions."""
     log: bool
     save: bool
     stop: bool

@@ -1,4 +1,4 @@
-"""Reads the records of a run directory: the config, the metrics and the saved steps. Does not import JAX."""
+"""Reads the records of a run directory: the config, the metrics and the saved steps. The module does not import JAX."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, wi
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """Returns the resolved config of a run, with all current options. The run may be from an earlier version.
+    """Returns the config of a run, with all current options. The run may be from an earlier version of this program.
 
     Raises:
       UserError: if the config is missing or damaged.
@@ -33,7 +33,7 @@ def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory, because it has no {CONFIG}. Use the --workdir of a training'
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Use the --workdir of a training'
                         ) from None
 
 
@@ -58,7 +58,7 @@ def finished_at(workdir: Path, config: ConfigDict) -> int | None:
 
 
 def evaluations(workdir: Path, metric: str) -> dict[int, float]:
-    """Returns {step: value of `metric`} of a run's evaluations."""
+    """Returns the values of a metric in the evaluations of a run, as {step: value}."""
     name = EVALUATED + metric
     return {int(line['step']): line[name] for line in read_metrics(workdir) if name in line}
 
@@ -86,7 +86,7 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
         try:
             metrics = json.loads(line)
             if not isinstance(metrics, dict) or type(metrics.get('step')) is not int:
-                raise ValueError('it has no step')
+                raise ValueError('the line has no step')
         except (ValueError, RecursionError):
             if line.endswith(b'\n'):
                 damaged.append(number)
@@ -97,10 +97,10 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
 
 
 def tensorboard(folder: Path, *plugins: str) -> str:
-    """Returns the command that shows the events in a folder in TensorBoard.
+    """Returns, for a message, the command that shows a folder of event files in TensorBoard.
 
     The text also names the packages that must be installed first, because TensorBoard is not installed with this
-    project. `plugins` are further packages that the events need.
+    project. `plugins` are TensorBoard plugins that the events need.
     """
     missing = [name for name in ('tensorboard', *plugins) if importlib.util.find_spec(name) is None]
     install = f' (after pip install {" ".join(missing)})' if missing else ''

@@ -18,9 +18,9 @@ SEQUENCE = 1  # Orbax's key type of an index into a sequence
 
 
 def stored_paths(folder: Path) -> Any:
-    """Returns the state in a checkpoint's folder `state` as a tree. The leaves are paths, not arrays.
+    """Returns the train state of a checkpoint as a tree whose leaves are the paths of the arrays.
 
-    The tree has the same structure as the result of `checkpoints.described`.
+    `folder` is STEP/state. The tree has the same structure as the result of `checkpoints.described`.
     """
     root: dict[Any, Any] = {}
     for entry in _metadata(folder)['tree_metadata'].values():
@@ -41,7 +41,7 @@ def stored_paths(folder: Path) -> Any:
 
 
 def read_arrays(folder: Path, paths: Iterable[str]) -> dict[str, Shaped[np.ndarray, '...']]:
-    """Reads the arrays at some paths, such as 'params/Dense_0/kernel', from a checkpoint's folder `state`."""
+    """Reads the arrays with the given paths, such as 'params/Dense_0/kernel', from the folder STEP/state."""
     driver, paths = 'zarr3' if _metadata(folder).get('use_zarr3') else 'zarr', list(paths)
     opened = [tensorstore.open({'driver': driver, 'kvstore': {
         'driver': 'ocdbt', 'base': f'file://{folder.absolute()}/', 'path': f'{path.replace("/", ".")}/'}},

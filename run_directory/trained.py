@@ -1,6 +1,7 @@
 """Reads trained models from run directories, for decoding or as teachers of other models."""
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,10 +34,10 @@ CAN_JOIN = ('translator', 'generator')  # values of `Task.answerer` for models t
 
 
 class TrainedModel(NamedTuple):
-    """A module with its parameters and tokenizers: the model of one run, or an ensemble of several.
+    """A Flax module with its parameters and tokenizers: the model of one run, or an ensemble of several runs.
 
-    The model may also come from the folder of another library. `inference.run.Run` adds the search that produces
-    outputs.
+    The model may also be imported from a folder that another library has written. `inference.run.Run` adds the search
+    that produces outputs.
 
     Attributes:
       workdirs: the run directory, or a run directory for each member of an ensemble.
@@ -58,7 +59,7 @@ class TrainedModel(NamedTuple):
 
 
 def run_paths(text: str) -> list[Path]:
-    """Returns the run directories in 'A' or 'A,B,C'. A name may contain commas, as the names of a sweep's runs do.
+    """Splits a list of run directories, such as 'A' or 'A,B,C'. A name may contain commas, as the runs of sweeps do.
 
     Raises:
       UserError: if a name is empty.
@@ -67,8 +68,8 @@ def run_paths(text: str) -> list[Path]:
     while rest:
         if not rest[0]:
             raise UserError(f'{text!r} has an empty name. Write the run directories as A,B,C')
-        # Takes the longest name that exists. If no name exists, takes the whole rest: the code that reads the run
-        # reports the error.
+        # Takes the longest name that exists. If no such name exists, takes the whole remaining text. Then the code that
+        # reads the run reports the error.
         counts = range(len(rest), 0, -1)
         count = next((count for count in counts if expanded(','.join(rest[:count])).is_dir()), len(rest))
         paths.append(expanded(','.join(rest[:count])))
@@ -77,7 +78,7 @@ def run_paths(text: str) -> list[Path]:
 
 
 def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> TrainedModel:
-    """Reads the model of a run. `dtype` overrides config.model.dtype.
+    """Reads the trained model of a run. `dtype` overrides config.model.dtype.
 
     Raises:
       UserError: if the directory is not a run directory, the checkpoint does not exist, or the files do not match each
@@ -90,10 +91,10 @@ def read_model(workdir: Path, checkpoint: str, dtype: str | None = None) -> Trai
 
 def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence[int],
                dtype: str | None = None) -> TrainedModel:
-    """Makes a model from a config and parameters, with the tokenizers and the sizes of the data in `folder`.
+    """Makes a trained model from a config and parameters. Reads the tokenizers and the data sizes in `folder`.
 
     Raises:
-      UserError: if these parts do not match each other.
+      UserError: if config, parameters, tokenizers and sizes do not match each other.
     """
     config.model.dtype = dtype or config.model.dtype
     tokenizers, sizes = load_tokenizers(folder / KEPT), read_sizes(folder, config.task)
@@ -104,10 +105,10 @@ def make_model(folder: Path, config: ConfigDict, params: Params, steps: Sequence
 
 
 def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer], other: TrainedModel) -> str:
-    """Returns a phrase that states how the vocabularies of two models differ, or '' if they are equal.
+    """Returns a phrase for a message about how the vocabularies of two models differ, or '' if they are equal.
 
-    The first model has the given config and tokenizers. Two models have the same vocabulary if they have the same task,
-    and their tokenizers are equal byte for byte.
+    The first model has the given config and tokenizers. The second model is `other`. Two models have the same
+    vocabulary if they have the same task and if their tokenizers are equal byte for byte.
     """
     if other.config.task != config.task:
         return f'has another task ({other.config.task})'
@@ -117,7 +118,7 @@ def vocabulary_difference(config: ConfigDict, tokenizers: Mapping[str, Tokenizer
 
 
 def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
-    """Returns an ensemble of the models, or the model itself if there is only one.
+    """Returns an ensemble of the models. Returns the model itself if there is only one.
 
     Raises:
       UserError: if a model cannot be a member of the ensemble.
@@ -128,14 +129,18 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
                         'Use runs that translate or generate text')
+    for each in models:
+        if each.config.train.edits:
+            raise UserError(f'{each.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
+                            'edits. Use runs without config.train.edits')
     for other in others:
         if difference := vocabulary_difference(first.config, first.tokenizers, other):
             raise UserError(f'{other.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
                             'have the same task and the same vocabulary')
         if other.config.data.packing != first.config.data.packing:  # decides whether texts begin with the start token
-            raise UserError(f'{other.workdirs[0]} has data.packing={other.config.data.packing}, and '
+            raise UserError(f'{other.workdirs[0]} has config.data.packing={other.config.data.packing}, and '
                             f'{first.workdirs[0]} has {first.config.data.packing}. The runs of an ensemble must have '
-                            'the same data.packing')
+                            'the same config.data.packing. Leave out one of the runs')
     config = first.config.copy_and_resolve_references()
     length = TASKS[config.task].longest.removeprefix('data.')
     config.data[length] = min(model.config.data[length] for model in models)
@@ -146,7 +151,7 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
 
 
 def vocabulary_from(config: ConfigDict) -> Path | None:
-    """Returns the run directory whose tokenizers a new run uses, or None if the new run makes its own tokenizers.
+    """Returns the run directory from which a new run takes its tokenizers, or None if it learns new tokenizers.
 
     With a teacher, this is the directory of the first teacher. Otherwise, it is the directory in
     config.train.init_from, unless config.train.init_vocabulary is False. Images and series have no vocabulary.
@@ -174,7 +179,7 @@ def vocabulary_from(config: ConfigDict) -> Path | None:
 
 
 def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
-    """Reads the teacher in config.train.teacher. Several run directories make an ensemble.
+    """Reads the teacher model in config.train.teacher. If the option lists several runs, the teacher is their ensemble.
 
     Raises:
       UserError: if the teacher cannot be read, has another task or vocabulary than this run, or does not support texts
@@ -184,34 +189,41 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
     teacher = join_models([read_model(path, config.train.teacher_checkpoint)
                            for path in run_paths(config.train.teacher)])
     if difference := vocabulary_difference(config, data.tokenizers, teacher):
-        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} than this run. Use a teacher with the same task '
-                        'and vocabulary')
+        raise UserError(f'{option}: the teacher {teacher.workdirs[0]} {difference} than this run. Use a teacher with '
+                        'the same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{option} has learned positions for {limit} tokens, but config.{longest}='
+        raise UserError(f'{option}: the teacher has learned positions for {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 
 
 @contextlib.contextmanager
 def parts_of_one_run(workdir: Path) -> Iterator[None]:
-    """Turns errors of the body into a UserError. They arise if a run's config, sizes and parameters do not match."""
+    """Runs the body, which combines the files of a run. Turns its errors into a UserError: the files do not match."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f'{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}'
         raise UserError(f'{workdir}: config.json and {KEPT}/{SIZES} do not fit the checkpoint: {reason}. Use all three '
-                        'from the same run') from None
+                        'files of the same run') from None
 
 
 def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns {name: shape} of a module's parameters, with names like 'encoder/layers_0/feed_forward/inner/kernel'.
+    """Returns the shapes of a module's parameters as {name: shape}.
+
+    A name is a path such as 'encoder/layers_0/feed_forward/inner/kernel'.
 
     `sizes` are the sizes of the task's data, as in `TrainedModel`.
     """
+    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())))
+
+
+@functools.lru_cache(maxsize=2)  # an import needs the shapes before and after it writes the run directory
+def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     tokens = np.ones((1, 1), np.int32)
     texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
-    inputs = texts.get(TASKS[task].data) or {'inputs': np.zeros((1, *sizes['shape']), np.float32)}
+    inputs = texts.get(data) or {'inputs': np.zeros((1, *shape), np.float32)}
     fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
     return _shapes(fresh['params'])
 
@@ -224,8 +236,8 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _check_parameters(module: nn.Module, task: str, sizes: Mapping[str, Any], params: Params) -> None:
     """Raises ValueError if names or shapes of `params` do not match the module. The message names one parameter.
 
-    Tracing the module takes a tenth of the time of a short decoding. So a file in the user's cache records each
-    combination of module, shapes and code that has passed the check.
+    The check traces the module, which takes a tenth of the time of a short decoding. So a file in the user's cache
+    records each combination of module, shapes and code that has passed the check, and such a check is not repeated.
     """
     shapes = _shapes(params)
     code = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(model.__file__).parent.glob('*.py'))]

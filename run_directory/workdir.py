@@ -1,4 +1,4 @@
-"""The run directory of a training. A directory belongs to one config and one data set.
+"""The run directory of a training. A directory belongs to one training, with one config and one data set.
 
 Only one training at a time can use a run directory.
 """
@@ -29,12 +29,12 @@ from runtime.files import check_folder, check_name, expanded, naming, read_bytes
 from runtime.locks import lock_directory
 from runtime.rendezvous import listed
 
-CHANGES = 'changes.jsonl'  # changes of the config: one line for each start that changes options
+CHANGES = 'changes.jsonl'  # changes of the config: one line for each resumption that changes options
 FINGERPRINTS = 'fingerprints.json'  # {split: fingerprint of its data}
 LOWERED = 'lowered.json'  # {option: requested value}, for options that were lowered because there was too little data
 TEACHER = 'teacher.json'  # checksums of the objective's arrays, such as a teacher's parameters
 LOCK = 'lock'
-OWNER = 'owner'  # the lease: a line that identifies the training that uses the directory
+OWNER = 'owner'  # the file with the lease, a line that identifies the training that uses the directory
 VISIBLE = 20  # seconds that the other processes wait until they see a file that the leader has written
 # Files of a run. Other commands must not replace these files with their outputs.
 OWN = (CONFIG, CHANGES, LOCK, OWNER, KEPT, METRICS_FILE, 'checkpoints')
@@ -44,9 +44,9 @@ log = logging.getLogger('allyouneed.train')
 
 
 class RunDirectory:
-    """A run directory opened for training. It is locked until it is closed.
+    """A run directory that is open for training. The directory is locked until this object is closed.
 
-    A new directory is created by `claim`. So an error before `claim` leaves no files behind.
+    `claim` creates the files of a new run. So an error before `claim` leaves no files behind.
 
     A resumed run keeps its behaviour if an option was added to the code after the run started. If neither the saved
     config nor the command line sets such an option, `config` gets the value that keeps the old behaviour. In the same
@@ -55,8 +55,8 @@ class RunDirectory:
 
     Attributes:
       path: the directory.
-      asked: the options that the command line sets.
-      resumed: whether the directory already contains a run.
+      asked: the names of the options that the command line sets.
+      resumed: whether the directory already contained a run when it was opened.
       finished_at: the step at which this run finished, from its records; None if it is not finished.
     """
 
@@ -67,9 +67,9 @@ class RunDirectory:
 
         Args:
           path: the directory.
-          config: the config of this start. If the run is resumed, this changes options in `config` that must keep the
-            value of the run.
-          asked: the options that the command line sets.
+          config: the config of this training. If the run is resumed, some options must keep the value that they have in
+            the run. `config` is changed accordingly.
+          asked: the names of the options that the command line sets.
 
         Raises:
           UserError: if the directory contains files but no run, if another training uses the directory, if options have
@@ -90,10 +90,10 @@ class RunDirectory:
         self._opened = flatten(config)
 
     def _open(self, config: ConfigDict, asked: Collection[str]) -> dict[str, Any] | None:
-        """Returns {option: value} for the options that keep the value of the resumed run, or None for a new run."""
+        """Returns {option: value} for options that keep the value of the resumed run. Returns None for a new run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f'--workdir={self.path} is a file. Use a directory')
-        # A start that was killed while it claimed the directory may have left these files.
+        # A training that was killed in `claim` may have left these files.
         names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         names -= {LOCK, OWNER, f'{OWNER}.tmp', KEPT, f'{CONFIG}.tmp'}
         if CONFIG not in names:
@@ -110,11 +110,12 @@ class RunDirectory:
                 continue
             if key in unset:
                 kept[key] = old
-                log.info('config.%s=%r is used, not %r: the run began before this option existed', key, old, new)
+                log.info('config.%s=%r is used instead of %r, because the run began before this option existed',
+                         key, old, new)
             elif lowered.get(key) == new:
                 kept[key] = old
-                log.info('config.%s=%r is used, not %r: the value was lowered when the run began, because there was '
-                         'too little data', key, old, new)
+                log.info('config.%s=%r is used instead of %r, because the value was lowered when the run began: there '
+                         'was too little data', key, old, new)
         self._changed = {key: change for key, change in changed_keys(saved, config).items() if key not in kept}
         if refused := [key for key in self._changed if may_change(key) is None]:
             self.close()
@@ -130,13 +131,13 @@ class RunDirectory:
         return read_json(path, 'Restore the file from a copy of the run') if path.exists() else {}
 
     def check_data(self, data: Data) -> None:
-        """Raises UserError if a resumed run started with other data. The message names the changes."""
+        """Raises UserError if `data` differs from the data of the resumed run. The message names the changes."""
         if self.resumed and (changed := changed_data(self.path, data, SPLITS)):
             raise UserError(f'the data has changed since the run in {self.path} began: {"; ".join(changed)}. Restore '
                             'the previous data, or use another --workdir')
 
     def check_objective(self, objective: Objective) -> None:
-        """Raises UserError if a resumed run started with another teacher."""
+        """Raises UserError if the teacher in `objective` differs from the teacher of the resumed run."""
         path = self.path / KEPT / TEACHER
         if (self.resumed and path.exists()
                 and read_json(path, 'Restore the file from a copy of the run') != _arrays(objective)):
@@ -145,14 +146,14 @@ class RunDirectory:
                             'set config.train.teacher_checkpoint to its previous step')
 
     def claim(self, config: ConfigDict, data: Data, objective: Objective) -> None:
-        """Writes the files that decode.py needs, for a new run. Records the changed options, for a resumed run."""
+        """Writes the files of a new run that decode.py needs, or records the changed options of a resumed run."""
         if self.resumed:
             return self._record_changes(config)
         from_leader('the run directory', lambda: self._create(config, data, objective))
         self._check_shared()
 
     def report_finished(self, config: ConfigDict) -> None:
-        """Records the changed options of a finished run, and logs that it is finished."""
+        """Records the changed options of a run that is already finished, and logs at which step it finished."""
         self._record_changes(config)
         log.info('this run is finished, at step %d', self.finished_at)
 
@@ -160,7 +161,8 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self._hold()
         if (self.path / CONFIG).exists():
-            raise UserError(f'another training has started in {self.path} in the meantime. Use another --workdir')
+            raise UserError(f'--workdir={self.path}: another training has just started in this directory. Use another '
+                            '--workdir')
         data.keep(self.path / KEPT)
         write_text(self.path / KEPT / FINGERPRINTS,
                    json.dumps({split: data.fingerprint(split) for split in SPLITS}, indent=2) + '\n')
@@ -176,8 +178,8 @@ class RunDirectory:
             for key, (old, new) in self._changed.items():
                 note = may_change(key)
                 if key == 'train.steps' and config.optimizer.schedule == 'cosine':
-                    note = 'the cosine schedule ends at the new value, so the learning rate changes from here on'
-                log.info('changed since the run began: %s %r -> %r%s', key, old, new, note and f' ({note})')
+                    note = 'the cosine schedule ends at the new value, so the learning rate changes from now on'
+                log.info('option changed since the run began: %s %r -> %r%s', key, old, new, note and f' ({note})')
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
             with naming(self.path / CHANGES), open(self.path / CHANGES, 'a', encoding='utf-8') as file:
                 file.write(json.dumps({'time': when, 'changed': self._changed}) + '\n')
@@ -189,7 +191,7 @@ class RunDirectory:
         write_text(self.path / CONFIG, json.dumps({'version': VERSION, **config.to_dict()}, indent=2) + '\n')
 
     def _check_shared(self) -> None:
-        """Raises UserError if a process does not see the lease that the leader has written."""
+        """Raises UserError if a process cannot see the file OWNER that the leader has written to the run directory."""
         self._lease = from_leader('the lease', lambda: self._lease)
         deadline = time.monotonic() + VISIBLE
         while not (visible := self._read_lease() == self._lease) and time.monotonic() < deadline:
@@ -201,7 +203,10 @@ class RunDirectory:
                             'written. Use a directory on a file system that all processes share')
 
     def check_lease(self) -> None:
-        """Raises UserError if another training has taken over the directory. Locks prevent this where they exist."""
+        """Raises UserError if another training has taken over the directory.
+
+        This can happen only on file systems without locks.
+        """
         def check():
             if (holder := self._read_lease()) != self._lease:
                 raise UserError(f'{self.path} is now in use by another training ({holder or "unknown"}). This training '
@@ -210,14 +215,14 @@ class RunDirectory:
         from_leader('the lease', check)
 
     def _read_lease(self) -> str:
-        """Returns the lease of the training that uses the directory, or '' if the lease cannot be read."""
+        """Returns the lease (the content of the file OWNER), or '' if the file cannot be read."""
         try:
             return ' '.join(read_bytes(self.path / OWNER).decode(errors='replace').split())
         except OSError:
             return ''
 
     def close(self) -> None:
-        """Releases the lock."""
+        """Releases the lock of the run directory."""
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -231,8 +236,8 @@ class RunDirectory:
     def _hold(self) -> None:
         """Locks the directory and writes the lease. The system releases the lock when the process ends or crashes.
 
-        Some file systems have no locks, or no locks between machines. There, a later training can replace the lease of
-        an earlier training, which then stops (`check_lease`).
+        Some file systems have no locks, or no locks between machines. On such a file system, a later training can
+        replace the lease of an earlier training. Then the earlier training stops (`check_lease`).
         """
         with naming(self.path / LOCK):
             try:
@@ -247,7 +252,7 @@ class RunDirectory:
 
 
 def check_same_inputs(config: ConfigDict, data: Data) -> None:
-    """Raises UserError if a process has other options or data than process 0. Paths of files may differ."""
+    """Raises UserError if the options or the data of a process differ from process 0. Paths of files may differ."""
     options = {key: value for key, value in flatten(config).items() if not getattr(BY_NAME[key].allowed, 'file', False)}
     first, *others = exchange('the config', options)
     for number, other in enumerate(others, 1):
@@ -260,40 +265,40 @@ def check_same_inputs(config: ConfigDict, data: Data) -> None:
 
 
 def changed_keys(old: ConfigDict, new: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Returns {option: (old value, new value)} of the options that differ."""
+    """Returns {option: (old value, new value)} for the options that differ between two configs."""
     before, after = flatten(old), flatten(new)
     return {key: (before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())
             if before.get(key) != after.get(key)}
 
 
 def may_change(key: str) -> str | None:
-    """Returns a note about changing the option `key` of a resumed run, or None if the option must not change."""
+    """Returns a note about the effect of changing the option `key` of a run, or None if the option must not change."""
     return BY_NAME[key].resume if key in BY_NAME else None
 
 
 def changed_data(workdir: Path, data: Data, splits: Iterable[str]) -> list[str]:
-    """Returns messages such as 'train: train.en, train.de', one for each split whose data has changed."""
+    """Returns a message such as 'train: train.en, train.de' for each split whose data differs from the run's data."""
     path = workdir / KEPT / FINGERPRINTS
     saved = read_json(path, 'Restore the file from a copy of the run')
     changed = []
     for split in splits:
         if not isinstance(saved.get(split, {}), dict):
             raise UserError(f'{path} is damaged: {split} is not a JSON object. Restore the file from a copy of the run')
-        now = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
-        if split in saved and now != saved[split]:
-            before = _files(saved[split])
-            names = [name for name, digest in _files(now).items() if before.get(name) != digest]
+        current = json.loads(json.dumps(data.fingerprint(split)))  # tuples become lists, as in the file
+        if split in saved and current != saved[split]:
+            digests = _files(saved[split])
+            names = [name for name, digest in _files(current).items() if digests.get(name) != digest]
             changed.append(f'{split}: {", ".join(names) or "its text"}')
     return changed
 
 
 def _arrays(objective: Objective) -> dict[str, list[int]]:
-    """Returns {path: checksum} of the arrays that are arguments of the objective."""
+    """Returns {path: checksum} of the objective's arrays, such as the parameters of a teacher."""
     return checksums(objective.args) if isinstance(objective, jax.tree_util.Partial) else {}
 
 
 def _files(fingerprint: Mapping[str, Any]) -> dict[str, str]:
-    """Returns {name: digest} of the files in a fingerprint."""
+    """Returns {name: digest} of the files in the fingerprint of a split."""
     files = fingerprint.get('files', [fingerprint.get('file')])
     return {str(file[0]): file[1] for file in files if isinstance(file, list) and len(file) == 2
             } if isinstance(files, list) else {}

@@ -1,4 +1,4 @@
-"""Support for all commands: errors, files, flags, locks, processes, signals, executors, caches."""
+"""Functions that all commands use: for errors, files, flags, locks, processes, signals, executors and caches."""
 
 import time
 

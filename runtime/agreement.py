@@ -1,7 +1,7 @@
 """Communication between the processes of a job: sends the leader's decisions to all processes, and compares values.
 
-Values are sent through JAX's coordination service, not through the devices. So a process may arrive late, and the log
-names the missing processes. If there is only one process, every function returns at once.
+Values are sent through JAX's coordination service, not through the devices. So the other processes can wait for a late
+process, and the log names the missing processes. If there is only one process, every function returns at once.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from runtime.errors import UserError
 from runtime.rendezvous import Missing, Waiting, listed
 
-PATIENCE = 300  # seconds that processes wait for a missing or slow process; --patience sets this value
+PATIENCE = 300  # seconds that a process waits for missing or slow processes; the flag --patience sets this value
 T = TypeVar('T')
 
 log = logging.getLogger('allyouneed.train')
@@ -28,12 +28,14 @@ _rounds = itertools.count()
 
 
 def is_leader() -> bool:
-    """Returns whether this process is the leader, which makes decisions and writes the metrics and the log."""
+    """Returns whether this process is the leader, process 0. The leader makes decisions and writes metrics and log."""
     return jax.process_index() == 0
 
 
 def exchange(purpose: str, value: Any) -> list[Any]:
-    """Returns the values of all processes, in the order of the process numbers. All processes must call this together.
+    """Sends a value to all processes, and returns the values of all processes, in the order of the process numbers.
+
+    Every process of the job must call this function.
 
     Args:
       purpose: the purpose of the exchange, for the log.
@@ -45,7 +47,7 @@ def exchange(purpose: str, value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
     number, client = next(_rounds), global_state.client
-    assert client is not None, 'JAX makes a client if there are several processes'
+    assert client is not None, 'JAX creates a client if there are several processes'
     prefix, mine = f'allyouneed/{number}', jax.process_index()
     client.key_value_set(f'{prefix}/from/{mine}', json.dumps(value))
     if is_leader():
@@ -81,9 +83,9 @@ def _collect(client: Any, prefix: str, purpose: str) -> list[Any]:
 
 
 def from_leader(purpose: str, decide: Callable[[], T]) -> T:
-    """Calls `decide` in the leader only, and returns its result in every process. The result must be valid JSON.
+    """Calls `decide` only in the leader, and returns the result in every process. The result must be valid JSON.
 
-    A UserError of the leader is raised in every process.
+    If `decide` raises a UserError in the leader, every process raises this error.
     """
     if jax.process_count() == 1:
         return decide()
@@ -100,23 +102,24 @@ def from_leader(purpose: str, decide: Callable[[], T]) -> T:
 
 
 def different(purpose: str, value: Any) -> list[int]:
-    """Returns the numbers of the processes whose value differs from the leader's."""
+    """Returns the numbers of the processes whose `value` differs from the value of the leader."""
     values = exchange(purpose, value)
     return [number for number, other in enumerate(values) if other != values[0]]
 
 
 class Greatest:
-    """The maxima of numbers over all processes. With several processes, a call returns the result of the previous call.
+    """Computes maxima of numbers over all processes, without waiting for the devices.
 
-    The devices compute the maxima after the current train step, and the next call reads the result. So the host does
-    not wait for the devices, and stays one step ahead.
+    With several processes, a call returns the maxima of the numbers in the previous call. The devices compute the
+    maxima after the current train step, and the next call reads the result. So the host stays one step ahead of the
+    devices.
     """
 
     def __init__(self):
         self._pending = None
 
     def __call__(self, *values: float) -> Sequence[float]:
-        """Returns the maxima of the values of the previous call or, with one process, of this call."""
+        """Returns the maxima of the values in the previous call. With a single process, returns `values` themselves."""
         if jax.process_count() == 1:
             return values
         previous, (maxima, rows) = self._pending, _maxima()
@@ -125,7 +128,7 @@ class Greatest:
         return [0.0] * len(values) if previous is None else np.asarray(previous).tolist()
 
     def forget(self) -> None:
-        """Drops the values of the previous call."""
+        """Forgets the values of the previous call, so that the next call does not return their maxima."""
         self._pending = None
 
 

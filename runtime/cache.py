@@ -36,15 +36,15 @@ def use_compilation_cache(cache: Path) -> None:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
     if jax.process_count() > 1 and jax.process_index() and jax.default_backend() == 'cpu':
-        # In JAX, only process 0 writes to the cache. But on CPUs, the key of a program contains the topology as seen by
-        # the process. So the other processes never find an entry of process 0, and would compile at every start.
+        # In JAX, only process 0 writes to the cache. But on CPUs, the cache key of a program is different in every
+        # process. So the other processes never find an entry of process 0, and would compile at every start.
         compiler._cache_write = _write_to_cache
 
 
 def _write_to_cache(key: str, seconds: float, name: str, backend: Any, program: Any, callbacks: Any) -> None:
-    """Writes a compiled program to the persistent cache. Replaces the function of JAX that does this."""
+    """Writes a compiled program to JAX's persistent cache. This function replaces a private function of JAX."""
     if not callbacks:
         try:
             compilation_cache.put_executable_and_time(key, name, program, backend, int(seconds))
         except Exception as error:  # training does not depend on the cache
-            log.warning('the compiled program %s cannot be written to the cache: %s', name, error)
+            log.warning('the compiled program %s cannot be written to the compilation cache: %s', name, error)

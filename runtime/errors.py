@@ -13,7 +13,7 @@ class UserError(Exception):
 
 
 def messages_of(check: Callable[[], object]) -> list[str]:
-    """Returns a list with the message of the UserError that `check` raises, or an empty list."""
+    """Calls `check`. Returns a list with the message of the UserError that `check` raised, or an empty list."""
     try:
         check()
     except UserError as error:
@@ -37,7 +37,7 @@ def full_disk(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterator[None]:
-    """Turns an error of the body that a full disk caused into a UserError.
+    """Runs the body. If the body fails because a disk is full, raises a UserError instead of the original error.
 
     `explain` makes the message of the UserError from the original error and the operating system's message.
     """
@@ -53,7 +53,7 @@ def full_disk_explained(explain: Callable[[BaseException, str], str]) -> Iterato
 
 @contextlib.contextmanager
 def little_memory_explained() -> Iterator[None]:
-    """Turns a lack of memory, on the host or on a device, into a UserError."""
+    """Runs the body. If the body fails because the host or a device has too little memory, raises a UserError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # JAX raises RuntimeError
@@ -67,9 +67,10 @@ def little_memory_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
-    """Turns exceptions of the user's Python file at `path` into a UserError with a message like 'PATH:LINE: NameError'.
+    """Runs the body, which executes the user's Python file at `path`. Turns exceptions of the file into a UserError.
 
-    The body runs the file. With `only`, exceptions that were not raised in the file are not changed.
+    The message is like 'PATH:LINE: NameError: ...'. If `only` is True, exceptions that were not raised in the file are
+    not changed.
     """
     try:
         yield
@@ -83,7 +84,7 @@ def faults_in(path: str, *, only: bool = False) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the text of an exception of the user's code. Such an exception may fail to produce its message."""
+    """Returns the type and the message of an exception of the user's code, which may fail to produce its message."""
     try:
         return str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {getattr(error, "msg", error)}'
     except BaseException:
@@ -91,10 +92,10 @@ def _words(error: BaseException) -> str:
 
 
 def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
-    """Finds where the file at `path` raised `error` or a cause of `error`.
+    """Finds the line of the file at `path` that raised `error` or a cause of `error`.
 
-    Returns 'PATH:LINE' and the exception that was raised there. If the file raised none of these exceptions, returns ''
-    and `error`.
+    Returns 'PATH:LINE' and the exception that this line raised. If no line of the file raised one of these exceptions,
+    returns '' and `error`.
     """
     def is_path(name: str | None) -> bool:
         return name is not None and os.path.abspath(name) == os.path.abspath(path)
@@ -111,15 +112,15 @@ def _place_in(path: str, error: BaseException) -> tuple[str, BaseException]:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Returns ': did you mean X?' with the choice most similar to `word`, or '' if none is similar."""
+    """Returns ': did you mean X?', where X is the choice most similar to `word`, or '' if no choice is similar."""
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f': did you mean {near[0]}?' if near else ''
 
 
 def option_like(option: str, options: Iterable[str]) -> str:
-    """Returns a suggestion like `did_you_mean`, for an option such as 'modle.num_layers'.
+    """Returns ': did you mean X?' for a misspelled option such as 'modle.num_layers', or '' if no option is similar.
 
-    Compares the name of the option first, and then the section.
+    Compares the last part of the option's name first (num_layers), and then the section (modle).
     """
     names = {}
     for candidate in options:

@@ -31,9 +31,9 @@ log = logging.getLogger('allyouneed.sweep')
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """The commands of a run. Calling the job runs the commands one after the other, until a command fails.
+    """The commands of one run of a sweep. Calling the job runs the commands one after the other, until a command fails.
 
-    A job may be sent to another machine, so the object contains all data that the job needs.
+    A job may be sent to another machine, so the object contains all data that the commands need.
 
     Attributes:
       name: the name of the run.
@@ -50,11 +50,11 @@ class Job:
 
     @property
     def failure(self) -> Path:
-        """The path of the file that contains the reason if the job has failed."""
+        """The path of the file with the reason of a failure. The job writes this file if a command fails."""
         return self.log.with_suffix('.failed')
 
     def __call__(self, environment: dict[str, str] | None = None) -> int:
-        """Runs the commands. Returns 0, or the exit status of the command that failed."""
+        """Runs the commands. Returns 0 if all succeed, otherwise the exit status of the command that failed."""
         self.failure.unlink(missing_ok=True)
         for command in self.commands:
             with open(self.log, 'a', encoding='utf-8', errors='backslashreplace') as output:
@@ -75,18 +75,18 @@ class Job:
         return 0
 
     def stop(self) -> None:
-        """Asks the process to save and exit."""
+        """Asks the process of the current command to save a checkpoint and to exit."""
         self.stopping = True
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kills the process at once. The run can resume from its last checkpoint."""
+        """Kills the process of the current command at once. The run can resume from its last checkpoint."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
     def checkpoint(self, *arguments: Any) -> DelayedSubmission:
-        """Stops the run and queues it again. submitit calls this before a time limit or a preemption."""
+        """Stops the run and queues the job again. submitit calls this before a time limit or a preemption."""
         self.stop()
         if self.process is not None:
             # process.wait() cannot be used here, because the signal has interrupted a call of process.wait().
@@ -95,14 +95,14 @@ class Job:
 
 
 class Executor(Protocol):
-    """A place where jobs run."""
+    """The interface of executors, which run jobs."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
         """Runs all jobs. Yields each job with its exit status when the job ends."""
         ...
 
     def stop(self) -> None:
-        """Stops all runs after an interruption of the sweep, so that they can resume."""
+        """Stops all runs after the sweep was interrupted. The runs can resume later."""
 
 
 class Local(Executor):
@@ -198,7 +198,7 @@ class Slurm(Executor):
         return self._folder / f'{job.name}.id'
 
     def _queued(self, job: Job) -> submitit.Job[int] | None:
-        """Returns the Slurm job of an earlier sweep.py for `job`, or None if there is none or it has ended."""
+        """Returns the Slurm job that an earlier sweep.py has submitted for `job`, if it is still queued or running."""
         ticket = self._ticket(job)
         if not ticket.exists():
             return None
@@ -211,5 +211,5 @@ class Slurm(Executor):
         except (UncompletedJobError, FailedJobError):
             if submitted.state.startswith(('CANCELLED', 'PREEMPTED', 'TIMEOUT', 'NODE_FAIL')):
                 return INTERRUPTED
-            job.failure.write_text(f'job {submitted.job_id} ended as {submitted.state}')
+            job.failure.write_text(f'Slurm job {submitted.job_id} ended in the state {submitted.state}')
             return 1

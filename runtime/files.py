@@ -44,7 +44,7 @@ def check_name(path: Path) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Turns an OSError of the body, which writes the file at `path`, into a UserError that names `path`."""
+    """Runs the body, which writes the file at `path`. Turns an OSError into a UserError that names the file."""
     try:
         yield
     except BrokenPipeError:
@@ -57,9 +57,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
     """Opens a UTF-8 text file for writing, and replaces the old file only when the new file is complete.
 
-    Until then, the name of the new file is that of `path` followed by `ending`. After a failure, the old file remains,
-    and the new file is removed unless `ending` is PARTIAL. Symbolic links are followed. Devices and pipes are written
-    directly.
+    An incomplete new file has the name of `path` followed by `ending`. After a failure, the old file remains, and the
+    new file is removed unless `ending` is PARTIAL. Symbolic links are followed. Devices and pipes are written directly.
 
     Raises:
       UserError: if the file cannot be written.
@@ -84,9 +83,10 @@ def written_whole(path: Path, ending: str = '.tmp') -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def open_output(path: str | None) -> Iterator[TextIO]:
-    """Opens stdout if `path` is None. Otherwise, opens a file as `written_whole` does.
+    """Yields stdout if `path` is None. Otherwise, opens the file at `path` for writing.
 
-    After a failure, the old file remains, and the incomplete output is in PATH.partial.
+    The old file is replaced only when the new file is complete. After a failure, the old file remains, and the
+    incomplete output is in PATH.partial.
     """
     if path is None:
         if sys.stdout is None:
@@ -99,20 +99,20 @@ def open_output(path: str | None) -> Iterator[TextIO]:
             yield file
     finally:
         if (partial := Path(f'{os.path.realpath(path)}{PARTIAL}')).exists():
-            log.info('the output is incomplete. It is in %s', partial)
+            log.info('the incomplete output is in %s', partial)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` to a file, as `written_whole` does."""
+    """Writes `text` to a file. An old file is replaced only when the new file is complete."""
     with written_whole(path) as file:
         file.write(text)
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that files can be written in a folder, which need not exist yet. Leaves no files or folders behind.
+    """Checks that files can be written in `folder`, which need not exist yet. Leaves no files or folders behind.
 
     Raises:
-      UserError: if files cannot be written there.
+      UserError: if files cannot be written in this folder.
     """
     created = []
     try:
@@ -146,10 +146,10 @@ def check_file(path: Path) -> None:
 
 
 def named_files(folder: Path, names: str, suffixes: Sequence[str]) -> list[Path]:
-    """Returns the path FOLDER/NAME for each name in `names`. The names are separated by commas, and have no suffixes.
+    """Returns the path FOLDER/NAME, without a suffix, for each name in `names`. The names are separated by commas.
 
-    A name with *, ? or [ is a pattern. It is replaced by the sorted names of all files that match the pattern followed
-    by one of the `suffixes`.
+    A name with *, ? or [ is a pattern. Each pattern is expanded to the sorted names of the files in the folder that
+    match the pattern and have one of the `suffixes`.
 
     Raises:
       UserError: if a name is empty, because an empty name would refer to the folder itself.
@@ -187,7 +187,7 @@ def sha256(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Reads a whole file. Raises OSError for a pipe or a device, because reading it might never end."""
+    """Reads a whole file. Raises OSError for a pipe or a device, because reading from these might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, 'it is a pipe or a device, not a file', str(path))
@@ -195,11 +195,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def file_checksum(path: Path) -> int:
-    """Returns the CRC-32 of a file. Raises OSError if it cannot be read."""
-    checksum = 0
-    with open(path, 'rb') as file:
-        while block := file.read(2 ** 20):
-            checksum = zlib.crc32(block, checksum)
+    """Returns the CRC-32 checksum of a file. Raises OSError if the file cannot be read."""
+    checksum, buffer = 0, memoryview(bytearray(2 ** 18))  # this buffer fits into the cache of a core
+    with open(path, 'rb', buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum = zlib.crc32(buffer[:count], checksum)
     return checksum
 
 

@@ -1,4 +1,4 @@
-"""Flags declared as fields of a dataclass, with type, default and help."""
+"""Command-line flags that are declared as fields of a dataclass, with type, default and help."""
 
 import dataclasses
 import functools
@@ -15,12 +15,15 @@ DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFIN
 
 
 def flag(default: Any, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Returns a dataclass field that is also a flag. If `choices` is given, the value must be one of the choices."""
+    """Returns a dataclass field that is also a command-line flag. The value must be one of `choices`, if given."""
     return dataclasses.field(default=default, metadata={HELP: help_text, CHOICES: choices})
 
 
 def define_flags(declared: type) -> None:
-    """Defines a flag for each field of a dataclass that was made by `flag`. The type is bool, int, float or str."""
+    """Defines a command-line flag for each field of a dataclass that was made by the function `flag`.
+
+    The type of such a field must be bool, int, float or str.
+    """
     kinds = typing.get_type_hints(declared)
     for field in _flags_of(declared):
         define: Any = DEFINE.get(kinds[field.name], flags.DEFINE_string)

@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.errors import UserError, full_disk
 from runtime.locks import locked
 
-UNFINISHED = '.building-'  # in the names of temporary folders
+UNFINISHED = '.building-'  # part of the names of temporary folders
 
 log = logging.getLogger('allyouneed.files')
 
@@ -54,7 +54,7 @@ def written_folder(folder: Path, advice: str = 'Free some space, then run the sa
 
 
 def _create(folder: Path, afterwards: contextlib.ExitStack) -> Path:
-    """Makes a temporary folder next to `folder`. It is locked while it is in use, and is removed afterwards."""
+    """Makes a temporary folder next to `folder`. The temporary folder is locked, and `afterwards` will remove it."""
     while True:
         place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f'{folder.name}{UNFINISHED}'))
         try:
@@ -92,6 +92,6 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _newest_file(folder: Path) -> str:
-    """Returns the name of the file that was written last, or ''."""
+    """Returns the name of the newest file in a folder, or '' if there is no file."""
     files = [path for path in folder.rglob('*') if path.is_file()]
     return str(max(files, key=lambda path: path.stat().st_mtime_ns).relative_to(folder)) if files else ''

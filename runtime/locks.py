@@ -1,8 +1,9 @@
 """Locks on files. The system releases a lock when its file is closed, or when the process ends or crashes.
 
-The library filelock is not used, for three reasons. It always creates the file. The commands that a process starts do
-not inherit its locks. On a file system without locks, the behaviour depends on the version of filelock: it reports that
-the lock is held, raises an error, or uses a file that a killed process leaves behind.
+The library filelock is not used, for three reasons. First, it always creates the file. Second, the commands that a
+process starts do not inherit the locks of the process. Third, on a file system without locks, the behaviour depends on
+the version of filelock: it reports that the lock is held, raises an error, or creates a file that a killed process
+leaves behind.
 """
 
 import fcntl
@@ -15,7 +16,7 @@ log = logging.getLogger('allyouneed.files')
 
 
 def locked(path: Path, create: bool = True) -> IO[bytes]:
-    """Opens and locks a file, and returns it. If `create` is True, a missing file is created.
+    """Opens and locks a file, and returns the open file. If `create` is True, a missing file is created.
 
     Raises:
       BlockingIOError: if another process holds the lock.
@@ -34,16 +35,16 @@ def locked(path: Path, create: bool = True) -> IO[bytes]:
 
 def lock_directory(directory: Path, name: str, users: str, *, waiting: str = '',
                    inheritable: bool = False) -> IO[bytes]:
-    """Locks the file `name` in a directory, and returns the open file.
+    """Locks a directory by a lock on the file `name` in it, and returns the open file.
 
-    On file systems without locks, logs a warning and returns the file without a lock.
+    On file systems without locks, logs a warning and returns the open file without a lock.
 
     Args:
       directory: the directory.
       name: the name of the file.
-      users: a plural noun for the users of the directory, such as 'runs', for the warning.
-      waiting: a warning. If it is not empty and another process holds the lock, the warning is logged, and this process
-        waits for the lock.
+      users: a plural noun such as 'runs', for the warning that no two `users` may use the directory.
+      waiting: the text of a log line. If it is not empty and another process holds the lock, this process logs the text
+        and waits for the lock.
       inheritable: whether commands that this process starts also hold the lock, until the last command ends.
 
     Raises:

@@ -20,11 +20,11 @@ log = logging.getLogger('allyouneed.train')
 
 
 class StopSignals:
-    """A signal handler. The first signal stops the run as soon as no work is lost. The second stops it immediately.
+    """A signal handler that stops a run. The first signal stops the run without loss of work, the second immediately.
 
-    Before the training loop, and inside `nothing_to_lose`, the first signal stops the run immediately: SystemExit(75)
-    is raised in the main thread. Inside `at_a_step`, the signal is only recorded, and the training loop checks
-    `requested` after each step.
+    Before the training loop, and in the body of `nothing_to_lose`, the first signal stops the run at once by raising
+    SystemExit(75) in the main thread. In the body of `at_a_step`, the first signal is only recorded, and the training
+    loop checks `requested` after each step.
 
     With exits=False, for notebooks, the second signal raises KeyboardInterrupt instead of ending the process. Outside
     the main thread, the handler has no effect, because Python delivers signals only to the main thread.
@@ -47,8 +47,9 @@ class StopSignals:
             self._open.callback(signal.signal, number, signal.signal(number, self._note))
         if not self._exits:
             return
-        # Python runs a handler only between two instructions of the main thread, and a step or a compilation may take
-        # minutes. The number of a signal is written to this pipe at once, and a thread reads it.
+        # Python runs a signal handler only between two instructions of the main thread, and an instruction may take
+        # minutes (a train step or a compilation). The number of a signal is written to this pipe at once, and a thread
+        # reads the number.
         self._listener, pipe = socket.socketpair()
         pipe.setblocking(False)
         self._open.callback(pipe.close)  # ends the thread
@@ -57,7 +58,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_a_step(self) -> Iterator[None]:
-        """Records signals that arrive in the body. They do not stop the run."""
+        """Runs the body, which makes train steps. Signals are only recorded meanwhile, and do not stop the run."""
         self._later = True
         try:
             yield
@@ -66,11 +67,12 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_lose(self, done: str) -> Iterator[Callable[[], None]]:
-        """Lets a signal stop the run immediately in the body, which is work that the next start repeats.
+        """Runs the body, which a signal may stop at once because the next start of the run repeats its work.
 
-        This is used inside `at_a_step`. Yields a function, which must be called before each batch of the work. A single
-        process stops at once. If there are several processes and one process receives a signal, all processes stop one
-        batch later, in this function. `done` describes the work and the saved step, for the log.
+        An example is an evaluation of a saved step. This context manager is used inside `at_a_step`. Yields a function,
+        which the body must call before each batch. A single process stops at once. If there are several processes and
+        one process receives a signal, all processes stop one batch later, in the yielded function. `done` describes the
+        work and the saved step, for the log.
         """
         if jax.process_count() > 1:
             greatest = Greatest()
@@ -86,13 +88,13 @@ class StopSignals:
 
     @property
     def requested(self) -> bool:
-        """Returns whether the run should save and stop."""
+        """Returns whether a signal has asked the run to save a checkpoint and stop."""
         return self._received is not None
 
     def leave(self, done: str) -> None:
-        """Logs the reason, and raises SystemExit with the status STOPPED."""
+        """Logs which signal stopped the run and what is done, and raises SystemExit with the status STOPPED."""
         by = signal.Signals(self._received).name if self._received else 'a signal to another process'
-        log.info('stopped by %s: %s; run the same command again to resume', by, done)
+        log.info('stopped by %s: %s. Run the same command again to resume', by, done)
         sys.exit(STOPPED)
 
     def _note(self, number: int, _) -> None:

@@ -1,7 +1,8 @@
-"""Joins this process to a job of several processes, and ends all processes of a job together.
+"""Connects this process with the other processes of a job, and ends all processes of a job together.
 
-Decisions that all processes share are made by the leader and sent to the other processes (`runtime/agreement.py`). A
-process never makes such a decision from local information, such as a clock or the list of files in a folder.
+The leader makes the decisions that all processes must share, and sends them to the other processes
+(`runtime/agreement.py`). No other process makes such a decision from local information, such as a clock or the list of
+files in a folder.
 """
 
 import contextlib
@@ -32,8 +33,8 @@ from runtime.rendezvous import Missing, meet
 HEARTBEAT = 60  # seconds without a heartbeat after which a process counts as lost
 SHUTDOWN = 20  # seconds that the shutdown of a process may take after an error
 RESUME = 'All checkpoints are safe. Run the same command again in all processes to resume from the newest checkpoint'
-# Words in XLA's messages if the connection to another process breaks: on CPUs (Gloo), on GPUs (NCCL), or to JAX's
-# coordinator.
+# XLA's messages contain one of these words if a connection breaks: to another process, by Gloo on CPUs or NCCL on GPUs,
+# or to JAX's coordinator.
 LOST = re.compile('gloo|nccl|connection|socket|peer|heartbeat|unavailable|deadline_exceeded|barrier', re.IGNORECASE)
 READING = re.compile('[A-Z_]+: (gloo|nccl)', re.IGNORECASE)  # a ValueError, raised when a result is read
 
@@ -42,18 +43,18 @@ log = logging.getLogger('allyouneed.train')
 
 def connect(address: str | None = None, count: int | None = None, number: int | None = None,
             patience: int = agreement.PATIENCE) -> None:
-    """Joins the job of this process, if it has one. Call this before a device is used.
+    """Connects this process with the other processes of its job, if there are any. Call this before using a device.
 
     Without arguments, JAX detects the job: several tasks of one `srun` (Slurm), TPU pods and GKE, and an indexed
     Kubernetes Job if the package `kubernetes` is installed (jax[k8s]). Any other process runs alone, including a
-    process in an interactive allocation. If a process of the job does not arrive, this process ends with the status
-    STOPPED.
+    process in an interactive Slurm allocation. If a process of the job does not arrive, this process ends with the
+    status STOPPED.
 
     Args:
       address: HOST:PORT of process 0, reachable from all processes.
       count: the number of processes.
       number: the number of this process, from 0.
-      patience: seconds to wait for a missing or slow process, now and later.
+      patience: seconds to wait for a missing or slow process, at the start and during the job.
 
     Raises:
       UserError: if only some of the arguments are given, a value is not allowed, two processes have the same number,
@@ -67,8 +68,8 @@ def connect(address: str | None = None, count: int | None = None, number: int | 
         if options is None:
             return check_devices()
     elif address is None or count is None or number is None:
-        raise UserError(f'{", ".join(missing)} is missing. Set all three flags {", ".join(flags)}, or none of them. '
-                        'Each process needs a different --process_id')
+        raise UserError(f'{", ".join(missing)} is missing. Set all of the three flags {", ".join(flags)}, or none of '
+                        'them. Each process needs a different --process_id')
     else:
         host, _, port = address.rpartition(':')
         if not host or not re.fullmatch(r'[0-9]{1,5}', port) or not 0 < int(port) < 65536:
@@ -113,7 +114,7 @@ def refuse_unequal_devices() -> None:
 
 
 def lost(error: BaseException | None) -> bool:
-    """Returns whether `error` was caused, directly or indirectly, by the loss of another process."""
+    """Returns whether the loss of another process of the job has caused `error`, directly or indirectly."""
     while error is not None:
         text = str(error)
         if (isinstance(error, jax.errors.JaxRuntimeError) and LOST.search(text)
@@ -125,7 +126,7 @@ def lost(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-    """Ends this process after an error of the body, without waiting forever for other processes of the job.
+    """Runs the body. After an error, ends this process without waiting forever for other processes of the job.
 
     If the connection to another process breaks, this process exits at once with the status STOPPED, so that a scheduler
     starts the job again. Any other error is raised. The shutdown after such an error may wait for the other processes
@@ -160,7 +161,7 @@ def _explain_abort() -> None:
 
 
 def _leave(reason: str, status: int) -> None:
-    """Ends this process at once, because a normal shutdown would wait for lost processes."""
+    """Prints `reason` and ends this process at once, because a normal shutdown would wait for lost processes."""
     sys.stderr.flush()
     os.write(2, f'\nprocess {os.getpid()} on {socket.gethostname()}: {reason}\n'.encode())
     os._exit(status)
@@ -183,7 +184,7 @@ def check_devices() -> None:
 
 
 def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns jax.distributed.initialize's arguments for the job of this process, or None if the process is alone.
+    """Returns the arguments of jax.distributed.initialize for the job of this process, or None if it runs alone.
 
     JAX's own detection is not used directly, for two reasons. On Slurm, it counts the tasks of the allocation instead
     of the tasks that were started. In a Kubernetes pod, it requires that the pod belongs to a Job.
@@ -210,9 +211,9 @@ def detected(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def leader_first(purpose: str) -> Iterator[None]:
-    """Runs the body in the leader first, and in the other processes after the leader has finished or failed.
+    """Runs the body in the leader first. The other processes run the body after the leader has finished or failed.
 
-    So a result that the leader stores in a shared cache is computed only once.
+    So the other processes can read a result that the leader has stored in a shared cache.
     """
     def wait():
         if jax.process_count() > 1:

@@ -1,9 +1,9 @@
 """Checks that all processes of a job are started correctly, before JAX connects them.
 
-JAX aborts a process if the number of the process is a duplicate, or if other processes are missing. JAX crashes if the
-port is in use. So the processes connect to the coordinator's address before JAX does. Each process sends a line of JSON
-with its number (its ticket). Process 0 sends the same answer (the verdict) to all processes, and then frees the port
-for JAX's coordinator.
+JAX aborts a process if two processes have the same number, or if a process is missing. JAX crashes if the port is in
+use. So the processes connect to the coordinator's address before JAX does. Each process sends its ticket, a line of
+JSON with the number of the process. Process 0 sends the same answer (the verdict) to all processes. Then process 0
+frees the port for JAX's coordinator.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from runtime.errors import UserError
 
 PORT_FREED = 20  # seconds to wait until a process of the previous start frees the port
 LINGER = 5       # seconds during which process 0 reports an error to processes that arrive later
-QUIET, REPEAT = 10, 30  # seconds before the first log line about missing processes, and between these lines
+QUIET, REPEAT = 10, 30  # seconds before the first log line about missing processes, and between two such lines
 
 log = logging.getLogger('allyouneed.train')
 
@@ -37,13 +37,13 @@ def listed(numbers: Collection[int]) -> str:
 
 
 class Waiting:
-    """Log lines about missing processes: the first line after QUIET seconds, further lines every REPEAT seconds."""
+    """Logs which processes are missing: for the first time after QUIET seconds, then every REPEAT seconds."""
 
     def __init__(self, purpose: str):
         self._purpose, self._next = purpose, time.monotonic() + QUIET
 
     def log(self, missing: Collection[int]) -> None:
-        """Logs the missing processes if a line is due."""
+        """Logs the numbers of the missing processes if the next log line is due."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + REPEAT
             log.warning('waiting for %s (%s)', listed(missing), self._purpose)
@@ -75,7 +75,7 @@ def meet(host: str, port: int, count: int, number: int, patience: float | int) -
 
 def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
     """Sends the ticket to process 0, and returns the verdict of process 0. Retries until the deadline."""
-    waiting, where, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
+    waiting, address, reason, strangers = Waiting('the start'), f'--coordinator_address={host}:{port}', None, False
     while time.monotonic() < deadline or reason is None:
         try:
             with socket.create_connection((host, port), timeout=5) as connection:
@@ -90,11 +90,11 @@ def _arrive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> di
         waiting.log([0])
         time.sleep(0.2)
     if strangers:
-        raise UserError(f'{where}: another program answers there. Use a free port. If that program is this job, which '
-                        'has already started, give each process a different --process_id (here '
-                        f'{ticket["number"]})')
-    return {'missing': f'{where}: process 0 does not answer there ({reason}). Start process 0 at an address that all '
-                       'processes can reach'}
+        raise UserError(f'{address}: another program answers at this address. Use a free port. If this job has already '
+                        f'started, two processes may have --process_id={ticket["number"]}: give each process a '
+                        'different --process_id')
+    return {'missing': f'{address}: process 0 does not answer at this address ({reason}). Start process 0 at an '
+                       'address that all processes can reach'}
 
 
 def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             open_sockets.callback(connection.close)
             return connection
 
-        # Process 0 also connects to the address of the job, because another process 0 may be listening there.
+        # Process 0 also connects to the address of the job, because another process 0 may already listen there.
         watched = [listener]
         with contextlib.suppress(OSError):
             itself = leave(socket.create_connection((host, port), timeout=5))
@@ -114,7 +114,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
         while verdict is None:
             missing = set(range(ticket['count'])) - arrived.keys()
             if not missing:
-                verdict = {'all': 'here'}
+                verdict = {'all': 'arrived'}
             elif time.monotonic() > deadline:
                 verdict = {'missing': f'{listed(missing)} of {ticket["count"]} did not arrive at {host}:{port}; '
                                       f'{listed(arrived)} arrived'}
@@ -127,14 +127,14 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
                     verdict = _take(leave(listener.accept()[0]), ticket, arrived)
         _send(verdict, [connection for _, connection in arrived.values()])
         end = time.monotonic() + LINGER
-        while 'error' in verdict and (left := end - time.monotonic()) > 0:
-            if select.select([listener], [], [], left)[0]:
+        while 'error' in verdict and (remaining := end - time.monotonic()) > 0:
+            if select.select([listener], [], [], remaining)[0]:
                 _send(verdict, [leave(listener.accept()[0])])
         return verdict
 
 
 def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any]) -> dict[str, str] | None:
-    """Adds the process at the other end of a new connection to `arrived`. Returns an error if its flags are wrong."""
+    """Reads the ticket from a new connection, and adds the process to `arrived`. Returns an error for wrong flags."""
     connection.settimeout(5)
     try:
         ticket = _parsed(connection.makefile('rb').readline(10_000))

@@ -13,9 +13,9 @@ def peak_resident() -> int:
 
 
 def memory() -> dict[str, float]:
-    """Returns memory in GB: 'resident_gb' of this process, and 'device_gb' and 'device_peak_gb' of the first device.
+    """Returns the memory in use, in GB: 'resident_gb' of this process, 'device_gb' and 'device_peak_gb' of a device.
 
-    A device that does not report its memory has no values in the result.
+    The device is the first device of this process. If it does not report its memory, its two values are left out.
     """
     try:
         resident = int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()

@@ -18,7 +18,7 @@ Content = TypeVar('Content')
 
 
 def read_as(path: Path, schema: type[Content], advice: str) -> Content:
-    """Reads a JSON file.
+    """Reads a JSON file into a value of the type `schema`.
 
     Raises:
       UserError: if the file cannot be read or does not match the schema. The message names the file and the field, and
@@ -40,7 +40,7 @@ def decoded(content: bytes | str, schema: type[Content]) -> Content:
         # The bytes are decoded first, because msgspec does not check the encoding of texts in fields that it ignores.
         return msgspec.json.decode(content.decode() if isinstance(content, bytes) else content, type=schema)
     except RecursionError:
-        raise ValueError('the JSON is nested too deeply') from None
+        raise ValueError('the JSON has too many nested levels') from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # 'Expected `int`, got `str` - at `$.n_head`'
         reason, _, field = str(error).replace('`', '').partition(' - at ')
         reason = reason[:1].lower() + reason[1:]

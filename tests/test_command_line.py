@@ -53,7 +53,7 @@ def run(*arguments, body='pass'):
     (['--stepp=1'], "Unknown command line flag 'stepp'. Did you mean: step ?"),
     (['step=1'], "unexpected argument 'step=1': options are flags, --name=value"),
     (['--config=no/such.py', '--config.seed=1'],
-     '--config=no/such.py does not exist: give a recipe, for example configs/demo.py'),
+     '--config=no/such.py does not exist. Use the file of a recipe, for example configs/demo.py'),
     (['--config=configs/dmeo.py', '--config.seed=1'],
      '--config=configs/dmeo.py does not exist: did you mean configs/demo.py?'),
 ])

@@ -223,6 +223,7 @@ def test_a_run_that_folds_case_says_what_its_scores_are(data, cache, tmp_path):
     assert cases[0] == cases[1] and cases[0].strip()
 
 
+@pytest.mark.slow
 def test_the_sources_of_a_table_decoded_again_give_its_score(run, data, tmp_path):
     done = script('decode.py', f'--workdir={run[0]}', '--split=test')
     assert done.returncode == 0, done.stderr.decode()

@@ -155,7 +155,7 @@ def test_a_signal_saves_and_the_end_is_the_same(whole, tmp_path, cache, monkeypa
             start(tmp_path / 'run', tiny_config(cache))
     assert stopped.value.code == 75
     step = steps(tmp_path / 'run')[-1]
-    assert f'stopped by {number.name}: at step {step}, which is saved; run the same command again' in said.text
+    assert f'stopped by {number.name}: at step {step}, which is saved. Run the same command again' in said.text
     assert signal.getsignal(number) not in (None, signal.SIG_IGN)
     start(tmp_path / 'run', tiny_config(cache))
     assert outcome(tmp_path / 'run') == outcome(whole)

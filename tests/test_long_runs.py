@@ -18,6 +18,7 @@ from tests.tiny_run import outcome, start, steps, tiny_config
 from training import loop
 
 
+@pytest.mark.slow
 def test_minutes_between_checkpoints(tmp_path, cache, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(loop.time, 'monotonic', lambda: now.__setitem__(0, now[0] + 20) or now[0])
@@ -59,7 +60,7 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
     assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
     assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
-    [advice] = re.findall('profile: (tensorboard --logdir=.*), or open perfetto_trace.json.gz below', caplog.text)
+    [advice] = re.findall('profile, run (tensorboard --logdir=.*), or open perfetto_trace.json.gz below', caplog.text)
     missing = [name for name in ('tensorboard', 'xprof') if importlib.util.find_spec(name) is None]
     assert advice.endswith(f'(after pip install {" ".join(missing)})' if missing else '/tensorboard')
     assert re.search(r'compilation 1: batches of 64, \d+\.\d s', caplog.text)
@@ -67,6 +68,7 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     assert evaluated['compile_seconds'] > 0 and 0.1 < evaluated['resident_gb'] < 100
 
 
+@pytest.mark.slow
 def test_the_peak_that_is_logged_is_what_linux_says(tmp_path, cache, caplog):
     caplog.set_level('INFO', logger='allyouneed')
     if not Path('/proc/self/status').exists():

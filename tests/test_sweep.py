@@ -197,11 +197,12 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     assert set(times_begun(bench).values()) == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(bench):
     process = start(bench)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=100)[1]
-    assert process.returncode == 130 and 'interrupted. The same command resumes the sweep' in said
+    assert process.returncode == 130 and 'the sweep was interrupted. Run the same command again' in said
     assert not list(bench.glob('out/logs/*.failed'))
     report = sweep(bench, '--report', config=False)
     assert report.returncode == 0 and '| not started |' in report.stdout

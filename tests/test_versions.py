@@ -124,7 +124,7 @@ def test_a_run_from_before_an_option_goes_on_without_it(first, caplog, monkeypat
     caplog.set_level('INFO', logger='allyouneed')
     with RunDirectory(str(workdir), config):
         assert config.seed == 7
-    assert 'config.seed=7 is used, not 0: the run began before this option existed' in caplog.text
+    assert 'config.seed=7 is used instead of 0, because the run began before this option existed' in caplog.text
     config.seed = 0
     with pytest.raises(UserError, match='seed: 7 in the run, 0 now'):
         RunDirectory(str(workdir), config, asked=['seed'])
@@ -139,9 +139,9 @@ def test_a_sweep_of_an_earlier_version_is_read_with_the_options_of_today(tmp_pat
 
 
 @pytest.mark.parametrize('changes, message', [
-    ({'version': 99}, 'its version is 99, but this program supports versions 1 to '),
-    ({'version': '2'}, "its version is '2'"),
-    ({'version': True}, 'its version is True'),
+    ({'version': 99}, 'the config has version 99, but this program supports versions 1 to '),
+    ({'version': '2'}, "the config has version '2'"),
+    ({'version': True}, 'the config has version True'),
     ({'model__d_modle': 8}, 'there is no option model.d_modle: did you mean model.d_model?'),
     ({'model__d_model': '8'}, "model.d_model='8': must be a whole number, such as 512"),
     ({'model__d_model': 8.0}, 'model.d_model=8.0: must be a whole number'),

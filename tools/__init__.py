@@ -1,1 +1,1 @@
-"""Scripts that export, import, distil, plan and show models, runs and batches, and write the page of options."""
+"""Scripts: export and import models, distil, plan trainings, show runs and batches, and write the page of options."""

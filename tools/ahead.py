@@ -1,4 +1,4 @@
-"""Compiles the train step and the search step of the project ahead of time. The devices need not be present."""
+"""Compiles the train step and a step of beam search ahead of time, for devices that this machine may not have."""
 
 import copy
 import dataclasses
@@ -36,7 +36,7 @@ from training.step import TrainState, boxed_state, key_for, train_step
 from training.summary import matmul_flops
 from training.tuning import make_tuning
 
-LENGTH = 64  # tokens of an assumed sentence, including the end token and padding
+LENGTH = 64  # default number of tokens of an assumed sentence, including the end token and padding
 
 
 class TooLarge(UserError):
@@ -59,8 +59,8 @@ class Figures:
     Attributes:
       flops: floating-point operations of the matrix products, including every iteration of a loop and the operations
         that rematerialisation repeats.
-      traffic: bytes between the device's memory and its cores (see `tools.program`).
-      operands: bytes of all operands and results, including those that stay in the cores' own memory.
+      traffic: bytes that move between the device's memory and its cores (see `tools.program`).
+      operands: bytes of all operands and results, including operands and results that stay in the cores' own memory.
       arguments: bytes of the state and the batch.
       temporaries: the largest number of bytes of activations, gradients and buffers at a time.
       peak: the largest number of bytes of the device's memory in use.
@@ -98,20 +98,20 @@ def devices_of(topology: Topology) -> Devices:
 
 
 def assumed_sizes(config: ConfigDict) -> dict[str, int]:
-    """Returns the vocabulary sizes of the recipe. A plan assumes that the learned vocabularies have these sizes."""
+    """Returns the vocabulary sizes in a recipe. A plan assumes that learned vocabularies have these sizes."""
     size, data = config.data.tokenizer.vocab_size, TASKS[config.task].data
     if data == 'pairs':
         return {'source_vocab_size': size, 'target_vocab_size': size}
     if data == 'documents':
         return {'vocab_size': size}
-    raise UserError(f'config.task={config.task}: plans support translation and language_model only')
+    raise UserError(f'config.task={config.task}: must be translation or language_model for a plan')
 
 
 def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> tuple[Batch, int]:
-    """Returns a full batch with the shapes of a recipe, without reading data.
+    """Returns a full batch with the shapes of a recipe, and its number of rows without padding rows. Reads no data.
 
     All sentences or windows have the same `length`. As in training, padding rows are added until the number of rows is
-    a multiple of `multiple`. Also returns the number of rows without padding rows.
+    a multiple of `multiple`.
     """
     pairs = TASKS[config.task].data == 'pairs'
     default: int = min(LENGTH, config.data.max_length) if pairs else config.data.context
@@ -127,7 +127,7 @@ def assumed_batch(config: ConfigDict, length: int | None, multiple: int = 1) -> 
 
 
 class Recipe:
-    """The parts of a recipe, without its data.
+    """The parts of a training that a recipe describes, without the data.
 
     Attributes:
       config: the recipe's options.
@@ -162,12 +162,12 @@ class Recipe:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Floating-point operations of the matrix products of a step, summed over all devices."""
+        """The number of floating-point operations of a step's matrix products, summed over all devices."""
         step = functools.partial(train_step, apply=forward(self.module), optimizer=self.optimizer, **self.parts)
         return matmul_flops(step, nn.unbox(self.boxed), self.batch)
 
     def for_parts(self, config: ConfigDict) -> 'Recipe':
-        """Returns the recipe with other values of config.parallel and config.train.accumulate."""
+        """Returns a copy of the recipe that uses config.parallel and config.train.accumulate of `config`."""
         assert self.flops  # cached here, so that the copies share `flops` and `boxed`
         recipe = copy.copy(self)
         recipe.config, recipe.parts = config, self.parts | {'accumulate': config.train.accumulate}
@@ -175,15 +175,15 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
-        """The number of target positions of a step, without padding rows."""
+        """The number of target positions of a train step, without padding rows."""
         return self.rows * self.batch['targets'].shape[1]
 
 
 class Ahead:
-    """The programs of a recipe for a mesh of devices. The devices need not be present.
+    """The programs of a recipe, compiled for a mesh of devices that this machine may not have.
 
     Attributes:
-      steps: the project's compiled steps.
+      steps: the train step and the eval step, as `training.compiled.Compiled`.
       mesh: the sizes of the mesh's axes.
     """
 
@@ -191,7 +191,7 @@ class Ahead:
         """Prepares the programs, without compiling them.
 
         Raises:
-          UserError: if the mesh does not suit the devices.
+          UserError: if the mesh does not fit the devices.
         """
         self.recipe, self.batch = recipe, recipe.batch
         self.steps = Compiled(recipe.module, recipe.optimizer, recipe.batch, parallel=parallel, devices=devices,
@@ -254,16 +254,16 @@ class Ahead:
 
 
 def keep(compiled: jax.stages.Compiled, path: Path) -> None:
-    """Writes a compiled program to a file. `load` needs the same devices and the same version of JAX."""
+    """Writes a compiled program to a file. To `load` the file, use the same kind of devices and version of JAX."""
     path.write_bytes(serialize_executable.serialize(compiled)[0])
 
 
 def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:
-    """Loads a program that `keep` wrote. The default of `devices` is all devices of this machine.
+    """Loads a compiled program that `keep` has written. The default of `devices` is all devices of this machine.
 
-    `lowered` is the same step, lowered on this machine. The structure of arguments and results is taken from `lowered`,
-    because the file does not contain it. JAX reads the file as a pickle, and a pickle can run any code. Load only files
-    that you trust.
+    `lowered` is the same step, lowered on this machine. It supplies the structure of the arguments and results, which
+    the file does not contain. JAX reads the file as a pickle, and a pickle can run any code. Load only files that you
+    trust.
     """
     devices = devices or jax.devices()
     return serialize_executable.deserialize_and_load(path.read_bytes(), lowered.in_tree, lowered.out_tree,

@@ -23,7 +23,7 @@ class Chip:
     Attributes:
       name: the name in a topology, 'v5e' in 'v5e:4x4'.
       flops: the peak rate of bfloat16 matrix products, in operations per second.
-      memory: bytes of the device's memory.
+      memory: the size of the device's memory in bytes.
       bandwidth: bytes per second between the device's memory and its cores.
       link: bytes per second that a chip sends and receives along one axis of the torus, summed over both directions of
         both links. For a GPU, the bytes per second that NVLink sends.
@@ -99,9 +99,10 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
 
 
 def link_seconds(collectives: Iterable[Collective], topology: Topology, mesh: dict[str, int]) -> float:
-    """Returns a lower bound of the seconds of a step's collectives, which run one after the other.
+    """Returns a lower bound of the time of a step's collectives in seconds.
 
-    All links run at full speed. For an array of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all
+    The bound assumes that the collectives run one after the other, and that all links run at full speed. For an array
+    of B bytes and n devices, an all-gather, a reduce-scatter or an all-to-all
     moves B (n - 1) / n bytes into and out of each device. An all-reduce moves twice as many bytes. On a torus, the
     speed is the sum of the speeds of the axes that n devices can span, without contention. Several slices, or several
     machines with GPUs, form m groups. The devices of a group first reduce among themselves. Then each device exchanges
@@ -146,5 +147,5 @@ class Bounds:
 
     @property
     def share(self) -> float:
-        """The largest share of the chip's peak rate that a step can reach."""
+        """An upper bound of the share of the chip's peak rate that a step reaches."""
         return self.arithmetic / self.seconds

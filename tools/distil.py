@@ -9,8 +9,9 @@ Sources that are too long for the teacher (config.data.max_length) are left out.
     python train.py --config=... --config.data.source=files --config.data.dir=DIR --workdir=STUDENT
 
 With --pairs, train.* contains the original training pairs, and distilled.* contains the sources and their translations.
-To train a student on both, use --config.data.splits.train=train,distilled. At the end, the script logs all data flags
-for the student. For a student with the teacher's vocabulary, add --config.train.teacher=RUN.
+To train a student on both sets of pairs, use --config.data.splits.train=train,distilled. At the end, the script logs
+all data flags that the training of the student needs. For a student with the teacher's vocabulary, add
+--config.train.teacher=RUN.
 """
 
 from absl import flags
@@ -31,7 +32,7 @@ BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Sentences per batch; by d
 
 
 def main() -> None:
-    """Writes the training data of a student, as the flags request."""
+    """Translates the training sources with the teacher, and writes the training data of a student model."""
     if not WORKDIR.value or not OUTPUT.value:
         missing = 'output' if WORKDIR.value else 'workdir'
         raise UserError(f'--{missing} is missing. Use --workdir=RUN with the run of the teacher, and --output=DIR with '
@@ -51,8 +52,8 @@ def main() -> None:
 
     run = load(run_paths(WORKDIR.value), CHECKPOINT.value)
     if not isinstance(run.model, Translator):
-        raise UserError(f'{run.workdir}: task={run.config.task} does not support distillation into a corpus. Use a '
-                        'run with task=translation')
+        raise UserError(f'--workdir={run.workdir}: task={run.config.task} does not support distillation. Use a run '
+                        'with task=translation')
     options = search_options(run.config, method='beam', beam=BEAM.value, alpha=ALPHA.value,
                              batch_size=BATCH_SIZE.value)
     write_corpus(run, run.model, folder, options, sentences=SENTENCES.value, with_pairs=PAIRS.value)

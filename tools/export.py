@@ -2,9 +2,10 @@
 
     python -m tools.export --workdir=runs/demo --to=ctranslate2 --quantization=int8 --output=demo.ct2
 
-There are three formats. ctranslate2 is an engine for CPUs and GPUs that needs neither JAX nor this project. huggingface
-is a folder for the library transformers, if that library supports the model. safetensors is a folder for
-`allyouneed.load`, with the parameters under the names of this project. If the export fails, no folder is written.
+There are three formats. The format ctranslate2 is for CTranslate2, an engine for CPUs and GPUs that needs neither JAX
+nor this project. The format huggingface is for the library transformers, if that library supports the model. The format
+safetensors is for `allyouneed.load`, with the parameters under the names of this project. If the export fails, no
+folder is written.
 """
 
 from absl import flags
@@ -23,12 +24,12 @@ QUANTIZATION = flags.DEFINE_enum('quantization', 'float32', QUANTIZATIONS, 'ctra
 
 
 def main() -> None:
-    """Exports the run of --workdir."""
+    """Writes the model of the run --workdir in the format --to."""
     from interchange.export import export  # this import takes seconds, and --help does not need it
 
     if not WORKDIR.value or not TO.value or not OUTPUT.value:
         missing = [name for name in ('workdir', 'to', 'output') if not flags.FLAGS[name].value]
-        raise UserError(f'--{missing[0]} is missing. See --help')
+        raise UserError(f'--{missing[0]} is missing. Use --workdir=RUN --to=FORMAT --output=DIR')
     if QUANTIZATION.present and TO.value != 'ctranslate2':
         raise UserError(f'--quantization does not apply to --to={TO.value}. Remove it')
     written = export(WORKDIR.value, OUTPUT.value, TO.value, CHECKPOINT.value, QUANTIZATION.value)

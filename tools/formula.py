@@ -1,6 +1,6 @@
 """Estimates the cost of a step by formula, without compiling.
 
-The formula is used for GPUs, and to select the plans that are compiled.
+Plans for GPUs use only this formula. A search uses the formula to select the plans that are then compiled.
 The constants were fitted to compiled programs for TPUs. docs/planning.md compares the formula with compiled programs.
 """
 
@@ -34,7 +34,7 @@ PARTS = 1, 2, 4, 8, 16, 32  # values of train.accumulate
 
 
 def bounds(figures: Figures, topology: Topology, mesh: Mapping[str, int]) -> Bounds:
-    """Returns lower bounds of the time of a step on the devices of `topology`. `figures` are the costs of the step."""
+    """Returns lower bounds of a step's time on the devices of `topology`. `figures` are the costs of the step."""
     chip = topology.chip
     return Bounds(figures.flops / chip.flops, figures.traffic / chip.bandwidth,
                   link_seconds(figures.collectives, topology, dict(mesh)))
@@ -81,9 +81,9 @@ def _collectives(mesh: Mapping[str, int], used: float, table: float, activations
 
 
 def candidates(topology: Topology, config: ConfigDict) -> Iterator[ConfigDict]:
-    """Yields a config for each combination of mesh, remat, number of parts and batch size.
+    """Yields configs for a search: one for each combination of mesh, remat, train.accumulate and batch size.
 
-    The batch sizes are the recipe's batch size, and 2 and 4 times this size.
+    The batch sizes are 1, 2 and 4 times the batch size of the recipe.
     """
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     for data, fsdp, tensor in meshes(topology, config):
@@ -110,7 +110,7 @@ def meshes(topology: Topology, config: ConfigDict) -> Iterator[tuple[int, int, i
 
 
 def _count(boxed: PyTree, mesh: Mapping[str, int], axes: tuple[str, ...]) -> float:
-    """Returns the number of elements per device. The pytree is sharded over the given `axes` of the mesh."""
+    """Returns the number of array elements per device, if the pytree is sharded over the given `axes` of the mesh."""
     rules, total = dict(RULES), 0.0
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)):
         shape, names = nn.unbox(leaf).shape, getattr(leaf, 'names', ())

@@ -20,34 +20,34 @@ class Instruction:
 
     @property
     def place(self) -> str:
-        """The path of the operation in the model, from XLA's op_name; '' if the instruction has no op_name."""
+        """The path of the instruction in the model, from XLA's op_name; '' if the instruction has no op_name."""
         return self.attribute(r'op_name="([^"]*)"')
 
-    def called(self, how: str) -> str:
-        """Returns the value of the attribute `how` ('calls', 'body', ...), the name of a computation, or ''."""
-        return self.attribute(rf'{how}=%?([\w.\-]+)')
+    def called(self, attribute: str) -> str:
+        """Returns the name of the computation in an attribute such as 'calls' or 'body', or ''."""
+        return self.attribute(rf'{attribute}=%?([\w.\-]+)')
 
     def attribute(self, pattern: str) -> str:
         """Searches the attributes for a regular expression. Returns the text of its first group, or ''."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else ''
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else ''
 
 
 Computation = dict[str, Instruction]  # by name
 
 
 def computations_of(text: str) -> tuple[dict[str, Computation], str]:
-    """Returns {name: computation} of a program, and the name of the computation where the program starts."""
-    computations, entry, here = {}, '', {}
+    """Parses the HLO of a program. Returns {name: computation}, and the name of the entry computation."""
+    computations, entry, computation = {}, '', {}
     for line in text.splitlines():
         if begins := COMPUTATION.match(line):
-            here = computations[begins[2]] = {}
+            computation = computations[begins[2]] = {}
             entry = begins[2] if begins[1] else entry
         elif read := INSTRUCTION.match(line):
-            name, shape, opcode, rest = read.groups()
-            arguments, attributes = _closed(rest)
+            name, shape, opcode, remaining = read.groups()
+            arguments, attributes = _closed(remaining)
             operands = tuple(re.findall(r'%([\w.\-]+)', arguments))
-            here[name] = Instruction(name, shape, opcode, operands, arguments, attributes)
+            computation[name] = Instruction(name, shape, opcode, operands, arguments, attributes)
     return computations, entry
 
 
@@ -58,7 +58,7 @@ def arrays_of(shape: str) -> list[tuple[str, list[int], str]]:
 
 
 def _closed(text: str) -> tuple[str, str]:
-    """Splits the text after `opcode(` at the closing parenthesis. Returns the text before and after the parenthesis."""
+    """Splits the text after `opcode(` at its closing parenthesis. Returns the text before and after the parenthesis."""
     depth = 1
     for end, letter in enumerate(text):
         depth += (letter == '(') - (letter == ')')

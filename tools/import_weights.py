@@ -5,7 +5,7 @@
 
 DIR contains a model and its tokenizer, both written by save_pretrained. The model is MarianMT, GPT-2, Llama, Mistral or
 Qwen2. As a check, the imported model processes one line of text before the command ends. To train the model further,
-give a recipe with --config. The run then uses the data, the batches and the optimizer of the recipe:
+set --config to a recipe. The run then uses the data, the batches and the optimizer of the recipe:
 
     python train.py --config=runs/opus/recipe.py --workdir=runs/opus
 """
@@ -31,12 +31,12 @@ log = logging.getLogger('allyouneed.import')
 
 
 def main() -> None:
-    """Imports the model of --from."""
+    """Makes the run directory --workdir from the model in the folder --from."""
     from training.imported import import_weights  # these imports take seconds, and --help does not need them
     from training.summary import parameter_table
 
     if not FROM.value or not WORKDIR.value:
-        raise UserError(f'--{"workdir" if FROM.value else "from"} is missing. See --help')
+        raise UserError(f'--{"workdir" if FROM.value else "from"} is missing. Use --from=DIR --workdir=RUN')
     recipe = config_from(CONFIG_FLAG) if CONFIG_FLAG.present else None
     model = import_weights(FROM.value, WORKDIR.value, recipe, ALLOW_NONFINITE.value)
     log.info('%s: %s', model.config.model.kind, parameter_table(model.params))
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    run_script(main)
+    run_script(main, ends_at_once=True)

@@ -15,21 +15,21 @@ not the page.
 
 Each option can be set as a flag, `--config.model.num_layers=2`, or in a recipe, `config.model.num_layers = 2`. The
 defaults are the values of the paper's base model (*Attention Is All You Need*, section 5), if the paper gives a value.
-Setting an option that the config does not use is an error. The exceptions are `data.name` and `model.max_length`: if
-the config does not use them, they are ignored. The options marked \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have another
-value when a run resumes.
+Setting an option that has no effect on the config is an error. The exceptions are `data.name` and `model.max_length`:
+if they have no effect, they are ignored. Options with the mark \N{ANTICLOCKWISE OPEN CIRCLE ARROW} may have a new value
+when a run resumes.
 
 """
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes docs/options.md."""
     PAGE.write_text(page(), encoding='utf-8')
     print(PAGE)
 
 
 def page() -> str:
-    """Returns the whole page, in Markdown."""
+    """Returns the whole page docs/options.md, in Markdown."""
     sections: dict[str, list[Option]] = {}
     for option in OPTIONS:
         sections.setdefault(option.name.rpartition('.')[0], []).append(option)
@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def section(name: str, options: list[Option]) -> Iterator[str]:
-    """Yields the lines of a section: a heading and a table with one row for each option."""
+    """Yields the lines of a section of the page: a heading, and a table with one row for each option."""
     yield from (f'## {SECTIONS[name]}', '', '| option | default | meaning | may be | used by |',
                 '| --- | --- | --- | --- | --- |')
     for option in options:
@@ -48,7 +48,7 @@ def section(name: str, options: list[Option]) -> Iterator[str]:
 
 
 def used_by(option: Option) -> str:
-    """Returns the condition on other options under which `option` is used; '' if `option` is always used."""
+    """Returns the values of other options for which `option` has an effect; '' if it always has an effect."""
     conditions = []
     for decider, values in option.only.items():
         part = decider.removeprefix('task.')
@@ -59,7 +59,7 @@ def used_by(option: Option) -> str:
 
 
 def tasks() -> str:
-    """Returns the table of the tasks and their parts."""
+    """Returns the table of tasks with their parts, in Markdown."""
     lines = ['', '## Tasks', '', '| task | meaning | models | data | objective | answers by | `eval.metric` |',
              '| --- | --- | --- | --- | --- | --- | --- |']
     for name, task in TASKS.items():

@@ -1,4 +1,4 @@
-"""Plans a training run for devices that this machine does not have. For example:
+"""Plans a training run for devices that this machine may not have. For example:
 
     python -m tools.plan --config=configs/wmt14_base.py --topology=v5e:4x4 --config.parallel.fsdp=4
 
@@ -37,7 +37,7 @@ MOST = 1_000_000  # the largest value of a flag, to catch typing mistakes
 
 
 def main() -> None:
-    """Prints the plan that the flags request."""
+    """Makes the plan that the flags request, and prints it."""
     # JAX must not look for a TPU or a metadata server of TPUs, and libtpu's own log is not for users.
     os.environ.update(JAX_PLATFORMS='cpu', TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
     for name in ('TPU_MIN_LOG_LEVEL', 'TPU_STDERR_LOG_LEVEL'):
@@ -54,7 +54,7 @@ def main() -> None:
     topology = parse_topology(TOPOLOGY.value, SLICES.value)
     by_formula = FORMULA.value or not topology.chip.libtpu
     if KEEP.value and (SEARCH.value or by_formula):
-        raise UserError(f'--keep={KEEP.value}: a search or a plan by formula compiles no program that can be kept. '
+        raise UserError(f'--keep={KEEP.value}: with --search or --formula there is no compiled train step to keep. '
                         'Remove --keep')
     if SEARCH.value:
         plan = planning.search(config, topology, LENGTH.value, 0 if not topology.chip.libtpu else COMPILE.value,

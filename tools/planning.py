@@ -1,4 +1,4 @@
-"""Plans a training run for given devices: by formula, from compiled programs, or by a search of the best options."""
+"""Plans a training run for given devices: by formula, from compiled programs, or by a search for the best options."""
 
 import dataclasses
 import logging
@@ -26,7 +26,7 @@ class Plan:
       topology: the devices.
       mesh: {axis: size} of the mesh.
       shape: (rows, length) of a batch, without padding rows.
-      held: bytes of the parameters and of the optimizer state on each device.
+      held: the sizes of the parameters and of the optimizer state on each device, in bytes.
       train: the cost of the train step.
       decode: the cost of a search step; None if the search step was not compiled.
       by: how the costs were found, 'compiled' or 'formula'.
@@ -42,12 +42,12 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """The number of target positions of a step."""
+        """The number of target positions of a train step."""
         return self.shape[0] * self.shape[1]
 
     @property
     def fits(self) -> bool:
-        """Whether a device has enough memory."""
+        """Whether the programs of the plan fit into the memory of a device."""
         return self.train.peak <= self.topology.chip.memory
 
     @property
@@ -77,13 +77,13 @@ class Plan:
 
 
 def by_formula(config: ConfigDict, topology: Topology, length: int | None = None) -> Plan:
-    """Returns the plan by formula, without compiling. `length` is the number of tokens of an assumed sentence."""
+    """Returns a plan with costs by formula, without compiling. `length` is the number of tokens of each sentence."""
     mesh = sizes_of_mesh(config, topology)
     return estimated(Recipe(config, length, mesh['data'] * mesh['fsdp']), topology, mesh)
 
 
 def estimated(recipe: Recipe, topology: Topology, mesh: dict[str, int]) -> Plan:
-    """Returns the plan of a recipe by formula."""
+    """Returns the plan of a recipe, with costs by formula."""
     return Plan(recipe.config, topology, mesh, _shape(recipe), {}, estimate(recipe, mesh), by='formula')
 
 
@@ -95,7 +95,7 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
     """Returns the sizes of config.parallel, with -1 replaced by the remaining number of devices.
 
     Raises:
-      UserError: if the sizes do not multiply to the number of devices.
+      UserError: if the product of the sizes is not the number of devices.
     """
     sizes = {axis: config.parallel[axis] for axis in AXES}
     product = 1
@@ -103,25 +103,25 @@ def sizes_of_mesh(config: ConfigDict, topology: Topology) -> dict[str, int]:
         product *= size if size != -1 else 1
     sizes = {axis: topology.devices // product if size == -1 else size for axis, size in sizes.items()}
     if sizes['data'] * sizes['fsdp'] * sizes['tensor'] != topology.devices:
-        asked = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: {asked} do not multiply to the {topology.devices} devices of {topology}. '
-                        'Set one of them to -1, for the remaining devices')
+        requested = ', '.join(f'{axis}={config.parallel[axis]}' for axis in AXES)
+        raise UserError(f'config.parallel: the product of {requested} is not the number of devices of {topology}, '
+                        f'{topology.devices}. Set one axis to -1 to use all devices')
     return sizes
 
 
 def compiled(config: ConfigDict, topology: Topology, length: int | None = None, path: Path | None = None, *,
              decode: bool = True) -> Plan:
-    """Returns the plan with the costs of compiled programs.
+    """Compiles the programs of a training for a topology, and returns the plan with the costs of these programs.
 
     Args:
       config: the recipe.
       topology: the devices.
-      length: tokens of an assumed sentence.
-      path: a file for the compiled train step.
-      decode: whether to compile a search step as well.
+      length: the number of tokens of each sentence. A plan does not read the data.
+      path: a file to which the compiled train step is written.
+      decode: whether to compile a step of beam search as well.
 
     Raises:
-      UserError: if the mesh does not suit the devices, or a device has too little memory.
+      UserError: if the mesh does not fit the devices, or a device has too little memory.
     """
     mesh = sizes_of_mesh(config, topology)
     recipe = Recipe(config, length, mesh['data'] * mesh['fsdp'])
@@ -143,7 +143,9 @@ def compiled(config: ConfigDict, topology: Topology, length: int | None = None, 
 
 
 def too_large(plan: Plan, needed: float, available: float | None = None) -> UserError:
-    """Returns an error. Its message suggests a configuration with the same batch that would fit by formula.
+    """Returns the error for a plan that needs too much memory. The message suggests options that would fit by formula.
+
+    The suggestion has the same batch as the plan.
 
     Args:
       plan: the plan that does not fit.
@@ -154,13 +156,13 @@ def too_large(plan: Plan, needed: float, available: float | None = None) -> User
                f'about {gibibytes(needed)}')
     for candidate in ranked(plan.config, plan.topology, plan.shape[1]):
         if candidate.fits and candidate.config.batch == plan.config.batch:
-            return UserError(f'{problem}. By formula this would fit: {as_flags(candidate)}')
+            return UserError(f'{problem}. By formula, these options would fit: {as_flags(candidate)}')
     return UserError(f'{problem}. By formula, no mesh, remat or train.accumulate would fit. Use more or larger chips, '
                      'or reduce config.model.d_model, config.model.num_layers or the batch')
 
 
 def ranked(config: ConfigDict, topology: Topology, length: int | None = None) -> list[Plan]:
-    """Returns all candidates by formula, the fastest one first. Candidates that do not fit are at the end."""
+    """Returns the plans of all candidates of a search, by formula: first the plans that fit, fastest first."""
     recipes, plans = {}, []
     for candidate in candidates(topology, config):
         key = (candidate.model.remat, candidate.model.remat_keep, candidate.batch.tokens, candidate.batch.rows)
@@ -174,10 +176,10 @@ def ranked(config: ConfigDict, topology: Topology, length: int | None = None) ->
 
 
 def seconds_a_token(plan: Plan) -> tuple[float, float]:
-    """Returns two lower bounds of the seconds per target position.
+    """Returns two bounds of the seconds per target position, by which a search ranks plans.
 
-    In the first bound, arithmetic, traffic and links overlap completely. This bound is rounded to three digits. In the
-    second bound, the three do not overlap.
+    The first is a lower bound, for which arithmetic, traffic and links overlap completely, rounded to three digits. The
+    second is the time if arithmetic, traffic and links do not overlap.
     """
     best = plan.bounds
     return float(f'{best.seconds / plan.tokens:.3g}'), (best.arithmetic + best.memory + best.links) / plan.tokens
@@ -185,7 +187,9 @@ def seconds_a_token(plan: Plan) -> tuple[float, float]:
 
 def search(config: ConfigDict, topology: Topology, length: int | None = None, count: int = 1, *,
            decode: bool = True) -> Plan:
-    """Returns the best plan that fits. Compiles the best `count` candidates. If `count` is 0, only the formula is used.
+    """Searches for the best options, and returns the best plan that fits into the memory of a device.
+
+    Compiles the best `count` candidates. If `count` is 0, only the formula is used.
 
     Raises:
       UserError: if no plan fits.
@@ -211,7 +215,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
         try:
             finished.append(compiled(plan.config, topology, length, decode=decode))
         except UserError as error:
-            log.info('the compiled program does not fit: %s', error)
+            log.info('the compiled program of this candidate does not fit into the memory: %s', error)
         if len(finished) == count:
             break
     if not finished:
@@ -220,7 +224,7 @@ def search(config: ConfigDict, topology: Topology, length: int | None = None, co
 
 
 def as_flags(plan: Plan) -> str:
-    """Returns the options that a search chose, as flags."""
+    """Returns the options of a plan that a search chooses, as flags such as '--config.model.remat=True'."""
     config = plan.config
     batch = 'rows' if config.model.kind == 'language_model' else 'tokens'
     options = {**{f'parallel.{axis}': size for axis, size in plan.mesh.items()}, 'model.remat': config.model.remat,
@@ -230,7 +234,7 @@ def as_flags(plan: Plan) -> str:
 
 
 def described(plan: Plan) -> str:
-    """Returns the plan as text."""
+    """Returns a plan as text for the terminal."""
     config, train, topology, best, figures = plan.config, plan.train, plan.topology, plan.bounds, plan.to_dict()
     rows, length = plan.shape
     lines = [
@@ -258,10 +262,10 @@ def described(plan: Plan) -> str:
 
 
 def axes_text(mesh: dict[str, int]) -> str:
-    """Returns 'data=4, fsdp=2, tensor=2'."""
+    """Returns the sizes of a mesh as text, such as 'data=4, fsdp=2, tensor=2'."""
     return ', '.join(f'{axis}={size}' for axis, size in mesh.items())
 
 
 def gibibytes(size: float) -> str:
-    """Returns '1.25 GiB'."""
+    """Returns a number of bytes as text, such as '1.25 GiB'."""
     return f'{size / 2 ** 30:.2f} GiB'

@@ -1,10 +1,10 @@
-"""Reads the cost of a compiled program for a device from its HLO text: memory traffic and collectives.
+"""Computes the memory traffic and the collectives of a compiled program from its HLO text, for one device.
 
-XLA's own figure, `cost_analysis()['bytes accessed']`, is not a bound. XLA counts the body of a loop once, whatever the
-number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory (VMEM). This module counts
-the body of a loop once per iteration if the number of iterations is known. It leaves out operands in VMEM, which are
-marked by the memory space in the layout of an array. The result is still an upper limit: if a fusion reads a part of an
-operand, the whole operand counts, unless the fusion reads this part by a slice or a gather.
+XLA's own figure, `cost_analysis()['bytes accessed']`, is neither an upper nor a lower bound. XLA counts the body of a
+loop only once, for any number of iterations. On TPUs, XLA also counts operands that stay in the core's own memory
+(VMEM). This module counts the body of a loop once per iteration if the number of iterations is known. It leaves out
+operands in VMEM, which are marked by the memory space in the layout of an array. The result is still an upper limit: if
+a fusion reads a part of an operand, the whole operand counts, unless the fusion reads this part by a slice or a gather.
 """
 
 import collections
@@ -25,7 +25,7 @@ FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after
         'opt-barrier', 'async-update', 'async-done', 'copy-done', 'slice-done', 'all-reduce-done', 'all-gather-done',
         'collective-permute-done', 'reduce-scatter-done', 'all-to-all-done', 'get-dimension-size', 'domain'}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # these read only the part of their first operand that they return
+PARTIAL = {'dynamic-slice', 'slice', 'gather'}  # instructions that read only the returned part of their first operand
 
 NOTHING = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|Sharding)"')
 CALLED = re.compile(r'(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)')
@@ -76,13 +76,14 @@ class Program:
         Args:
           text: the HLO of the program.
           mesh: {axis: size} of the mesh, in the order of the devices.
-          cores: whether operands and results that stay in the cores also count as traffic.
+          cores: whether operands and results in the cores' own memory also count as traffic.
         """
         self._array_bytes = functools.partial(_array_bytes, device=not cores)
         self._computations, self._entry = computations_of(text)
         self._mesh = mesh
-        self._users = {name: {operand: [one for one in each.values() if operand in one.operands] for operand in each}
-                       for name, each in self._computations.items() if name.startswith('fused')}
+        fusions = {name: fusion for name, fusion in self._computations.items() if name.startswith('fused')}
+        self._users = {name: {part: [user for user in fusion.values() if part in user.operands] for part in fusion}
+                       for name, fusion in fusions.items()}
 
     def ops(self) -> list[Op]:
         """Returns the operations of a step, in order of decreasing traffic.
@@ -96,84 +97,84 @@ class Program:
         return sum(op.bytes for op in self.ops())
 
     def collectives(self) -> list[Collective]:
-        """Returns the collectives of a step. Collectives with the same kind, axes and size are added up."""
+        """Returns the communication of a step. Collectives with the same kind, axes and size form one `Collective`."""
         total, count = collections.defaultdict[tuple[str, str, int], float](float), collections.Counter()
         seen = set()
-        for one, times in self._everywhere(self._entry, 1):
-            kind = one.opcode.removesuffix('-start')
-            channel = one.attribute(r'channel_id=(\d+)')
+        for line, times in self._everywhere(self._entry, 1):
+            kind = line.opcode.removesuffix('-start')
+            channel = line.attribute(r'channel_id=(\d+)')
             if kind not in COLLECTIVES or channel and channel in seen:
                 continue  # XLA may split a collective into several pieces with the same channel
             seen.add(channel)
-            group = group_of(one.attributes, math.prod(self._mesh.values()))
+            group = group_of(line.attributes, math.prod(self._mesh.values()))
             if len(group) > 1:
                 key = kind, axes_of(group, self._mesh), len(group)
-                total[key] += times * self._payload(one, kind, len(group))
+                total[key] += times * self._payload(line, kind, len(group))
                 count[key] += times
         return [Collective(*key, total[key], count[key]) for key in total]
 
-    def _payload(self, one, kind, size):
-        arrays = _array_bytes(one.shape)
-        if one.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
+    def _payload(self, line, kind, size):
+        arrays = _array_bytes(line.shape)
+        if line.opcode.endswith('-start') and kind != 'all-reduce' and len(arrays) > 1:
             return max(arrays)  # the shape contains operands and results
         return sum(arrays) * (size if kind == 'reduce-scatter' else 1)
 
     def _ops(self, name: str, times: int) -> Iterator[Op]:
-        here = self._computations[name]
-        for one in here.values():
-            if one.opcode == 'while':
-                yield from self._ops(one.called('body'), times * self._iterations(one))
-            elif one.opcode == 'conditional':
-                branches = [list(self._ops(branch, times)) for branch in _branches(one)]
+        computation = self._computations[name]
+        for line in computation.values():
+            if line.opcode == 'while':
+                yield from self._ops(line.called('body'), times * self._iterations(line))
+            elif line.opcode == 'conditional':
+                branches = [list(self._ops(branch, times)) for branch in _branches(line)]
                 yield from max(branches, key=lambda ops: sum(op.bytes for op in ops))
-            elif one.opcode == 'call':
-                yield from self._ops(one.called('to_apply'), times)
-            elif one.opcode not in FREE and not NOTHING.search(one.attributes):
-                yield Op(one.name, one.opcode, one.place, times * self._bytes(one, here), times)
+            elif line.opcode == 'call':
+                yield from self._ops(line.called('to_apply'), times)
+            elif line.opcode not in FREE and not NOTHING.search(line.attributes):
+                yield Op(line.name, line.opcode, line.place, times * self._bytes(line, computation), times)
 
     def _everywhere(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
-        """Yields every instruction, including those inside fusions, with the number of its executions."""
-        for one in self._computations.get(name, {}).values():
-            yield one, times
-            again = self._iterations(one) if one.opcode == 'while' else 1
-            for called in dict.fromkeys([*CALLED.findall(one.attributes), *_branches(one)]):
-                yield from self._everywhere(called, times * again)
+        """Yields every instruction, including the instructions inside fusions, with its number of executions."""
+        for line in self._computations.get(name, {}).values():
+            yield line, times
+            iterations = self._iterations(line) if line.opcode == 'while' else 1
+            for called in dict.fromkeys([*CALLED.findall(line.attributes), *_branches(line)]):
+                yield from self._everywhere(called, times * iterations)
 
     def _iterations(self, loop: Instruction) -> int:
-        """Returns XLA's number of iterations of a loop.
+        """Returns the number of iterations of a loop that XLA states in the HLO text.
 
-        Without this number, returns the largest constant of the loop's condition, an upper limit.
+        If XLA does not state the number, returns the largest constant of the loop's condition, an upper limit.
         """
-        if known := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
-            return int(known)
+        if count := loop.attribute(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)'):
+            return int(count)
         condition = self._computations.get(loop.called('condition'), {}).values()
-        return max([int(one.arguments) for one in condition if one.opcode == 'constant' and one.arguments.isdigit()],
-                   default=1)
+        constants = [line.arguments for line in condition if line.opcode == 'constant' and line.arguments.isdigit()]
+        return max(map(int, constants), default=1)
 
-    def _bytes(self, one: Instruction, here: Mapping[str, Instruction]) -> float:
-        written = sum(self._array_bytes(one.shape))
-        if one.opcode in ('copy-start', 'slice-start'):  # the shape contains the result, the operand and a flag
-            moved, ends = min(_array_bytes(one.shape)[:2]), self._array_bytes(one.shape)[:2]
+    def _bytes(self, line: Instruction, computation: Mapping[str, Instruction]) -> float:
+        written = sum(self._array_bytes(line.shape))
+        if line.opcode in ('copy-start', 'slice-start'):  # the shape contains the result, the operand and a flag
+            moved, ends = min(_array_bytes(line.shape)[:2]), self._array_bytes(line.shape)[:2]
             return moved * sum(end > 0 for end in ends)
-        if one.opcode in PARTIAL:
-            return written + min(written, sum(self._array_bytes(here[one.operands[0]].shape)))
-        if one.opcode == 'dynamic-update-slice':
-            return 2 * sum(self._array_bytes(here[one.operands[1]].shape)) if written else 0.0
-        inside = self._computations.get(one.called('calls'), {}) if one.opcode == 'fusion' else {}
+        if line.opcode in PARTIAL:
+            return written + min(written, sum(self._array_bytes(computation[line.operands[0]].shape)))
+        if line.opcode == 'dynamic-update-slice':
+            return 2 * sum(self._array_bytes(computation[line.operands[1]].shape)) if written else 0.0
+        inside = self._computations.get(line.called('calls'), {}) if line.opcode == 'fusion' else {}
         in_place = {}  # {parameter that is updated in place: bytes of the update}
-        for update in (one for one in inside.values() if one.opcode == 'dynamic-update-slice'):
+        for update in (line for line in inside.values() if line.opcode == 'dynamic-update-slice'):
             into = inside[update.operands[0]]
             while into.opcode == 'bitcast':
                 into = inside[into.operands[0]]
             if into.opcode == 'parameter':
                 in_place[into.name] = sum(_array_bytes(inside[update.operands[1]].shape))
-        parameters = {int(one.arguments): one.name for one in inside.values() if one.opcode == 'parameter'}
-        users = self._users.get(one.called('calls'), {}) if inside else {}
+        parameters = {int(line.arguments): line.name for line in inside.values() if line.opcode == 'parameter'}
+        users = self._users.get(line.called('calls'), {}) if inside else {}
         read = 0.0
-        for index, operand in enumerate(one.operands):
-            if operand not in here:
+        for index, operand in enumerate(line.operands):
+            if operand not in computation:
                 continue
-            whole = sum(self._array_bytes(here[operand].shape))
+            whole = sum(self._array_bytes(computation[operand].shape))
             if (name := parameters.get(index, '')) in in_place:
                 written -= max(0, whole - in_place[name]) if written >= whole else 0
                 continue
@@ -185,10 +186,11 @@ class Program:
 
 
 def group_of(attributes: str, devices: int) -> list[int]:
-    """Returns the first group of devices that communicate. Returns all devices if the text has no groups.
+    """Returns the first group of communicating devices in a collective's attributes, or all devices without groups.
 
-    Groups have three forms: a list, {{0,1},{2,3}}; a reshaped range, [2,2]<=[4], possibly with a transposition T(1,0);
-    and axes of a mesh, mesh['x'=2,'y'=2] {'x'}. A mesh may have an order of devices, device_ids=([2,2]T(1,0)).
+    HLO writes groups in three forms: as a list, {{0,1},{2,3}}; as a reshaped range, [2,2]<=[4], possibly with a
+    transposition T(1,0); and as axes of a mesh, mesh['x'=2,'y'=2] {'x'}. A mesh may have an order of devices,
+    device_ids=([2,2]T(1,0)).
     """
     if pairs := re.search(r'source_target_pairs=\{\{(\d+),(\d+)\}', attributes):
         return [int(pairs[1]), int(pairs[2])]
@@ -200,14 +202,14 @@ def group_of(attributes: str, devices: int) -> list[int]:
         return ids.transpose(order or None).reshape(shape)[0].tolist()
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        ids, wanted = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[3])
+        ids, communicating = np.arange(math.prod(sizes.values())), re.findall(r"'(\w+)'", named[3])
         if ordered := re.search(r'device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)', named[2]):
             source, order = map(_numbers, ordered.groups())
             ids = ids.reshape(source).transpose(order or None)
         elif written := re.search(r'device_ids=\(([\d,]+)\)', named[2]):
             ids = np.array(_numbers(written[1]))
         ids = ids.reshape(list(sizes.values()))
-        return ids[tuple(slice(None) if name in wanted else 0 for name in sizes)].reshape(-1).tolist()
+        return ids[tuple(slice(None) if name in communicating else 0 for name in sizes)].reshape(-1).tolist()
     return list(range(devices))
 
 
@@ -222,12 +224,12 @@ def axes_of(group: Sequence[int], mesh: Mapping[str, int]) -> str:
 
 
 def _array_bytes(shape: str, device: bool = False) -> list[float]:
-    """Returns the bytes of each array of a shape. With `device`, arrays in the core's memory ('S(1)', ...) count 0."""
+    """Returns the bytes of each array of a shape. If `device`, arrays in the core's memory ('S(1)', ...) count 0."""
     return [0 if device and re.search(r'S\([1-9]', layout) else
             SIZES[dtype] * math.prod(sizes) for dtype, sizes, layout in arrays_of(shape) if dtype in SIZES]
 
 
-def _branches(one: Instruction) -> list[str]:
-    if several := one.attribute(r'branch_computations=\{([^}]*)\}'):
+def _branches(line: Instruction) -> list[str]:
+    if several := line.attribute(r'branch_computations=\{([^}]*)\}'):
         return re.findall(r'%?([\w.\-]+)', several)
-    return re.findall(r'(?:true|false)_computation=%?([\w.\-]+)', one.attributes)
+    return re.findall(r'(?:true|false)_computation=%?([\w.\-]+)', line.attributes)

@@ -27,13 +27,13 @@ log = logging.getLogger('allyouneed.show')
 
 
 def main() -> None:
-    """Prints the batch of --step."""
+    """Prints the training batch of the step --step."""
     from input_pipeline.data import open_data  # these imports take seconds, and --help does not need them
     from run_directory.records import read_config
     from run_directory.trained import vocabulary_from
 
     if CONFIG_FLAG.present and WORKDIR.value:
-        raise UserError('--config and --workdir exclude each other. Remove one of them')
+        raise UserError('--config and --workdir cannot be used together. Remove one of the two flags')
     run = expanded(WORKDIR.value) if WORKDIR.value else None
     config = read_config(run) if run else config_from(CONFIG_FLAG)
     if problem := Between(0, MOST_STEPS).problem(STEP.value):

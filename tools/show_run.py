@@ -24,7 +24,7 @@ def main(folder: str) -> None:
     """Prints the summary of the run in `folder`."""
     workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Use the --workdir of a training')
     [run] = load_runs([workdir])
     for name, lines in describe(run):
         for index, line in enumerate(lines):
@@ -32,7 +32,7 @@ def main(folder: str) -> None:
 
 
 def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
-    """Yields the sections of the summary as (heading, lines), from top to bottom. Empty sections are left out."""
+    """Yields the sections of a run's summary as (heading, lines), from top to bottom. Empty sections are left out."""
     config, workdir = run.config, run.workdir
     steps, parameters = read_checkpoints(workdir)
     yield 'run', [f'{workdir}: {run.state}']
@@ -61,7 +61,7 @@ def describe(run: RunRecord) -> Iterator[tuple[str, list[str]]]:
 
 
 def nearest_recipe(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the recipe with the fewest differences from a config, and the differences as {option: config's value}."""
+    """Returns the recipe that differs least from a config, and the differences as {option: value in the config}."""
     def changes(name):
         recipe = flatten(importlib.import_module(f'configs.{name}').get_config())
         return {option: value for option, value in config.items() if recipe.get(option) != value}
@@ -94,9 +94,9 @@ def described_model(config: dict[str, Any]) -> str:
 
 
 def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
-    """Returns the steps of the checkpoints, and lines with the numbers of parameters, in total and per part.
+    """Returns the steps of a run's checkpoints, and lines with the numbers of parameters, in total and per model part.
 
-    The numbers come from the list of arrays in the newest checkpoint.
+    The numbers are read from the list of arrays in the newest checkpoint.
 
     Raises:
       UserError: if the checkpoint is damaged.
@@ -120,12 +120,12 @@ def read_checkpoints(workdir: Path) -> tuple[list[int], list[str]]:
 
 
 def count(tree: Any) -> int:
-    """Counts the elements in a tree of shapes."""
+    """Returns the number of elements in the arrays of a tree. The leaves of the tree are shapes."""
     return sum(map(count, tree.values())) if isinstance(tree, dict) else math.prod(tree.shape)
 
 
 def progress_lines(run: RunRecord) -> Iterator[str]:
-    """Yields a line with the step and the speed, a line with the last evaluation, and a line with the best one."""
+    """Yields three lines: the step and the speed, the last evaluation, and the best evaluation."""
     speed = f', {run.speed:,.0f} tokens per second' if run.speed else ''
     epochs = run.curves.get('epoch')
     yield (f'step {run.step:,} of {run.config["train.steps"]:,}' + (f', epoch {epochs[-1][1]:.1f}' if epochs else '')
@@ -144,7 +144,7 @@ def progress_lines(run: RunRecord) -> Iterator[str]:
 
 
 def size(path: Path) -> str:
-    """Returns the size of all files in a folder, in MB."""
+    """Returns the total size of the files in a folder as text, in MB."""
     return f'{sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6:,.1f} MB'
 
 

@@ -34,7 +34,7 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
     data = run.data()
     assert isinstance(data, PairData)
     for changed in changed_data(run.workdir, data, ['train']):
-        log.warning('the data has changed since the training of the teacher: %s', changed)
+        log.warning('the training data has changed since the teacher was trained: %s', changed)
     pairs = list(data.pairs('train'))
     sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
     with naming(folder):
@@ -47,7 +47,7 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
         except UserError as error:
             if split == 'validation':
                 raise
-            log.info('%s is not written: %s', split, error)
+            log.info('the split %s is not written: %s', split, error)
             del held_out[split]
     if with_pairs:
         write_pairs(run, folder, 'train', pairs)
@@ -59,15 +59,15 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
 
 
 def file_name(split: str) -> str:
-    """Returns a split's file name: 'news/dev-*' becomes 'news-dev'."""
+    """Returns a file name for a split: 'news/dev-*' becomes 'news-dev'."""
     return re.sub(r'[^\w.+-]+', '-', split).strip('-')
 
 
 def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
-    """Returns the sources that the teacher does not truncate. A truncated source would not match its translation.
+    """Returns the sources that the teacher reads completely. The translation of a truncated source would not match it.
 
     Raises:
-      UserError: if none of these sources contains text.
+      UserError: if there is no such source that contains text.
     """
     kept = [source for source in sources if model.reads_whole(source)]
     if not any(source.strip() for source in kept):
@@ -82,16 +82,16 @@ def read_whole(model: Translator, sources: Sequence[str]) -> list[str]:
 
 
 def translated(model: Translator, sources: Sequence[str], options: SearchOptions) -> Iterator[Pair]:
-    """Yields each source with its translation, and logs the progress."""
+    """Yields each source with the translation of the teacher, and logs the progress."""
     began, count = time.perf_counter(), 0
     for outputs in model.respond_all(sources, options):
         yield from ((output.source, output.text) for output in outputs)
         count += len(outputs)
-        log.info('%d of %d sentences in %.0f s', count, len(sources), time.perf_counter() - began)
+        log.info('translated %d of %d sentences in %.0f s', count, len(sources), time.perf_counter() - began)
 
 
 def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
-    """Writes SPLIT.SOURCE and SPLIT.TARGET with one line per pair. Line breaks in a text are replaced by spaces."""
+    """Writes the files SPLIT.SOURCE and SPLIT.TARGET, one line per pair. Line breaks in texts become spaces."""
     paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
     with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
         for pair in pairs:

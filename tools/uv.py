@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-# {option of pip: (environment variable of uv, separator of its values)}. pip separates values by white space.
+# {option of pip: (environment variable of uv, separator of the variable's values)}. pip uses white space as separator.
 VARIABLES = {
     'index-url': ('UV_DEFAULT_INDEX', ''), 'extra-index-url': ('UV_INDEX', ' '), 'find-links': ('UV_FIND_LINKS', ','),
     'no-index': ('UV_NO_INDEX', ''), 'trusted-host': ('UV_INSECURE_HOST', ' '), 'cert': ('SSL_CERT_FILE', ''),
@@ -21,7 +21,7 @@ VARIABLES = {
 
 
 def read_settings(listing: str) -> dict[str, str]:
-    """Returns {option: value} from the output of `pip config list`. The output has lines of section.option='value'.
+    """Parses the output of `pip config list`, lines of the form section.option='value'. Returns {option: value}.
 
     Environment variables (:env:) override the section `install`. The section `install` overrides the section `global`.
     """
@@ -46,7 +46,7 @@ def main() -> int:
         print(listing.stderr, end='', file=sys.stderr)
         return 2
     settings = read_settings(listing.stdout)
-    # Arguments, because --constraint on the command line would override UV_CONSTRAINT.
+    # The constraints are arguments, because --constraint on the command line would override UV_CONSTRAINT.
     constraints = [f'--constraint={path}' for path in settings.get('constraint', '').split()]
     environment = uv_environment(settings) | os.environ | {'VIRTUAL_ENV': sys.prefix}
     return subprocess.run([sys.executable, '-m', 'uv', *sys.argv[1:], *constraints], env=environment).returncode

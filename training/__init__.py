@@ -9,7 +9,7 @@ __all__ = ['train']
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `train` on first use, because tools import other modules of this package and not the training loop."""
+    """Imports `train` on first use, because tools import other modules of this package but not the training loop."""
     if name == 'train':
         from training.loop import train
         return train

@@ -1,7 +1,7 @@
 """Compiles the train step, the eval step and the initialisation of the state for a mesh of devices."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from training.mesh import (
     shardings_of,
     without_fsdp,
 )
+from training.place_statistics import tracked
 from training.step import TrainState, boxed_state, train_step
 from training.tuning import EVERYTHING, Tuning
 
@@ -48,17 +49,19 @@ class Compiled:
       mesh: the devices.
       shapes: the shapes of a state, as jax.ShapeDtypeStructs with their shardings on the mesh.
       boxed: the shapes of the model's parameters, in Flax metadata boxes, which contain the names of the axes.
-      objective: the last argument of the steps.
+      objective: the objective with its arrays on the devices, an argument of the train step and the eval step.
       part: the rows of every batch that this process must read, including padding rows. Two processes read the same
         rows only if they share a 'tensor' axis.
     """
 
-    # There are many keywords, because the compiled programs contain all parts of a training.
+    # There are many keyword arguments, because the compiled programs contain all parts of a training.
     def __init__(self, module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, *,
                  parallel: ConfigDict | Mapping[str, Any], objective: Objective, dropout_key: Key[Array, ''],
                  accumulate: int = 1, precision: str = 'default', tuning: Tuning = EVERYTHING,
-                 devices: Devices | None = None):
+                 places: Sequence[str] = (), devices: Devices | None = None):
         """Defines the programs, but does not compile. `example` can be any batch, because only its shapes are used.
+
+        The eval step also computes the statistics of `places` (training/place_statistics.py).
 
         Raises:
           UserError: if the mesh does not fit the devices, or the state is larger than the memory of all devices.
@@ -96,13 +99,15 @@ class Compiled:
                               tuning=tuning, **how)
 
         def evaluation(params, batch, objective, **how):
+            objective = tracked(objective, places) if places else objective
             return eval_step(params, batch, objective=objective, apply=apply, **how)
 
         self._step, self._compiled = step, set()
         self._pmap = parallel['mode'] == 'pmap'
         if self._pmap:
-            # With None in in_axes and out_axes, every device gets the same state, and one copy is returned, so a state
-            # has no axis for the devices. By default, pmap expects arrays with a row for each device.
+            # With None in in_axes and out_axes, every device gets the same state, and pmap returns one copy. So the
+            # arrays of a state have no axis for the devices. By default, pmap expects arrays with a row for each
+            # device.
             across = functools.partial(jax.pmap, axis_name='data', in_axes=(None, 0, None), out_axes=None,
                                        devices=list(mesh.devices.flat))
             self._train = across(functools.partial(step, axis_name='data'), donate_argnums=0)
@@ -122,11 +127,13 @@ class Compiled:
         devices = self.mesh.devices.flat
         axes = ', '.join(f'{axis}={size}' for axis, size in self.mesh.shape.items())
         mesh = f' as {axes}, by {"pmap" if self._pmap else "jit"}' if len(devices) > 1 else ''
-        filled = f', batches filled up to multiples of {self.part.multiple} rows' if self.part.multiple > 1 else ''
+        filled = f', batches padded to multiples of {self.part.multiple} rows' if self.part.multiple > 1 else ''
         return f'{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es){mesh}{filled}'
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
-        """Returns the train step, lowered for a whole `batch`. The devices of the mesh need not exist.
+        """Returns the train step, traced and lowered for batches of the shape of `batch`, but not compiled.
+
+        The devices of the mesh need not exist.
 
         Raises:
           UserError: for mode=pmap, which compiles only for devices of this process.
@@ -136,7 +143,7 @@ class Compiled:
         return self._train.lower(self.shapes, self._filled(batch), self.objective)
 
     def gathered_shapes(self) -> Params:
-        """Returns the shapes of the result of `gather`."""
+        """Returns the shapes of the parameters that `gather` returns."""
         shapes = without_adapters(self.shapes.params)
         return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
                             shapes, self._gathered)
@@ -146,7 +153,7 @@ class Compiled:
             (self.part.filled(len(array)), *array.shape[1:]), array.dtype), batch)
 
     def init(self, seed: int, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
-        """Returns a fresh state. Each device makes its own shard, so the whole state need not fit on one device.
+        """Returns a fresh state. Each device initialises its own shard, so the state need not fit on one device.
 
         `initial` contains the values of the parameters that are not initialised randomly.
         """
@@ -155,14 +162,14 @@ class Compiled:
                        out_shardings=self._shardings)(initial)
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
-        """Runs train_step on the rows of this process. The old state is donated, and must not be used afterwards."""
+        """Makes one train step. `batch` has the rows of this process. Afterwards, the old `state` cannot be used."""
         state, sums = self._together(self._train, state, self._placed(batch))
         if self._pmap and jax.process_count() > 1:
             state = jax.tree.map(self._whole, state)
         return state, sums
 
     def _whole(self, leaf: Array) -> Array:
-        """Turns a result of pmap, which is local to a process, into a global array of all processes."""
+        """Converts a result of pmap, which is local to a process, to a global array of all processes."""
         return jax.make_array_from_single_device_arrays(
             leaf.shape, self._everywhere, [shard.data for shard in leaf.addressable_shards])
 
@@ -179,7 +186,7 @@ class Compiled:
         return program(argument, batch, self.objective)
 
     def gather(self, params: Params) -> Params:
-        """Returns the model's parameters for `eval` and searches. They remain sharded only along 'tensor'.
+        """Returns the model's parameters for `eval` and searches, sharded only along 'tensor'.
 
         If the state's parameters already have this sharding, the same arrays are returned without a copy. The next
         train step then deletes the arrays.
@@ -191,11 +198,14 @@ class Compiled:
         return params if all(jax.tree.leaves(gathered)) else self._gather(params)
 
     def eval(self, params: Params, batch: Batch) -> Sums:
-        """Runs eval_step on gathered parameters and the rows of this process."""
+        """Evaluates a batch. `params` comes from `gather`, and `batch` has the rows of this process."""
         return jax.block_until_ready(self._together(self._eval, params, self._placed(batch)))
 
     def distribute(self, arrays: PyTree) -> PyTree:
-        """Pads arrays with rows of zeros, and shards the rows over the devices. Every process passes whole arrays."""
+        """Pads arrays with rows of zeros, and shards the rows over the devices.
+
+        Every process must pass the same complete arrays.
+        """
         def place(array):
             filled = np.pad(array, [(0, -len(array) % self._shares), *[(0, 0)] * (array.ndim - 1)])
             return jax.make_array_from_callback(filled.shape, self._by_rows, lambda index: filled[index])

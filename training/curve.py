@@ -1,4 +1,4 @@
-"""Shows a training in a notebook: the log, and a live plot of the losses and the metric."""
+"""Shows a training in a notebook: prints the log, and draws a live plot of the losses and the metric."""
 
 import contextlib
 import logging
@@ -26,28 +26,28 @@ def in_notebook() -> bool:
 
 
 class LiveCurve:
-    """A live plot in the output of a notebook cell. It shows the losses, and config.eval.metric if that is no loss."""
+    """A live plot of the losses and of the metric in config.eval.metric, in the output of a notebook cell."""
 
     def __init__(self, workdir: Path, metric: str):
-        """Reads the earlier metrics of a resumed run, which the plot also shows. `metric` is config.eval.metric."""
+        """Starts the plot with the earlier metrics of a resumed run. `metric` is config.eval.metric."""
         self._metric, self._lines, self._drawn = EVALUATED + metric, read_metrics(workdir), 0.0
         self._display = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step. Draws the plot after an evaluation, or if the last drawing is INTERVAL old."""
+        """Adds the metrics of a step. Redraws the plot after an evaluation, or if it was drawn INTERVAL seconds ago."""
         self._lines.append({'step': step, **metrics})
         if self._metric in metrics or time.monotonic() - self._drawn > INTERVAL:
             self._draw()
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Does nothing, because the samples are in the log."""
+        """Does nothing: the log already shows the samples of an evaluation."""
 
     def close(self, failed: bool = False) -> None:
-        """Draws the final plot."""
+        """Draws the plot for the last time."""
         self._draw()
 
     def figure(self) -> 'Figure':
-        """Returns the plot of the steps so far."""
+        """Returns the plot of the metrics so far as a matplotlib figure."""
         from matplotlib.figure import Figure
 
         losses = 'train_loss', EVALUATED + 'loss'
@@ -75,7 +75,7 @@ class LiveCurve:
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
-    """Prints the project's log while the body runs, unless the notebook has set up logging handlers."""
+    """Runs the body. Meanwhile, prints the project's log, unless the notebook has set up its own logging handlers."""
     top = logging.getLogger('allyouneed')
     if top.hasHandlers():
         yield

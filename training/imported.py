@@ -1,4 +1,4 @@
-"""Imports models of other libraries: makes a run directory from a folder of Hugging Face Transformers."""
+"""Imports models of Hugging Face Transformers: makes a run directory from a folder with a saved model."""
 
 import json
 import math
@@ -39,11 +39,11 @@ def get_config():
 
 def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict | None = None,
                    allow_nonfinite: bool = False) -> TrainedModel:
-    """Makes a run directory from a folder that Hugging Face's save_pretrained wrote, and returns the model.
+    """Makes a run directory from a folder that Hugging Face's save_pretrained has written, and returns the model.
 
     The run has one checkpoint, at step 0, with a fresh optimizer state. The run can be used like any other run, and
-    train.py can train it further with the config in its directory. The directory has a temporary name until the model
-    has scored one line as a test. This test is left out if `allow_nonfinite` is True.
+    train.py can train the model further with the config in the directory. As a test, the model scores one line of text.
+    Until then, the directory has a temporary name. There is no test if `allow_nonfinite` is True.
 
     Args:
       source: the folder.
@@ -52,7 +52,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
       allow_nonfinite: whether the weights may contain NaN and infinity.
 
     Raises:
-      UserError: if the folder cannot be read, its model is not supported or does not answer, or the directory is not
+      UserError: if the folder cannot be read, the model is not supported or fails the test, or the directory is not
         empty or cannot be written. After an error, no files remain.
     """
     folder = expanded(workdir)
@@ -79,10 +79,10 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 
 
 def answer_once(folder: Path, params: Params) -> None:
-    """Opens the run of an imported text model, and scores one line with the given parameters.
+    """Tests an imported text model: opens its run, and scores one line of text with the parameters `params`.
 
     Scoring runs the whole model, but compiles in a fraction of the time of a search. The parameters are not read from
-    the checkpoint, because that would take longer than the rest of an import.
+    the checkpoint, because reading them would take longer than all other parts of an import.
 
     Raises:
       UserError: if the run cannot be opened, or the score is NaN.

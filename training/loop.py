@@ -7,7 +7,7 @@
     config.model.num_layers = 3
     run = training.train(config, 'runs/demo')
 
-`run` builds the parts of the training, and `train_steps` is the loop.
+`run` builds the parts of the training, and calls `train_steps`, which is the loop.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ import optax
 from ml_collections import ConfigDict
 
 from configs.checks import config_problems
-from inference.run import Answerer, Run, load, make_answerer, trained_under_edits
+from inference.inspection import list_places
+from inference.run import Answerer, Run, check_places, load, make_answerer, tracked_places, trained_under_edits
 from inference.scores import Evaluation
 from inference.text import SearchModel
 from input_pipeline.batches import Batch, Plan, prefetch
@@ -55,6 +56,7 @@ from training.curve import LiveCurve, in_notebook, log_shown
 from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
+from training.place_statistics import separated
 from training.profiling import ProfilerWindow
 from training.remaining import ProgressBar, RemainingTime, show_bar
 from training.step import TrainState, key_for
@@ -69,25 +71,25 @@ log = logging.getLogger('allyouneed.train')
 
 
 def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figure] | None' = None) -> Run:
-    """Trains as train.py does, or resumes the run in `workdir`. Returns the opened run.
+    """Trains a model as train.py does, or resumes the training in `workdir`. Returns the trained run, open for use.
 
-    In a notebook, a curve of the losses and the metric is drawn during training, and the log is printed if the notebook
-    has not set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt; the same call
-    resumes. All JAX devices of this process are used, according to config.parallel.
+    In a notebook, this function draws the losses and the metric during training. It also prints the log, unless the
+    notebook has set up logging. Interrupting the kernel saves a checkpoint and raises KeyboardInterrupt. The same call
+    then resumes the training. config.parallel describes how the JAX devices of this process are used.
 
     Args:
-      config: the config from a recipe's `get_config()`, perhaps changed. This function does not change it.
-      workdir: the run directory. It is created, or resumed if it has a run with this config.
+      config: the result of a recipe's `get_config()`, possibly with changes. This function does not modify the config.
+      workdir: the run directory. It may be new, or contain a run with this config, which is resumed.
       draw: a function that draws one example of each evaluation for TensorBoard, such as
         `analysis.pictures.answer_figure`. By default, nothing is drawn.
 
     Raises:
-      UserError: if a value is not allowed, data is missing, or the directory is in use. The message is the message of
-        train.py.
+      UserError: if a value is not allowed, data is missing, or the directory is in use. train.py reports the same
+        errors with the same messages.
       KeyboardInterrupt: if a signal stopped the training. No completed step is lost.
     """
     if not isinstance(config, ConfigDict):
-        raise UserError(f'config={config!r} must be a ConfigDict. Use one that a recipe returns, such as '
+        raise UserError(f'config={config!r} must be a ConfigDict. Use the config of a recipe, such as '
                         'configs.demo.get_config()')
     config = config.copy_and_resolve_references()
     problems = config_problems(config)
@@ -95,6 +97,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
         problems += data_problems(config, problems)
     if problems:
         raise UserError('\n'.join(problems))
+    check_places(config)
     notebook = in_notebook()
     with (log_shown() if notebook else contextlib.nullcontext(),
           StopSignals(exits=False) as stop, RunDirectory(os.fspath(workdir), config) as directory):
@@ -109,7 +112,7 @@ def train(config: ConfigDict, workdir: str | Path, *, draw: 'Callable[..., Figur
 
 
 class TrainingParts(NamedTuple):
-    """The constant parts of a training.
+    """The parts of a training that do not change from step to step.
 
     Attributes:
       config: the resolved config.
@@ -138,7 +141,7 @@ class TrainingParts(NamedTuple):
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow,
         draw: 'Callable[..., Figure] | None' = None, writers: Sequence[Metrics] = ()) -> None:
-    """Builds the parts of the training, restores the newest checkpoint or makes a fresh state, and trains.
+    """Trains. First builds the parts of the training, and restores the newest checkpoint or makes a fresh state.
 
     `draw` is described in `TrainingParts`. `writers` receive the metrics, which are also written to the files of the
     run.
@@ -165,10 +168,10 @@ def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler
 
 
 def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figure] | None' = None) -> TrainingParts:
-    """Builds data, model and compiled steps from the config.
+    """Builds the parts of a training from the config: data, model, objective and compiled steps.
 
-    A resumed run reads the tokenizers in its directory. A new run may use the tokenizers of another run
-    (`vocabulary_from`).
+    A resumed run reads the tokenizers in its directory. A new run learns tokenizers or uses the tokenizers of another
+    run (`vocabulary_from`).
     """
     with leader_first('data'):
         vocabulary = directory.path if directory.resumed else vocabulary_from(config)
@@ -185,10 +188,11 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
     objective = make_objective(config, data)
     directory.check_objective(objective)
     tuning = make_tuning(config.train)
+    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
     compiled = Compiled(module, make_optimizer(config.optimizer, schedule, tuning), plan.batch(0),
                         parallel=config.parallel, objective=objective, dropout_key=key_for('dropout', config.seed),
-                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning)
-    model = make_answerer(config, module, {}, data.tokenizers, data.sizes)
+                        accumulate=config.train.accumulate, precision=config.train.matmul_precision, tuning=tuning,
+                        places=tracked_places(config, list_places(model)) if config.track.places else ())
     return TrainingParts(config, directory, data, plan, validation, model, schedule, objective, compiled, draw)
 
 
@@ -204,7 +208,7 @@ def describe(parts: TrainingParts) -> None:
 
 
 def first_state(parts: TrainingParts) -> TrainState:
-    """Returns the state of step 0. With config.train.init_from, its parameters come from another run."""
+    """Returns the train state at step 0. If config.train.init_from is set, the parameters come from another run."""
     config, compiled = parts.config, parts.compiled
     initial = read_initial(config, parts.data, compiled.boxed) if config.train.init_from else {}
     return compiled.init(config.seed, initial)
@@ -212,9 +216,9 @@ def first_state(parts: TrainingParts) -> TrainState:
 
 def train_steps(parts: TrainingParts, state: TrainState, progress: Progress, checkpoints: Checkpoints,
                 stop: StopSignals, profiler: ProfilerWindow, metrics: Metrics) -> None:
-    """Runs the training loop until the last step, or until patience runs out.
+    """Runs the training loop until the last step, or until config.eval.patience ends the training.
 
-    Each iteration makes a step. Then it logs, saves and evaluates the step if these actions are due.
+    Each iteration makes a step. Then it logs metrics, saves a checkpoint and evaluates the model, if this is due.
     """
     config, first, last = parts.config, int(state.step), parts.config.train.steps
     # An earlier start may have saved this step and stopped before or after its evaluation.
@@ -289,7 +293,9 @@ def make_step(compiled: Compiled, state: TrainState, batch: Batch,
 
 
 def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingParts) -> Progress:
-    """Returns the progress after `step`, whose update was skipped if its loss or gradient was not finite.
+    """Returns the progress after `step`, with one more skipped step if the update of this step was skipped.
+
+    An update is skipped if the loss or the gradient is not finite (NaN or infinite).
 
     Raises:
       UserError: if more than config.train.skip_nonfinite steps were skipped.
@@ -301,18 +307,18 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
     if skipped > allowed:
         raise UserError(f'step {step}: the loss or the gradient is not finite'
                         + (f', after {allowed} skipped steps' if allowed else '')
-                        + f'. To print its batch, run:\n  {show}\nThe checkpoints are from earlier steps. If the '
-                        'data is correct, try a lower learning rate or optimizer.clip in another --workdir. To skip up '
-                        f'to K such steps in this run, set --config.train.skip_nonfinite=K (now {allowed})')
+                        + f'. To print the batch of this step, run:\n  {show}\nThe checkpoints are from earlier steps. '
+                        'If the data is correct, try a lower learning rate or optimizer.clip in another --workdir. To '
+                        f'skip up to K such steps in this run, set --config.train.skip_nonfinite=K (now {allowed})')
     log.warning('step %d is skipped (%d of at most %d): the loss or the gradient is not finite. To print its batch: %s',
                 step, skipped, allowed, show)
     return dataclasses.replace(progress, skipped=skipped)
 
 
 def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
-    """Adds the sums of the `pending` steps, and their duration in seconds, to the progress.
+    """Returns the progress with the sums of the `pending` steps, and with their duration in seconds, added.
 
-    The sums are added one by one in float32. So the result is the same whether or not the run was interrupted.
+    The sums are added one step after the other in float32. So an interruption of the run does not change the result.
     """
     parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
     if progress.sums:
@@ -323,7 +329,7 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar) -> None:
-    """Writes the means over the steps since the previous call, the learning rate, speed, epoch and skipped steps."""
+    """Writes the metrics of the steps since the previous call: means of the losses, learning rate, speed and others."""
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped
@@ -336,9 +342,9 @@ def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metri
 
 def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoints: Checkpoints,
                    metrics: Metrics, stop: StopSignals) -> float:
-    """Evaluates `step`, reports the result, and returns the value of config.eval.metric.
+    """Evaluates the model after `step`, reports the result, and returns the value of config.eval.metric.
 
-    The step already has a checkpoint. So if a signal stops the evaluation, the next start evaluates the step again.
+    The step already has a checkpoint. So if a signal stops the evaluation, the resumed run evaluates the step again.
     """
     try:
         with stop.nothing_to_lose(f'during the evaluation of step {step}, which is saved') as before_batch:
@@ -349,7 +355,7 @@ def evaluate_saved(parts: TrainingParts, step: int, state: TrainState, checkpoin
         checkpoints.wait()
         raise
     checkpoints.wait()  # a reported evaluation implies that its step is saved
-    metrics.write(step, result.metrics | memory() | {'compile_seconds': compile_time.seconds})
+    metrics.write(step, {**result.metrics, **result.statistics, **memory(), 'compile_seconds': compile_time.seconds})
     metrics.show(step, result.samples, figure)
     if result.samples:
         log.info('%s', result.samples)
@@ -381,11 +387,13 @@ def measure(parts: TrainingParts, state: TrainState, before_batch: Callable[[], 
     try:
         model.params = compiled.gather(parameters_to_use(state.params, state.opt_state))
         sums = evaluate(eval_batch, model.params, prefetch(validation, 0, len(validation), compiled.part))
+        sums, statistics = separated(sums)
         result = model.validate(parts.data, sums, parts.config)
     finally:
-        model.params = {}  # frees memory, because every device has a whole copy of the parameters
+        model.params = {}  # frees memory, because every device has a complete copy of these parameters
     measured = sums.means() | result.metrics
-    return result._replace(metrics={EVALUATED + name: value for name, value in measured.items()})
+    return result._replace(metrics={EVALUATED + name: value for name, value in measured.items()},
+                           statistics=statistics)
 
 
 def judge(progress: Progress, value: float, config: ConfigDict) -> Progress:

@@ -45,15 +45,15 @@ def make_mesh(config: ConfigDict | Mapping[str, Any], devices: Devices | None = 
     """Returns the mesh of `config.parallel` on the given devices, by default all devices of all processes.
 
     Raises:
-      UserError: if the sizes do not multiply to the number of devices.
+      UserError: if the product of the sizes is not the number of devices.
     """
     devices = devices or jax.devices()
     sizes = [config[axis] for axis in AXES]
     fixed = math.prod(size for size in sizes if size != -1)
     sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
-        asked = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
-        raise UserError(f'config.parallel: {asked} do not multiply to the {len(devices)} devices '
+        requested = ', '.join(f'{axis}={config[axis]}' for axis in AXES)
+        raise UserError(f'config.parallel: the product of {requested} is not the number of devices, {len(devices)} '
                         f'({devices[0].device_kind} x {len(devices)}). Set one axis to -1 to use all devices')
     # jax.make_mesh makes Explicit axes by default, and nn.Embed fails on Explicit axes.
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
@@ -63,9 +63,10 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
     """Returns the sharding of each leaf of a state, according to RULES.
 
     `boxed` contains the shapes, in Flax metadata boxes, which contain the names of the axes. Leaves without names, such
-    as biases, are replicated. Sometimes the size of a mesh axis does not divide the size of the matrix axis (a
-    vocabulary of 8,001 over tensor=2, two key heads over tensor=4). Then the mesh axis shards the largest other axis of
-    the matrix whose size it divides. So the matrix is still stored in shards, without padding. Such axes are logged.
+    as biases, are replicated. Sometimes the size of a mesh axis does not divide the size of the matrix axis: for
+    example, a vocabulary of 8,001 over tensor=2, or two key heads over tensor=4. Then the mesh axis shards another axis
+    of the matrix, the largest axis whose size it divides. So the matrix is still stored in shards, without padding.
+    Such axes are logged.
     """
     moved = set()
 
@@ -87,17 +88,17 @@ def shardings_of(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
     fitted = jax.tree.map(fitting, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.meta.AxisMetadata))
     if moved:
-        log.info('axes whose size the mesh does not divide (another axis is sharded, or the array is replicated): %s',
+        log.info('the mesh does not divide these axes, so another axis is sharded, or the array is replicated: %s',
                  ', '.join(sorted(moved)))
     return fitted
 
 
 def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: Mesh) -> PyTree[NamedSharding]:
-    """Returns the sharding of each parameter during a step: the stored sharding, but gathered along 'fsdp'.
+    """Returns the sharding of each parameter during a step. It is the `stored` sharding, but gathered along 'fsdp'.
 
-    If 'tensor' does not divide a vocabulary, the vocabulary is sharded nevertheless, and XLA pads it within the
-    program. If 'tensor' does not divide another axis, such as two key heads over four devices, the axis is gathered,
-    and each device computes the whole axis.
+    The size of 'tensor' may not divide the size of an axis. A vocabulary is sharded nevertheless, and XLA pads it
+    within the program. Any other axis, such as two key heads over four devices, is gathered, and each device computes
+    the whole axis.
     """
     def computing(leaf, sharding):
         spec = list(without_fsdp(sharding).spec)
@@ -113,7 +114,7 @@ def computing_shardings_of(boxed: PyTree, stored: PyTree[NamedSharding], mesh: M
 
 
 def without_fsdp(sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding gathered along 'fsdp'."""
+    """Returns a sharding like `sharding`, but not sharded along the mesh axis 'fsdp'."""
     return NamedSharding(sharding.mesh, PartitionSpec(*(
         _entry(tuple(axis for axis in _axes(entry) if axis != 'fsdp')) for entry in sharding.spec)))
 

@@ -26,24 +26,25 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Metrics(Protocol):
-    """A writer of metrics."""
+    """The interface of writers of metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of a step, {name: value}."""
+        """Writes the metrics of `step`, {name: value}."""
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Writes an evaluation's samples, and the picture of one sample if there is one."""
+        """Writes the samples of an evaluation (inputs with outputs), and a picture of one sample if there is one."""
 
     def close(self, failed: bool) -> None:
-        """Writes all pending metrics. `failed` is True if an error or a signal ends the training."""
+        """Writes all pending metrics. `failed` is True if an error or a signal has ended the training."""
 
 
 class MetricsWriter:
-    """A writer that appends to RUN/metrics.jsonl and RUN/tensorboard.
+    """A writer that appends metrics to RUN/metrics.jsonl and to the event files in RUN/tensorboard.
 
     A resumed run continues after `step`. The interrupted run may have written lines for later steps. These lines are
-    dropped, so each step appears once. tensorboardX's event writer is called in the calling thread. In tensorboardX's
-    own thread, a full disk would end the thread silently, and the training would wait for the thread forever.
+    dropped, so each step appears once. tensorboardX's event writer is called in the calling thread and not in
+    tensorboardX's own thread, because a full disk would end that thread silently, and the training would wait for it
+    forever.
     """
 
     def __init__(self, workdir: Path, step: int):
@@ -68,7 +69,7 @@ class MetricsWriter:
             self._add(step, *(scalar(grouped(name), value) for name, value in metrics.items()))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Writes an evaluation's samples and figure to TensorBoard's tabs TEXT and IMAGES."""
+        """Writes the samples and the figure of an evaluation to TensorBoard's tabs TEXT and IMAGES."""
         summaries = []
         if samples:
             code = '\n'.join(f'    {line}' for line in samples.splitlines())  # a code block in Markdown
@@ -84,7 +85,7 @@ class MetricsWriter:
         self._events.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Writes pending events. Raises UserError if the disk is full."""
+        """Writes pending events to disk. Raises UserError if the disk is full."""
         with full_disk_explained(self._no_room):
             self._events.close()
 
@@ -105,7 +106,7 @@ class Writers:
             writer.write(step, metrics)
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Writes an evaluation's samples and figure to every writer."""
+        """Writes the samples and the figure of an evaluation to every writer."""
         for writer in self._writers:
             writer.show(step, samples, figure)
 

@@ -22,26 +22,29 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from configs.rules import cross_head, cross_heads
 from configs.tasks import TASKS
 from input_pipeline.data import Data
 from model import Params
 from model.evaluation import Apply, Measure, Objective, forward, supervised, whole, with_sown
 from model.losses import cross_entropy, divergence, squared_error, symmetric_divergence
+from model.places import observing
 from run_directory.trained import read_teacher
 
 Variant = Callable[[Measure], Objective]
+SMALLEST = 1e-9  # guided alignment: smaller attention weights count as this number, because log 0 is infinite
 
 
 def make_objective(config: ConfigDict, data: Data | None) -> Objective:
     """Returns the objective of the config's task, with the options of config.train.
 
-    Without `data`, every token of the vocabulary can occur, and no teacher can be read.
+    Without `data`, the objective assumes that every token of the vocabulary can occur, and cannot use a teacher.
     """
     return OBJECTIVES[TASKS[config.task].objective](config, data)
 
 
 def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the cross-entropy with one pass, with R-Drop or with SimCut. Adds a teacher if config.train has one.
+    """Returns the cross-entropy objective, optionally with R-Drop, SimCut or a teacher, as config.train requests.
 
     Raises:
       UserError: if the teacher cannot be read, or has another vocabulary.
@@ -52,9 +55,11 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
     variant: Variant = supervised
     if train.r_drop:
         variant = functools.partial(r_drop, alpha=train.r_drop)
-    if train.simcut:  # a token is zero if SimCut cuts it, or if the model's word dropout drops it
+    if train.simcut:  # an embedding is set to zero by SimCut, or by the word dropout of the model
         kept = (1 - config.model.word_dropout) * (1 - train.cutoff)
         variant = functools.partial(simcut, alpha=train.simcut, word_dropout=1 - kept)
+    if train.guided_alignment:
+        variant = functools.partial(guided, variant=variant, head=guided_head(config), weight=train.guided_alignment)
     if not train.teacher:
         return variant(measure)
     assert data is not None, 'a teacher needs the vocabulary of the data'
@@ -63,7 +68,7 @@ def make_cross_entropy(config: ConfigDict, data: Data | None) -> Objective:
 
 
 def make_squared_error(config: ConfigDict, data: Data | None) -> Objective:
-    """Returns the squared error. It has no options."""
+    """Returns the squared-error objective. It has no options."""
     return supervised(squared_error)
 
 
@@ -75,7 +80,7 @@ OBJECTIVES: Mapping[str, Callable[[ConfigDict, Data | None], Objective]] = {
 def r_drop(measure: Measure, alpha: float) -> Objective:
     """Returns the objective R-Drop (Wu et al. 2021, arXiv:2106.14448, equation 4).
 
-    It makes the outputs of two passes with different dropout masks similar:
+    R-Drop makes the outputs of two forward passes with different dropout masks similar:
 
         CE_1 + CE_2 + alpha * (KL(p_1 || p_2) + KL(p_2 || p_1)) / 2
 
@@ -102,15 +107,16 @@ def r_drop(measure: Measure, alpha: float) -> Objective:
 def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     """Returns the objective SimCut (Gao et al. 2022, arXiv:2206.02368).
 
-    It makes the outputs of a pass without some of the tokens (the cut pass) similar to the outputs of the whole pass:
+    SimCut makes two forward passes: the whole pass, and the cut pass, which lacks some of the input tokens. It makes
+    the outputs of the two passes similar:
 
         CE(p) + alpha * KL(p || p_cut)
 
     The cut pass has its own dropout masks. In the cut pass, the embedding of each input token is zero with probability
     `word_dropout`. The loss is summed over the targets, and each target counts once. The gradient flows through both
-    passes, as in the published code. The published code has alpha=3 and a probability of 0.05. It does not cut the end
-    of the source and the start token of the target, but here any token may be cut. Metrics, and losses that modules
-    sow, are taken from the whole pass. An evaluation makes only the whole pass.
+    passes, as in the published code. The published code uses alpha=3 and a probability of 0.05. It never cuts the end
+    token of the source or the start token of the target, but this function may cut any token. Metrics, and losses that
+    modules sow, are taken from the whole pass. An evaluation makes only the whole pass.
     """
     single = supervised(measure)
 
@@ -127,6 +133,50 @@ def simcut(measure: Measure, alpha: float, word_dropout: float) -> Objective:
     return objective
 
 
+def guided_head(config: ConfigDict) -> tuple[int, int | None]:
+    """Returns the layer and the head of config.train.guided_head, from 0. The head is None for the mean of all heads.
+
+    The default is the mean of the second-to-last layer. Garg et al. 2019 found the best alignments in this layer.
+    """
+    layers, heads = cross_heads(config.model)
+    return cross_head(config.train.guided_head, layers, heads) or (max(0, layers - 2), None)
+
+
+def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], weight: float) -> Objective:
+    """Returns the objective of guided alignment, which trains a head of cross-attention to align words.
+
+    The sources are Chen et al. 2016 (arXiv:1607.01628) and Garg et al. 2019 (arXiv:1909.02074, section 3.2). The
+    objective adds the cross-entropy between gold links and the attention weights A of the head to the loss L:
+
+        L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
+
+    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A has
+    the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0. If there
+    are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
+    CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from `measure`.
+    """
+    objective, (layer, number) = variant(measure), head
+    place = f'decoder/layers_{layer}/cross_attention/weights'
+
+    def with_alignment(apply, params, batch, key):
+        if key is None or 'links' not in batch:
+            return objective(apply, params, batch, key)
+        weights = []
+
+        def observed(*args, **attributes):
+            result, captured = observing(apply, read=place.__eq__)(*args, **attributes)
+            weights.append(captured[place].mean(axis=1) if number is None else captured[place][:, number])
+            return result
+
+        sums = objective(observed, params, batch, key)
+        links = batch['links'].astype(jnp.float32)
+        gold = links / jnp.maximum(links.sum(axis=-1, keepdims=True), 1)
+        losses = [-jnp.sum(gold * jnp.log(jnp.maximum(one, SMALLEST))) for one in weights]
+        loss = sum(losses) / len(losses)
+        return sums.replace(loss=sums.loss + weight * loss, others=sums.others | {'alignment_loss': loss})
+    return with_alignment
+
+
 def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply, teacher_params: Params) -> Objective:
     """Returns the objective of word-level distillation (Kim and Rush 2016, arXiv:1606.07947, sections 2.2 and 3.1).
 
@@ -135,8 +185,9 @@ def distilled(variant: Variant, measure: Measure, weight: float, teacher: Apply,
         (1 - weight) * measure + weight * CE(q),    CE(q) = -sum_c q_c log p_c
 
     q is the teacher's distribution of the next token after the same tokens, without dropout and with temperature 1.
-    `variant` makes an objective from this loss: one pass, R-Drop or SimCut. The two passes of R-Drop and SimCut have
-    the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the teacher.
+    `variant` makes an objective from this loss: with a single pass, with R-Drop or with SimCut. The two passes of
+    R-Drop and SimCut have the same q. The metric 'teacher_divergence' is KL(q || p). An evaluation does not use the
+    teacher.
     """
     def objective(teacher_params, apply, params, batch, key):
         if key is None:

@@ -17,7 +17,7 @@ SCHEDULES = ('paper', 'inverse_sqrt', 'cosine')
 
 
 def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of steps made so far (0 at the first step).
+    """Returns a learning-rate schedule: a function of the number of steps made so far (0 at the first step).
 
     Steps whose update was skipped also count, so that a cosine schedule ends at the last step of the training.
 
@@ -42,10 +42,10 @@ def make_schedule(config: ConfigDict | Mapping[str, Any], *, d_model: int, steps
 
 def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule,
                    tuning: Tuning = EVERYTHING) -> optax.GradientTransformation:
-    """Returns `adam` with the options of config.optimizer.
+    """Returns the optimizer, Adam or AdamW, with the options in `config`, the section config.optimizer.
 
-    With config.clip, the norm of the gradient is clipped first. Parameters that `tuning` freezes have no update and no
-    state. With config.ema, the state also has a moving average of the parameters (`average_parameters`).
+    If `clip` is set, the norm of the gradient is clipped first. Parameters that `tuning` freezes have no update and no
+    state. If `ema` is set, the state also has a moving average of the parameters (`average_parameters`).
     """
     optimizer = adam(config, schedule)
     if config['clip']:
@@ -55,12 +55,12 @@ def make_optimizer(config: ConfigDict | Mapping[str, Any], schedule: optax.Sched
 
 
 def adam(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Returns Adam (Vaswani et al. 2017, section 5.3: beta 0.9, 0.98, eps 1e-9) or, with config.weight_decay, AdamW.
+    """Returns Adam (Vaswani et al. 2017, section 5.3: beta 0.9, 0.98, eps 1e-9), or AdamW if weight_decay is not 0.
 
-    With AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), parameters with two axes or more decay by learning rate *
-    weight_decay per step, except biases. These are the matrices, the tables of embeddings and positions, the class
-    token and the vectors of the alignment networks (one row per head). Parameters with one axis, such as the scales of
-    layer norms, do not decay.
+    With AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), a parameter decays by learning rate * weight_decay per
+    step if it has two axes or more and is not a bias. Such parameters are the matrices, the tables of embeddings and
+    positions, the class token and the vectors of the alignment networks (one row per head). Parameters with one axis,
+    such as the scales of layer norms, do not decay.
     """
     moments = {'b1': config['beta1'], 'b2': config['beta2'], 'eps': config['eps']}
     if not config['weight_decay']:
@@ -70,7 +70,7 @@ def adam(config: ConfigDict | Mapping[str, Any], schedule: optax.Schedule) -> op
 
 
 def _decays(path: tuple[Any, ...], parameter: Any) -> bool:
-    """Returns whether weight decay applies: to parameters with two axes or more whose name does not end in 'bias'."""
+    """Returns whether weight decay applies. It applies to parameters with at least two axes, except biases."""
     return parameter.ndim > 1 and not parameter_name(path).endswith('bias')
 
 
@@ -81,9 +81,9 @@ class AverageState(NamedTuple):
 
 
 def average_parameters(decay: float) -> optax.GradientTransformation:
-    """Returns a transformation that keeps an exponential moving average of the parameters.
+    """Returns an optax transformation that keeps an exponential moving average of the parameters in its state.
 
-    It must be the last transformation of a chain. Let p_t be the parameters after update t. The average is
+    It must be the last transformation of an optax chain. Let p_t be the parameters after update t. The average is
 
         a_t = (1 - decay) / (1 - decay^t) * sum_{s=1..t} decay^(t-s) p_s,
 
@@ -92,13 +92,13 @@ def average_parameters(decay: float) -> optax.GradientTransformation:
 
         a_t = a_{t-1} + (1 - decay) / (1 - decay^t) * (p_t - a_{t-1})
 
-    needs no correction when the average is read. The updates are not changed.
+    is used, because it needs no correction when the average is read. The updates are not changed.
     """
     def init(params):
         return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
     def update(updates, state, params=None):
-        assert params is not None, 'the average needs the parameters'
+        assert params is not None, 'the moving average needs the parameters'
         count = state.updates + 1
         weight = (1 - decay) / -jnp.expm1(count * math.log(decay))
         average = jax.tree.map(lambda mean, new: mean + weight * (new - mean), state.average,

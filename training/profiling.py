@@ -15,7 +15,7 @@ log = logging.getLogger('allyouneed.train')
 
 
 class ProfilerWindow:
-    """Traces the steps FIRST to LAST, both included, into RUN/tensorboard.
+    """Profiles the steps FIRST to LAST, both included, and writes the trace to RUN/tensorboard.
 
     TensorBoard's profile plugin (the package xprof) shows the trace. The website ui.perfetto.dev can open the file
     `perfetto_trace.json.gz` of the trace.
@@ -42,7 +42,7 @@ class ProfilerWindow:
             self._tracing = True
 
     def after(self, step: int, results: Any) -> None:
-        """Ends the trace after the last step in the range. First waits until the `results` of the step are computed."""
+        """Ends the trace after the last step in the range. First waits for the `results` of this step."""
         if self._tracing and step >= self._last:
             jax.block_until_ready(results)
             self.close()
@@ -52,5 +52,5 @@ class ProfilerWindow:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            log.info('profile: %s, or open perfetto_trace.json.gz below %s in ui.perfetto.dev',
+            log.info('to view the profile, run %s, or open perfetto_trace.json.gz below %s in ui.perfetto.dev',
                      tensorboard(self._folder, 'xprof'), self._folder / 'plugins' / 'profile')

@@ -1,4 +1,4 @@
-"""The progress bar of a training, with the remaining time estimated from measured steps and evaluations."""
+"""The progress bar of a training. The remaining time is estimated from measured steps and evaluations."""
 
 import contextlib
 import logging
@@ -21,32 +21,32 @@ log = logging.getLogger('allyouneed.train')
 
 
 class RemainingTime:
-    """An estimate of the remaining time, from the steps and evaluations since this start of the run.
+    """Estimates the remaining time of a training from the steps and evaluations since this process started.
 
-    Devices compute steps in the background, so the duration of a call is not the duration of a step. Instead, a
-    measurement counts the steps that are finished in an interval. `restart` begins a new interval, and `step_done`
-    counts a finished step.
+    Devices compute steps in the background, so the duration of a call is not the duration of a step. Instead, the steps
+    that finish in an interval of time are counted. `restart` begins a new interval, and `step_done` counts a finished
+    step.
     """
 
     def __init__(self, config: ConfigDict):
         self._last, self._every = config.train.steps, config.eval.every
-        self._seconds, self._steps = 0.0, 0          # the sums of all earlier measurements
+        self._seconds, self._steps = 0.0, 0          # the totals of all earlier intervals
         self._evaluation = 0.0                       # seconds of the latest evaluation
-        self._began, self._now, self._done = time.perf_counter(), 0.0, 0  # the current measurement
+        self._began, self._now, self._done = time.perf_counter(), 0.0, 0  # the current interval
         self._logged = False
 
     def restart(self) -> None:
-        """Begins a new measurement. Steps that have begun before must not be counted in this measurement."""
+        """Begins a new interval. Do not call `step_done` for steps that have begun before this call."""
         self._seconds, self._steps = self._seconds + self._now, self._steps + self._done
         self._began, self._now, self._done = time.perf_counter(), 0.0, 0
 
     def step_done(self) -> None:
-        """Counts a finished step."""
+        """Counts a finished step in the current interval."""
         self._now, self._done = time.perf_counter() - self._began, self._done + 1
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Measures the duration of an evaluation, which is the body."""
+        """Runs the body, an evaluation, and measures its duration."""
         began = time.perf_counter()
         yield
         self._evaluation = time.perf_counter() - began
@@ -54,8 +54,8 @@ class RemainingTime:
     def seconds_after(self, step: int) -> float | None:
         """Returns the estimated remaining seconds after `step`, or None if no step has been measured yet.
 
-        The estimate includes evaluations after an evaluation has been measured. Logs the estimate once, after MEASURED
-        steps.
+        After the first evaluation, the estimate includes the remaining evaluations. The estimate is logged once, after
+        MEASURED steps.
         """
         count = self._steps + self._done
         if not count:
@@ -80,7 +80,7 @@ class ProgressBar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """The values for the placeholders in the format of the bar."""
+        """The values for the placeholders in `bar_format`, as a dictionary."""
         return {**super().format_dict, 'left': self.remaining}
 
     def show_step(self, seconds: float | None) -> None:

@@ -21,28 +21,28 @@ from training.tuning import EVERYTHING, Tuning
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """The state of a training. Together with the config, it determines the rest of the training.
+    """The state of a training. The state and the config together determine all later steps of the training.
 
-    The leaves of this pytree may also be shapes or shardings, so they are not annotated as arrays.
+    The leaves of this pytree may also be shapes or shardings, so the fields are not annotated as arrays.
     """
-    step: Any                 # int [], the number of steps made, including those whose update was skipped
+    step: Any                 # int [], the number of steps made, including steps with a skipped update
     params: Params
     opt_state: optax.OptState
 
 
 def key_for(use: str, seed: int) -> Key[Array, '']:
-    """Returns the random key of a run for one use, such as 'params' or 'dropout'."""
+    """Returns the random key of a run for one purpose, such as 'params' or 'dropout'."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(use.encode()))
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int) -> TrainState:
-    """Returns a fresh state. `example` can be any batch, because only its shapes are used."""
+    """Returns the initial train state. `example` can be any batch, because only its shapes are used."""
     return nn.unbox(boxed_state(module, optimizer, example, seed))
 
 
 def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, example: Batch, seed: int,
                 tuning: Tuning = EVERYTHING, initial: Mapping[str, InitialValues] = MappingProxyType({})) -> TrainState:
-    """Returns a fresh state. Its arrays are in Flax metadata boxes, which contain the names of the axes.
+    """Returns the initial train state, with arrays in Flax metadata boxes, which contain the names of the axes.
 
     `initial` contains the values of the parameters that are not initialised randomly.
     """
@@ -51,15 +51,15 @@ def boxed_state(module: nn.Module, optimizer: optax.GradientTransformation, exam
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-# Arguments that change from step to step are positional. Arguments that are fixed at compilation are keywords.
+# Arguments that change from step to step are positional. Arguments that are constants of the program are keywords.
 def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: Apply,
                optimizer: optax.GradientTransformation, dropout_key: Key[Array, ''], accumulate: int = 1,
                precision: str = 'default', tuning: Tuning = EVERYTHING, axis_name: str | None = None,
                place: Callable[[Params], Params] = lambda params: params) -> tuple[TrainState, Sums]:
-    """Makes one update with the mean of an objective over the tokens of the global batch, without padding.
+    """Makes one update. The loss is the mean of an objective over the tokens of the global batch, without padding.
 
-    Losses, token counts and gradients are *summed* over the parts of a batch (`accumulate` sequential parts, and the
-    devices along `axis_name`). The totals are divided once. A mean of the means of the parts would give more weight to
+    Losses, token counts and gradients are *summed* over the parts of a batch: `accumulate` sequential parts, and the
+    devices along `axis_name`. The totals are divided once. A mean of the means of the parts would give more weight to
     the tokens of a part with much padding. `precision` is the precision of matrix products
     (config.train.matmul_precision). `place` sets the shardings of parameters and gradients for the computation.
 
@@ -108,7 +108,7 @@ def train_step(state: TrainState, batch: Batch, *, objective: Objective, apply: 
 
 
 def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, traced with the given jax.default_matmul_precision. 'default' keeps JAX's setting."""
+    """Returns `function` with another jax.default_matmul_precision. The precision 'default' keeps JAX's setting."""
     def traced(*args):
         with jax.default_matmul_precision(precision):
             return function(*args)
@@ -117,7 +117,7 @@ def at_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 def schedule_at(opt_state: optax.OptState, step: Int[Array, '']) -> optax.OptState:
-    """Sets the counters of learning-rate schedules in an optimizer's state to `step`. Optax itself counts updates."""
+    """Returns an optimizer state in which the learning-rate schedules count steps. Optax itself counts updates."""
     def is_schedule(part):
         return isinstance(part, optax.ScaleByScheduleState)
 

@@ -1,4 +1,4 @@
-"""Summaries: a table of a model's parameters, the operations of a program, a duration in words."""
+"""Summaries for the log: a table of a model's parameters, the operations of a program, a duration in words."""
 
 import math
 import re
@@ -44,7 +44,7 @@ def parameter_table(params: Any) -> str:
 
 
 def shapes(part: Any) -> str:
-    """Returns the shapes of a part as 'query.kernel 128x4x32, ...', or '128x4x32' for a single array."""
+    """Returns the shapes of a model part's parameters as 'query.kernel 128x4x32, ...', or '128x4x32' for one array."""
     def sizes(leaf: Any) -> str:
         return 'x'.join(map(str, leaf.shape)) or 'scalar'
 
@@ -53,7 +53,7 @@ def shapes(part: Any) -> str:
 
 
 def matmul_flops(function: Callable[..., Any], *arguments: Any) -> int:
-    """Returns the floating-point operations of the matrix products in `function(*arguments)`.
+    """Returns the number of floating-point operations of the matrix products in `function(*arguments)`.
 
     A product of [m, k] and [k, n] counts 2 m k n, once for each iteration of a loop. Arguments may be shapes.
     Nothing is computed or compiled.
@@ -82,7 +82,7 @@ def _flops(jaxpr: core.Jaxpr) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration: '40 s', '12 min', '3.5 h', '2.1 days'."""
+    """Returns a duration as text, such as '40 s', '12 min', '3.5 h' or '2.1 days'."""
     for most, length, unit in (90, 1, 's'), (5400, 60, 'min'):
         if seconds < most:
             return f'{seconds / length:.0f} {unit}'

@@ -37,8 +37,11 @@ def grouped(name: str) -> str:
     """Returns the name of a metric in TensorBoard and in trackers, which group metrics by the part before a slash.
 
     'train_loss' becomes 'train/loss', 'validation_bleu' becomes 'validation/bleu'. Memory and compile time are in the
-    group 'resources', and other names, such as 'learning_rate', in 'train'.
+    group 'resources', and other names, such as 'learning_rate', in 'train'. The names of statistics of places already
+    have a group, such as 'entropy/'.
     """
+    if '/' in name:
+        return name
     group, _, rest = name.partition('_')
     if group in ('train', 'validation'):
         return f'{group}/{rest}'
@@ -60,12 +63,12 @@ class WeightsAndBiases:
         self._first = self._run.step  # the first step that the server does not have
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         if step >= self._first:
             self._run.log(dict(metrics), step=step)
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends an evaluation's samples as preformatted text, and the figure of the evaluation."""
+        """Sends the samples of an evaluation as preformatted text, and the figure of the evaluation."""
         media = {'samples': self._wandb.Html(f'<pre>{html.escape(samples)}</pre>')} if samples else {}
         if figure:
             media['attention'] = self._wandb.Image(figure)
@@ -73,7 +76,7 @@ class WeightsAndBiases:
             self._run.log(media, step=step)
 
     def close(self, failed: bool) -> None:
-        """Waits until everything is sent, and marks a failed training as failed."""
+        """Waits until all metrics are sent. If the training failed, marks the run in the tracker as failed."""
         self._run.finish(exit_code=int(failed))
 
 
@@ -102,41 +105,41 @@ class MLflow:
         self.id = {'experiment': experiment, 'server': server, 'run': run}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         now = round(1000 * time.time())
         self._client.log_batch(self.id['run'], metrics=[
             self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()
             if step > self._sent.get(name, -1)])
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends an evaluation's samples and figure as files named after the step."""
+        """Sends the samples and the figure of an evaluation as files whose names contain the step."""
         if samples:
             self._client.log_text(self.id['run'], samples, f'samples/{step}.txt')
         if figure:
             self._client.log_figure(self.id['run'], figure, f'attention/{step}.png')
 
     def close(self, failed: bool) -> None:
-        """Marks the run as finished or, if the training failed, as killed."""
+        """Marks the run in MLflow as finished or, if the training failed, as killed."""
         self._client.set_terminated(self.id['run'], 'KILLED' if failed else 'FINISHED')
 
 
 class Tolerant:
-    """A wrapper that stops using a tracker after the tracker has failed.
+    """A wrapper of a tracker. After a failure of the tracker, the wrapper no longer uses it, and training continues.
 
-    Training continues, and metrics.jsonl has all metrics. The tracker receives the `grouped` names of the metrics. If
-    `flat` is True, the tracker receives the names in metrics.jsonl. This is for runs that an earlier version started.
+    metrics.jsonl still receives all metrics. The tracker receives the `grouped` names of the metrics. If `flat` is
+    True, the tracker receives the names in metrics.jsonl, because an earlier version of this program started the run.
     """
 
     def __init__(self, tracker: WeightsAndBiases | MLflow, name: str, flat: bool = False):
         self._tracker, self._name, self._flat = tracker, name, flat
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         named = metrics if self._flat else {grouped(name): value for name, value in metrics.items()}
         self._send(lambda tracker: tracker.write(step, named))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends an evaluation's samples and figure."""
+        """Sends the samples and the figure of an evaluation to the tracker."""
         self._send(lambda tracker: tracker.show(step, samples, figure))
 
     def close(self, failed: bool) -> None:
@@ -150,8 +153,8 @@ class Tolerant:
             call(self._tracker)
         except Exception as error:  # noqa: BLE001 (trackers raise many classes, and none may end the training)
             self._tracker = None
-            log.warning('%s has failed (%s). No more metrics are sent to it until the next start. metrics.jsonl has '
-                        'all metrics', self._name, _first_line(error))
+            log.warning('%s has failed (%s). This process sends no more metrics to it. metrics.jsonl has all metrics',
+                        self._name, _first_line(error))
 
 
 # Option of config.track, which is also the name of a package -> name, class and setup of the tracker.
@@ -184,7 +187,7 @@ def open_trackers(config: ConfigDict, workdir: Path) -> list[Tolerant]:
     """
     check_trackers(config)
     path, trackers = workdir / IDS, []
-    ids = read_json(path, 'Delete the file. Then each tracker starts a new run') if path.exists() else {}
+    ids = read_json(path, 'Delete the file to start a new run in each tracker') if path.exists() else {}
     for package, (name, make, setup) in TRACKERS.items():
         if not (project := config.track[package]):
             continue

@@ -29,7 +29,7 @@ MAX_NAMES = 12  # largest number of names in a message
 
 
 class Tuning(NamedTuple):
-    """A selection of the parameters to train; by default all of them.
+    """A selection of the parameters to train. By default, all parameters are trained.
 
     Attributes:
       frozen: patterns of the parameters that keep their initial values.
@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
     adapted: Sequence[str] = ()
 
     def prepare(self, boxed: Params, key: Key[Array, '']) -> Params:
-        """Adds the adapters to a model's fresh parameters, which are in Flax metadata boxes.
+        """Returns a model's fresh parameters with adapters added. The parameters are in Flax metadata boxes.
 
         Raises:
           UserError: if a pattern matches no parameter, or if all parameters are frozen.
@@ -51,7 +51,7 @@ class Tuning(NamedTuple):
         leaves = flatten_dict(boxed, sep='/')
         _check(self.frozen, 'config.train.frozen', leaves)
         if self.frozen and all(matches(name, self.frozen) for name in leaves):
-            raise UserError(f'config.train.frozen={",".join(self.frozen)!r} leaves nothing to train. Freeze fewer '
+            raise UserError(f'config.train.frozen={",".join(self.frozen)!r} freezes all parameters. Freeze fewer '
                             'parts')
         if not self.rank:
             return boxed
@@ -61,13 +61,13 @@ class Tuning(NamedTuple):
         adapters = {name: _adapter(matrix, self.rank, jax.random.fold_in(key, zlib.crc32(name.encode())))
                     for name, matrix in matrices.items() if matches(name, self.adapted)}
         if not adapters:
-            raise UserError('config.train.lora_parts names no part, so there is nothing to train. Set it to '
+            raise UserError('config.train.lora_parts is empty, so there is no adapter to train. Set the option to '
                             '*attention/query, for example')
         return {**boxed, ADAPTERS: {'scale': jnp.float32(self.alpha / self.rank),
                                     'of': unflatten_dict(adapters, sep='/')}}
 
     def labels(self, params: Params) -> PyTree[str]:
-        """Returns TRAINED or FROZEN for each parameter."""
+        """Returns a tree like `params` in which each parameter is replaced by the label TRAINED or FROZEN."""
         def label(path, _):
             name = parameter_name(path)
             changes = name.startswith(f'{ADAPTERS}/of/') if self.rank else not matches(name, self.frozen)
@@ -76,14 +76,14 @@ class Tuning(NamedTuple):
         return jax.tree_util.tree_map_with_path(label, params)
 
     def used(self, params: Params) -> Params:
-        """Returns the model's parameters for a forward pass. Frozen parameters have no gradient."""
+        """Returns the parameters of the model for a forward pass, without gradients for the frozen parameters."""
         if not (self.frozen or self.rank):
             return params
         return merged(jax.tree.map(lambda leaf, label: leaf if label == TRAINED else jax.lax.stop_gradient(leaf),
                                    params, self.labels(params)))
 
     def describe(self, params: Params) -> str:
-        """Returns the number of trained and frozen parameters for the log, or '' if all parameters are trained."""
+        """Returns a log line with the numbers of trained and frozen parameters, or '' if all parameters are trained."""
         labels, leaves = jax.tree.leaves(self.labels(params)), jax.tree.leaves(params)
         numbers = {label: sum(math.prod(leaf.shape) for its_label, leaf in zip(labels, leaves, strict=True)
                               if its_label == label)
@@ -92,7 +92,7 @@ class Tuning(NamedTuple):
         return f'{trained} parameters are trained, {frozen} are frozen' if numbers[FROZEN] else ''
 
     def restrict(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns the optimizer for the trained parameters only. Frozen parameters have no update, decay or state."""
+        """Returns an optimizer like `optimizer` that ignores frozen parameters: no update, decay or state for these."""
         if not (self.frozen or self.rank):
             return optimizer
         return optax.partition({TRAINED: optimizer, FROZEN: optax.set_to_zero()}, self.labels)
@@ -102,7 +102,7 @@ EVERYTHING = Tuning()
 
 
 def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
-    """Returns the selection in `config`, the section config.train."""
+    """Returns the selection of trained parameters. `config` is the section config.train."""
     def patterns(text):
         return tuple(part.strip() for part in text.split(',') if part.strip())
 
@@ -110,15 +110,15 @@ def make_tuning(config: ConfigDict | Mapping[str, Any]) -> Tuning:
 
 
 def parameter_name(path: Sequence[Any]) -> str:
-    """Returns the name of the parameter at a path of a JAX tree. The parameters may be in Flax metadata boxes.
+    """Returns the name of a parameter, such as 'encoder/norm/scale', from its path in a JAX tree.
 
-    A box adds an attribute to the path. The attribute is not part of the name.
+    If the parameter is in a Flax metadata box, the box adds an attribute to the path. The name does not contain it.
     """
     return '/'.join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Returns whether a pattern matches the name of a parameter, or the name of a part that contains the parameter."""
+    """Returns whether a pattern matches a parameter's name or the name of a part that contains the parameter."""
     parts = name.split('/')
     return any(fnmatchcase('/'.join(parts[:count]), pattern) for count in range(1, len(parts) + 1)
                for pattern in patterns)
@@ -139,7 +139,7 @@ def _adapter(matrix: Any, rank: int, key: Key[Array, '']) -> dict[str, Any]:
 
 
 def _check(patterns: Sequence[str], option: str, leaves: Mapping[str, Any]) -> None:
-    """Raises UserError if a pattern matches no name in `leaves`."""
+    """Raises UserError if a pattern of `option` matches no name in `leaves`, {name: parameter}."""
     for pattern in patterns:
         if any(matches(name, [pattern]) for name in leaves):
             continue

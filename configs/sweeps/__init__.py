@@ -1,8 +1,9 @@
-"""Sweeps: each file is one grid of overrides of a recipe. This module has the functions that build grids.
+"""Sweeps: several runs of a recipe with different options. This module has the functions that build sweeps.
 
-A sweep file has a function `get_sweep(config)`. It gets the config of the recipe and returns a sweep. A sweep is a list
-with one dict of overrides for each run, such as {'model.num_heads': 2, 'seed': 1}. Because sweeps are plain lists of
-dicts, `+` joins two sweeps, and a comprehension selects runs. The sweep [{}] is the recipe without overrides.
+Each other file of this folder is one sweep. A sweep file has a function `get_sweep(config)`. Its argument is the config
+of the recipe, and its result is a sweep. A sweep is a list with one dict of overrides for each run, such as
+{'model.num_heads': 2, 'seed': 1}. Because sweeps are plain lists of dicts, `+` joins two sweeps, and a list
+comprehension selects runs. The sweep [{}] is the recipe without overrides.
 
     from configs.sweeps import over, product, seeds
 
@@ -25,17 +26,17 @@ MOST_LETTERS = 160  # maximum length of a name. File systems allow 255 bytes, an
 
 
 def over(option: str, values: Iterable[Any]) -> Sweep:
-    """Returns one run for each value of one option."""
+    """Returns a sweep with one run for each of the `values` of `option`."""
     return [{option: value} for value in values]
 
 
 def seeds(count: int) -> Sweep:
-    """Returns `count` runs that differ only in the seed, 0, 1, ... A report shows the mean and spread over seeds."""
+    """Returns a sweep of `count` runs with the seeds 0, 1, ... Reports show the mean and the spread over the seeds."""
     return over('seed', range(count))
 
 
 def product(*sweeps: Sweep) -> Sweep:
-    """Returns every combination of the sweeps' runs; the last sweep varies fastest.
+    """Returns a sweep with every combination of the runs of several sweeps. The last sweep varies fastest.
 
     Raises:
       UserError: if two of the sweeps set the same option.
@@ -44,27 +45,27 @@ def product(*sweeps: Sweep) -> Sweep:
 
 
 def zipped(*sweeps: Sweep) -> Sweep:
-    """Combines the sweeps run by run, as `zip` does. This is for options that change together.
+    """Returns a sweep whose n-th run combines the n-th runs of several sweeps. Use this for options that vary together.
 
     Raises:
       UserError: if the sweeps differ in length, or two of them set the same option.
     """
     if len({len(sweep) for sweep in sweeps}) > 1:
         raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs must have the same '
-                        'length')
+                        'length. Add or remove values')
     return [_merged(parts) for parts in zip(*sweeps, strict=True)]
 
 
 def run_names(sweep: Sweep, options: Iterable[str]) -> list[str]:
-    """Returns a name for each run, made from the options in which the runs differ, such as 'num_heads=4,d_k=32,seed=1'.
+    """Returns a name for each run of a sweep, such as 'num_heads=4,d_k=32,seed=1'.
 
-    A run without such options is named 'base'. Names have only characters that any file system allows, and do not
-    depend on the order of the runs. The seed is at the end of a name. If a sweep sets the seed, it is always part of
-    the name, so that more seeds can be added later.
+    A name lists the options in which the runs differ. A run that sets none of these options is named 'base'. Names have
+    only characters that every file system allows, and do not depend on the order of the runs. The seed is at the end of
+    a name. If a sweep sets the seed, the seed is always part of the name, so that more seeds can be added later.
 
     Args:
-      sweep: the runs, all different.
-      options: all options of the config. The names of runs contain short unique names of options.
+      sweep: the runs, which must all be different.
+      options: all options of the config. A name of a run contains the shortest unique names of options.
     """
     options = list(options)
     short = short_names(options)
@@ -102,7 +103,7 @@ def _merged(parts: Iterable[Overrides]) -> Overrides:
     merged = {}
     for overrides in parts:
         if twice := merged.keys() & overrides.keys():
-            raise UserError(f'a sweep sets {min(twice)} twice in one run')
+            raise UserError(f'the sweep sets {min(twice)} twice in the same run. Set each option only once')
         merged |= overrides
     return merged
 

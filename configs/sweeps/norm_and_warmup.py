@@ -1,4 +1,4 @@
-"""Post-norm and pre-norm with several learning rates, with and without warmup. Post-norm needs the warmup.
+"""Post-norm and pre-norm with several learning rates, with and without warmup, to show that post-norm needs warmup.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/norm_and_warmup.py --workdir=sweeps/norm
 

@@ -1,4 +1,4 @@
-"""Every position scheme.
+"""Trains the recipe with every encoding of positions (config.model.position).
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/positions.py --workdir=sweeps/positions
 """

@@ -4,10 +4,10 @@ r"""Each regulariser by itself, and all compatible regularisers together, with t
                     --workdir=sweeps/regularisers
 
 The first setting has no regulariser. A regulariser that the recipe uses has the recipe's strength. The strengths of the
-other regularisers are from papers about small data. All settings have the same budget of passes through the model.
-R-Drop and SimCut make two passes in each step, so training with one of these two has half as many steps. If a run
-averages its parameters, the average is evaluated. `decode.py --checkpoint=raw:best` scores the parameters without
-averaging.
+other regularisers are from papers about small data. All settings make the same total number of forward passes. R-Drop
+and SimCut make two forward passes in each step, so a run with R-Drop or SimCut has half as many steps. If a run keeps a
+moving average of the parameters, the average is evaluated. `decode.py --checkpoint=raw:best` scores the parameters
+themselves.
 """
 
 from configs.options import DEFAULTS, flatten, is_used
@@ -17,7 +17,7 @@ STRENGTHS = {
     'train.r_drop': 5.0,  # Wu et al. 2021
     'train.simcut': 3.0,  # Gao et al. 2022, with train.cutoff=0.05
     'model.word_dropout': 0.1,  # Sennrich et al. 2016
-    'model.layer_dropout': 0.1,  # Fan et al. 2020 have 0.2 for models of many layers
+    'model.layer_dropout': 0.1,  # Fan et al. 2020 use 0.2 for models with many layers
     'data.tokenizer.dropout': 0.1,  # Provilkov et al. 2020
     'optimizer.ema': 0.999,
 }
@@ -25,17 +25,17 @@ TWO_PASSES = {'train.r_drop', 'train.simcut'}
 
 
 def get_sweep(config):
-    here = flatten(config)
-    used = {option: here[option] or strength for option, strength in STRENGTHS.items() if is_used(option, here)}
-    passes = config.train.steps * (2 if any(here[option] for option in TWO_PASSES) else 1)
+    values = flatten(config)
+    used = {option: values[option] or strength for option, strength in STRENGTHS.items() if is_used(option, values)}
+    passes = config.train.steps * (2 if any(values[option] for option in TWO_PASSES) else 1)
 
     def only(*options):
-        """Returns the overrides that turn on only these regularisers."""
-        wanted = {option: strength if option in options else 0.0 for option, strength in used.items()}
-        wanted['train.steps'] = passes // 2 if TWO_PASSES & {*options} else passes
+        """Returns the overrides of a run that uses only the regularisers `options`."""
+        overrides = {option: strength if option in options else 0.0 for option, strength in used.items()}
+        overrides['train.steps'] = passes // 2 if TWO_PASSES & {*options} else passes
         if 'train.simcut' not in options:
-            wanted['train.cutoff'] = DEFAULTS['train.cutoff']
-        return {option: value for option, value in wanted.items() if value != here[option]}
+            overrides['train.cutoff'] = DEFAULTS['train.cutoff']
+        return {option: value for option, value in overrides.items() if value != values[option]}
 
     together = [option for option in used if option != 'train.simcut']  # SimCut cannot be combined with R-Drop
     # The runs are ordered by seed, so that an interrupted sweep has compared all settings, with fewer seeds.

@@ -1,4 +1,4 @@
-"""Every score function: scaled and plain dot product, general, additive.
+"""Trains the recipe with every score function of attention: scaled and plain dot product, general, additive.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/scores.py --workdir=sweeps/scores
 """

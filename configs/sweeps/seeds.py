@@ -1,4 +1,4 @@
-"""The recipe with five seeds, which shows how large random differences are.
+"""Trains the recipe with five seeds, to show how much the results depend on the seed.
 
     python sweep.py --config=configs/demo.py --sweep=configs/sweeps/seeds.py --workdir=sweeps/seeds
 """

@@ -1,4 +1,4 @@
-r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled to the recipe at hand.
+r"""The variations (A) to (E) of Table 3 of "Attention Is All You Need", scaled to the size of the recipe.
 
     python sweep.py --config=configs/demo.py --config.model.position=sinusoidal --sweep=configs/sweeps/table3.py \
                     --workdir=sweeps/table3
@@ -37,5 +37,5 @@ def get_sweep(config):
 
 
 def shares(value, *shares):
-    """Returns the given shares of `value`, rounded to whole numbers, without `value` itself."""
+    """Returns the products of `value` and each share, rounded to whole numbers. Leaves out `value` itself."""
     return sorted({max(1, round(value * share)) for share in shares} - {value})

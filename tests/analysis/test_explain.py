@@ -19,6 +19,7 @@ from inference.generate import Generator
 from inference.predict import Predictor
 from inference.text import Hypothesis, Output, TokenProbability
 from inference.translate import Translator
+from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.tokenizer import BOS, EOS, ByteTokenizer
 from model.blocks import BlockConfig
@@ -227,12 +228,12 @@ def test_a_recurrent_models_alignment_is_one_head(translator):
 def test_an_image_and_a_series_are_explained(space, classes, grid, first):
     module = PatchTransformer(BLOCKS, num_layers=1, patch=2, outputs=2)
     inputs = np.random.default_rng(0).integers(0, 255, (1, *space, 3)).astype(np.float32)
-    model = Predictor(module, initialised(module, inputs=jnp.asarray(inputs)), classes,
-                      Preprocessing([0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2,
-                                    None if classes else [1.0] * 2),
-                      inputs.shape[1:])
+    form = InputFormat(inputs.shape[1:], Preprocessing(
+        [0.0] * 3, [1.0] * 3, None if classes else [0.0] * 2, None if classes else [1.0] * 2), classes and (*classes,),
+        () if classes else ('x', 'y'))
+    model = Predictor(module, initialised(module, inputs=jnp.asarray(inputs)), form)
     found = model.predict(inputs)[0]
-    explanation = explain_example(model, inputs[0], found, 3, 'dog')
+    explanation = explain_example(model, model.answer(inputs)[0], 3, 'dog')
     attention, = explanation.attention
     assert explanation.grid == grid and attention.keys[:2] == ['class token', first]
     assert attention.weights.shape == (1, 2, len(attention.queries), len(attention.keys))

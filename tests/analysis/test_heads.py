@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from analysis import heads as module
-from analysis.heads import GatedHeads, pruning_curve, ranked, scores_without_heads, shuffled, without_head
+from analysis.heads import (
+    GatedHeads,
+    pruning_curve,
+    pruning_curves,
+    pruning_figure,
+    ranked,
+    scores_without_heads,
+    shuffled,
+    without_head,
+)
 from inference.options import SearchOptions
 from runtime.errors import UserError
 from tests.random_run import random_run
@@ -64,6 +73,13 @@ def test_scores_without_each_head_and_the_pruning_curve(heads, monkeypatch):
     assert sorted(order) == sorted(shuffled(heads)) and order != shuffled(heads)
     curve = pruning_curve(heads, PAIRS, order, OPTIONS, steps=3)
     assert [count for count, _ in curve] == [0, 8, 16, 24] and curve[0][1] == 1
+    monkeypatch.setattr(heads, 'importance', lambda pairs: {name: np.arange(4) for name in heads.counts})
+    curves = pruning_curves(heads, PAIRS, OPTIONS, PAIRS, steps=2, seeds=1)
+    assert {kind: list(orders) for kind, orders in curves.items()} == dict.fromkeys(
+        ('encoder', 'decoder', 'cross'), ['by importance', 'at random, seed 0'])
+    np.testing.assert_allclose(curves['encoder']['by importance'], [[0, 1], [4, 0.96], [8, 0.92]], atol=1e-6)
+    lines = pruning_figure(curves).axes[2].lines  # of cross-attention
+    np.testing.assert_allclose(lines[0].get_ydata(), [1, -0.04, -0.08], atol=1e-6)
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_named(heads):

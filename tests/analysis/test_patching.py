@@ -1,10 +1,12 @@
-"""Patching maps: each entry is the score after one patch."""
+"""Patching of values and paths: each entry is the score after one patch, or its estimate."""
 
 import numpy as np
 import pytest
 
-from analysis.patching import patching_map
+from analysis.patching import attribution_map, estimate_error, patching_map
+from analysis.paths import Node, heads_at, path_patching
 from inference.edits import Edit
+from model.places import EDITS
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -23,3 +25,95 @@ def test_an_entry_is_the_log_probability_after_one_patch_and_all_patches_restore
     np.testing.assert_allclose(log_prob(Edit('replace', 'encoder/layers_1', 'ab')), found.clean, rtol=1e-5)
     with pytest.raises(UserError, match='the sentences have 3 and 4 tokens'):
         patching_map(run, 'ab', 'xyz', 'target')
+
+
+TARGET = 'target'
+CROSS = 'decoder/layers_1/cross_attention'
+
+
+@pytest.fixture(scope='module')
+def run():
+    return random_run('transformer', activation='gelu')
+
+
+def log_prob(run, *edits):
+    return run.edited(edits).forced([('xy', TARGET)])[0].hypotheses[0].log_prob
+
+
+def test_the_estimate_by_the_gradient_is_the_effect_of_a_small_patch(run):
+    name = 'encoder/layers_0/self_attention/heads'
+    estimated = attribution_map(run, 'ab', 'xy', TARGET, name)
+    clean, corrupt = (values[name].values for values in run.inspect([('ab', TARGET), ('xy', TARGET)], name))
+    edited = run.edited([Edit('replace', name, corrupt)])
+    for position in range(3):
+        small = corrupt.copy()
+        small[position] += 1e-2 * (clean[position] - corrupt[position])
+        edited.model.params = {**edited.model.params, EDITS: [{name: small}]}
+        change = edited.forced([('xy', TARGET)])[0].hypotheses[0].log_prob - estimated.corrupt
+        np.testing.assert_allclose(estimated.log_probs[0, position] - estimated.corrupt, change / 1e-2, atol=0.02)
+    measured = patching_map(run, 'ab', 'xy', TARGET, name)
+    error = estimate_error(estimated, measured)
+    np.testing.assert_allclose(error.most, np.abs(estimated.effects - measured.effects).max())
+    assert 0 < error.mean < error.most and error.correlation < 1
+    assert estimate_error(measured, measured)[:2] == (0, 0)
+
+
+def test_all_paths_together_are_activation_patching(run):
+    sender = 'encoder/layers_0/self_attention/queries'
+    found = path_patching(run, 'ab', 'xy', TARGET, sender, 'decoder', held=[])
+    np.testing.assert_allclose(found.log_probs, [log_prob(run, Edit('replace', sender, ('ab', TARGET)))], rtol=1e-5)
+    np.testing.assert_allclose([found.clean, found.corrupt], [
+        output.hypotheses[0].log_prob for output in run.forced([('ab', TARGET), ('xy', TARGET)])], rtol=1e-5)
+
+
+def test_the_edits_of_an_edited_run_are_kept(run):
+    edited = run.edited([Edit('scale', 'decoder', 0.5)])
+    found = path_patching(edited, 'ab', 'xy', TARGET, 'encoder', 'decoder', held=[])
+    expected = edited.forced([('ab', TARGET)])[0].hypotheses[0].log_prob
+    np.testing.assert_allclose([found.log_probs[0], found.clean], expected, rtol=1e-5)
+
+
+def test_one_path_is_the_pass_with_all_other_values_frozen(run):
+    sender, receiver = 'encoder/layers_0/self_attention/heads', 'encoder/layers_1/self_attention/queries'
+    found = path_patching(run, 'ab', 'xy', TARGET, [Node(sender, [1], [0, 2])], Node(receiver, [0]))
+    names = [name for name in run.places() if name.endswith(('/heads', '/hidden')) and name != sender]
+    old, = run.inspect([('xy', TARGET)], names)
+    frozen = [Edit('replace', name, old[name].values) for name in names]
+    held = run.edited([*frozen, Edit('replace', sender, ('ab', TARGET), [1], [0, 2])])
+    value, = held.inspect([('xy', TARGET)], receiver)
+    assert abs(found.effects[0]) > 1e-3
+    np.testing.assert_allclose(found.log_probs, [log_prob(run, Edit('replace', receiver, value[receiver].values, [0]))],
+                               rtol=1e-5)
+
+
+def test_a_path_that_does_not_exist_has_no_effect(run):
+    later, earlier = 'encoder/layers_1', 'encoder/layers_0/feed_forward'
+    found = path_patching(run, 'ab', 'xy', TARGET, [later, f'{CROSS}/heads'], earlier, held=[])
+    np.testing.assert_allclose(found.effects, 0, atol=1e-6)
+    cross = heads_at(run, '*/cross_attention/heads')
+    blocked = path_patching(run, 'ab', 'xy', TARGET, 'encoder', 'decoder')  # only heads read the encoder
+    np.testing.assert_allclose(blocked.effects, 0, atol=1e-6)
+    direct = path_patching(run, 'ab', 'xy', TARGET, cross, 'decoder')
+    assert direct.senders[3] == Node(f'{CROSS}/heads', [1]) and np.abs(direct.effects).min() > 1e-4
+
+
+@pytest.mark.slow  # it compiles two more models
+def test_language_models_and_recurrent_models_have_paths_too():
+    for kind, sender in (('language_model', 'encoder/layers_0'), ('rnnsearch', 'encoder')):
+        run, places = random_run(kind), [sender]
+        receiver = 'readout' if kind == 'rnnsearch' else 'encoder'
+        found = path_patching(run, 'ab', 'xy', 'target', Node(sender, None, [1]), receiver, held=[])
+        measured = patching_map(run, 'ab', 'xy', 'target', places)
+        np.testing.assert_allclose(found.log_probs[0], measured.log_probs[0, 1], rtol=1e-5)
+        assert attribution_map(run, 'ab', 'xy', 'target', places).log_probs.shape == measured.log_probs.shape
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('encoder/layers_7', 'decoder'), "place 'encoder/layers_7': the model has no such place. Did you mean"),
+    ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
+    (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
+    (('encoder', []), 'receivers: the list is empty'),
+    (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])
+def test_impossible_paths_are_refused(arguments, message, run):
+    with pytest.raises(UserError, match=message):
+        path_patching(run, 'ab', 'xy', TARGET, *arguments)

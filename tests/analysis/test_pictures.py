@@ -1,9 +1,19 @@
 """What pictures show."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from analysis.pictures import attention_figure, example_figure, heads_figure
+from analysis.pictures import (
+    attention_figure,
+    attention_rollout,
+    chosen,
+    confusion_figure,
+    example_figure,
+    heads_figure,
+)
+from runtime.errors import UserError
 
 
 @pytest.mark.parametrize('panels', [1, 5])
@@ -48,3 +58,33 @@ def test_every_head_has_its_number_and_dark_is_much():
     assert [label.get_text() for label in cross.get_yticklabels()] == ['layer 1', 'layer 2']
     assert {axes.images[0].get_clim() for axes in (encoder, cross)} == {(0.0, 1.0)}
     assert figure.get_suptitle() == 'exact match'
+
+
+def test_a_confusion_matrix_of_many_classes_shows_the_classes_with_the_most_errors():
+    classes = [f'c{number}' for number in range(1000)]
+    confusion = {name: {name: 9} for name in classes} | {'c7': {'c7': 5, 'c500': 4}, 'c999': {'c7': 1}}
+    figure = confusion_figure(confusion, classes)
+    axes, = figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(names) == 40 and {'c7', 'c500', 'c999'} < set(names)
+    assert axes.get_title() == 'the 40 of 1000 classes with the most errors'
+    shares = axes.images[0].get_array()
+    assert shares[names.index('c7'), names.index('c500')] == pytest.approx(4 / 9)
+    assert shares[names.index('c999'), names.index('c7')] == 1
+
+
+def test_the_rollout_is_the_sum_over_all_paths_through_the_layers():
+    """A path has a token per layer. In each layer, half of a token stays, and half comes from the mean of the heads."""
+    weights = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4, 3)).astype(np.float32)  # [layer, head, t, t]
+    expected = np.zeros((3, 3))
+    for first, middle, last in itertools.product(range(3), repeat=3):
+        lower, upper = (0.5 * np.mean([float(head[query, key]) for head in weights[layer]]) + 0.5 * (query == key)
+                        for layer, query, key in ((0, middle, first), (1, last, middle)))
+        expected[last, first] += lower * upper
+    np.testing.assert_allclose(attention_rollout(weights), expected, rtol=1e-6)
+    kind, panels, titles = chosen({'encoder': weights}, 'encoder:rollout')
+    assert (kind, titles, panels.shape) == ('encoder', ['attention rollout'], (1, 3, 3))
+    np.testing.assert_allclose(panels.sum(axis=-1), 1, rtol=1e-6)
+    for look in 'cross:rollout', 'encoder:rollout:1':
+        with pytest.raises(UserError, match='only for all heads of the encoder'):
+            chosen({'encoder': weights, 'cross': weights}, look)

@@ -100,11 +100,13 @@ class Bench:
 
     def fill(self, text: str, here: Path) -> str:
         """Fills the names in `text`. {here}: the folder of the case; {run}: a copy of a finished translation run there;
-        {digits}: a copy of the run that `train` made; {new}: a path without files; {data}: copies of text files;
-        {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for {data}.
+        {digits} and {letters}: copies of the runs that `train` made; {new}: a path without files; {data}: copies of
+        text files; {root}: the repository; {same}: the flags with which {run} was trained; {text}: the same flags for
+        {data}.
         """
         names = {'here': here, 'new': here / 'new', 'root': ROOT, 'cache': self.folder / 'cache'}
-        for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits')):
+        for name, original in (('run', 'first/run'), ('data', 'first/data'), ('digits', 'digits'),
+                               ('letters', 'letters')):
             names[name] = here / name
             if f'{{{name}}}' in text and not names[name].exists():
                 shutil.copytree(self.folder / original, names[name])
@@ -123,7 +125,7 @@ class Bench:
         here.mkdir()
         arguments = shlex.split(self.fill(case.arguments, here))
         for name, content in case.files.items():
-            if (original := name.partition('/')[0]) in ('run', 'data', 'digits'):
+            if (original := name.partition('/')[0]) in ('run', 'data', 'digits', 'letters'):
                 self.fill(f'{{{original}}}', here)
             place(here / name, content)
         (self.folder / 'stdin').write_bytes(case.stdin)

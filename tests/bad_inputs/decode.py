@@ -1,6 +1,9 @@
 """decode.py: searches, input, output and run directories."""
 
+import io
+
 import numpy as np
+from PIL import Image
 
 from tests.bad_inputs.cases import (
     FIFO,
@@ -30,6 +33,13 @@ def run(name, content, *says, **more):
     return Case(RUN, says or name.rpartition('/')[2], {f'run/{name}': content}, stdin=b'one\n', **more)
 
 
+def image(width, height, mode='L'):
+    """Returns a PNG file with black pixels."""
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, 'PNG')
+    return file.getvalue()
+
+
 QUICK = [
     Case('--flagfile={here}/none', '--flagfile={here}/none: No such file or directory'),
     Case('--input=-', '--workdir is missing'),
@@ -52,10 +62,12 @@ QUICK = [
     Case('--workdir={run} --split=none', 'none.en', {'run/config.json': with_values(data__splits__test='test,none')}),
     Case('--workdir={run} --split=test --pictures={here}/p', '--split=test or --split=validation2',
          {'run/config.json': with_values(data__splits__test='test,validation2')}),
-    Case(RUN + '--confidence', 'error: --confidence can be used only with --split. Give --split=test'),
+    Case(RUN + '--confidence', 'error: --confidence can be used only with --split. Add --split=test'),
     Case(RUN + '--compare={run}', '--split=test'),
     Case(RUN + '--by=length', 'error: --by can be used only with --split'),
     Case(RUN + '--without=cross', '--without=cross: must be KIND:LAYER:HEADS'),
+    Case(RUN + '--without=cross:9:1', '--without=cross:9:1: the model has'),
+    Case(RUN + '--without=cross:1:99', '--without=cross:1:99: this layer has'),
     Case(RUN + '--edit={here}/none.json', '--edit={here}/none.json cannot be read'),
     Case(RUN + '--edit={here}/edits.json', "an edit has no field 'head'. Did you mean heads",
          {'edits.json': b'[{"edit": "zero", "place": "encoder", "head": 1}]'}),
@@ -81,6 +93,10 @@ QUICK = [
     Case(RUN + '--score --method=beam', '--method'),
     Case(RUN + '--score --prefixes', '--prefixes'),
     Case(RUN + '--score --avoid={here}/a', '--avoid', {'a': 'one'}),
+    Case(RUN + '--documents=page', '--documents=page: value should be one of <line|file|blank_line|jsonl>'),
+    Case(RUN + '--documents=', '--documents='),
+    Case('--workdir={run} --split=test --documents=file', '--documents=file needs --input=FILE (or -)'),
+    Case('--workdir={run} --documents=jsonl', '--input=FILE'),
     Case(RUN + '--avoid=', '--avoid='),
     Case(RUN + '--avoid={here}/a', ('avoid', '1,000,000 characters'), {'a': 'one\n' + 'x' * 1_000_000}),
     Case(RUN + '--avoid={here}/none', '{here}/none'),
@@ -282,6 +298,25 @@ SLOW = [
     Case('--workdir={run} --split=test --explain={here}', '{here}'),
     *(Case('--workdir={run} --input=-', f'JAX_PLATFORMS={name}', environment={'JAX_PLATFORMS': name}, alone=True)
       for name in ('gpu', 'cuda', 'nonsense')),
+    # Documents
+    Case(RUN + '--documents=file', '--documents=file can be used only for a language model, but the run has task='),
+    *(Case(f'--workdir={{letters}} --input={{here}}/in.txt --documents={kind} --score', '{here}/in.txt:2: not UTF-8',
+           {'in.txt': b'"one"\n\xff\n'}) for kind in ('line', 'file', 'blank_line', 'jsonl')),
+    *(Case('--workdir={letters} --input=- --documents=jsonl' + score,
+           'stdin:2: must be a JSON string or an object with a string "text"', stdin=b'"one"\n' + line + b'\n')
+      for score, line in (('', b''), (' --score', b'one'), ('', b'{"prompt": "one"}'), (' --score', b'{"text": null}'),
+                          ('', b'["one"]'), ('', b'1e999'), ('', b'"\\ud800"'), ('', b'[' * 100_000))),
+    *(Case(f'--workdir={{letters}} --input={name} --documents=file', name)
+      for name in ('{here}', '{here}/none', '/dev/zero', '/proc/self/mem')),
+    Case('--workdir={letters} --input={here}/in.gz --documents=file', '{here}/in.gz', {'in.gz': 'one'}),
+    Case('--workdir={letters} --input=- --documents=blank_line --prefixes', '--prefixes can be used only for'),
+    Case('--workdir={letters} --input=- --documents=file --score --n_best=2', '--n_best'),
+    *(Case(f'--workdir={{letters}} --input={{here}}/in.txt {flags}',
+           "'\xe9' (2), '\u20ac' (1). The first is character 3 of " + where, {'in.txt': 'on\xe9\n\xe9\u20ac'},
+           status=0)
+      for flags, where in (('--score', 'line 1'), ('--documents=file --score', 'document 1'),
+                           ('--method=greedy --extra_length=1', 'line 1'),
+                           ('--documents=file --method=greedy --extra_length=1', 'document 1'))),
     # Arrays
     Case('--workdir={digits} --input={here}/none.npz', 'none.npz'),
     Case('--workdir={digits} --split=test --beam=3', '--beam=3'),
@@ -298,6 +333,35 @@ SLOW = [
     *(Case('--workdir={digits} --input={here}/data/in.npz', 'in.npz: inputs',
            npz('in', inputs=np.full((2, 8, 8, 1), size, kind)))
       for size, kind in ((1e300, np.float64), (3e38, np.float32), ('1e4000', np.longdouble), (1, complex))),
+    *(Case('--workdir={digits} --input={here}/data/in.npz', ('in.npz: inputs', *said), npz('in', inputs=inputs))
+      for inputs, *said in (
+          (np.zeros((8, 8, 1), np.uint8), 'inputs[None]'),
+          (np.zeros((2, 8, 8), np.uint8), 'inputs[..., None]'),
+          (np.zeros((2, 7, 8, 1), np.uint8), 'the model reads [n, 8, 8, 1]'),
+          (np.zeros(3, np.uint8), 'the model reads [n, 8, 8, 1]'),
+          (np.full((2, 8, 8, 1), -1), 'value -1 of example 0'),
+          (np.full((2, 8, 8, 1), 256), 'value 256 of example 0'),
+          (np.full((2, 8, 8, 1), 0.3), 'value 0.3 of example 0'),
+          (np.ones((2, 8, 8, 1)), 'only the values 0 and 1'),
+          (np.where(np.arange(128).reshape(2, 8, 8, 1) == 70, np.nan, 0), 'example 1 contains nan'),
+          (np.full((2, 8, 8, 1), 'a'), 'finite numbers'))),
+    *(Case(f'--workdir={{digits}} --input={{here}}/{name}', message, files) for name, message, files in (
+        ('in.png', '{here}/in.png cannot be read as an image', {'in.png': 'text'}),
+        ('in.png', '{here}/in.png cannot be read as an image', {'in.png': image(8, 8)[:40]}),
+        ('in.png', '{here}/in.png', {'in.png': GONE}),
+        ('in.png', 'the model reads [n, 8, 8, 1]', {'in.png': image(9, 8)}),
+        ('in.png', 'is a colour image', {'in.png': image(8, 8, 'RGB')}),
+        ('in.png', 'more than 8 bits', {'in.png': image(8, 8, 'I;16')}),
+        ('in', '{here}/in has no images', {'in/a.txt': 'text'}),
+        ('in', '{here}/in/b/c.png cannot be read as an image', {'in/a.png': image(8, 8), 'in/b/c.png': ''}),
+        ('in', 'has 9 x 8 pixels', {'in/a.png': image(8, 8), 'in/b.png': image(9, 8)}),
+        ('in.csv', 'Use an .npz file or images', {'in.csv': 'series,x\na,1\n'}))),
+    Case('--workdir={digits} --input={here}/in.npz --documents=file', '--documents=file can be used only for'),
+    Case('--workdir={digits} --input={here}/in.npz --n_best=2', '--n_best can be used only with --format=jsonl'),
+    Case('--workdir={digits} --input={here}/in.npz --n_best=11 --format=jsonl', '--n_best=11 must be from 1 to 10'),
+    Case('--workdir={digits} --input={here}/in.npz --seed=1', '--seed can be used only for text'),
+    Case('--workdir={digits} --input={here}/in.npz --attention --format=tsv', '--attention can be used only with'),
+    Case(RUN + '--format=tsv', '--format=tsv can be used only for images and series'),
     *(Case('--workdir={digits} --input={here}/in.npz', 'in.npz cannot be read', {'in.npz': npy(header)})
       for header in HEADERS),
     *(Case('--workdir={digits} --input={here}/in.npz', ('sizes.json', part),

@@ -7,7 +7,7 @@ QUICK = [
     Case('--noconfig.model.remat', '--config.model.remat needs a recipe. Add a recipe'),
     Case('', '--config is missing'),
     Case('--config= --workdir=', '--config is missing'),
-    Case('--config={root}/configs/demo.py --workdir={run}', '--config and --workdir exclude each other'),
+    Case('--config={root}/configs/demo.py --workdir={run}', '--config and --workdir cannot be used together'),
     Case('--config={root}/configs/demo.py --step=-1', '--step=-1'),
     Case('--config={root}/configs/demo.py --step=x', '--step=x'),
     Case('--config={root}/configs/demo.py --step=', '--step='),

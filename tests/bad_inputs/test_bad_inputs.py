@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 
+from tests.bad_inputs import examples
 from tests.bad_inputs.cases import Bench, Case
 
 SCRIPTS = {'train': 'train', 'decode': 'decode', 'sweep': 'sweep', 'show_batch': 'tools.show_batch',
@@ -23,16 +24,22 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(bench):
-    """The bench, with an additional run of a classifier."""
+    """The bench, with additional runs of a classifier and of a language model of characters."""
     bench.train('digits', '--config={root}/configs/digits_vit.py --workdir={new} --config.cache_dir={cache} '
+                '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
+                '--config.train.steps=2 --config.optimizer.warmup=1')
+    bench.train('letters', '--config={root}/configs/shakespeare_char.py --workdir={new} --config.cache_dir={cache} '
+                '--config.data.file={root}/LICENSE --config.data.context=16 --config.model.max_length=16 '
                 '--config.model.num_layers=1 --config.model.d_model=8 --config.model.d_ff=8 --config.model.num_heads=2 '
                 '--config.train.steps=2 --config.optimizer.warmup=1')
     return bench
 
 
 def of(kind):
+    more = {'train': examples.TRAIN, 'decode': examples.DECODE} if kind == 'SLOW' else {}
     return [pytest.param(name, case, id=f'{name}-{number}-{case.arguments[:60]}')
-            for name, table in TABLES.items() for number, case in enumerate(getattr(table, kind))]
+            for name, table in TABLES.items()
+            for number, case in enumerate([*getattr(table, kind), *more.get(name, [])])]
 
 
 @pytest.mark.parametrize('name, case', of('QUICK'))

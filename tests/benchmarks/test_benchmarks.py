@@ -67,6 +67,7 @@ def test_peers_that_are_refused(monkeypatch):
     check_peers(['json'], libraries, 'float32')
 
 
+@pytest.mark.slow
 def test_turns(tmp_path):
     log, here = tmp_path / 'log', 'tests.benchmarks.systems'
     systems = [System(name, f'{here}:logging_system', (str(log), name, seconds))
@@ -186,6 +187,7 @@ def test_the_operations_of_a_program():
     assert 'loops' in {op.kind for op in found.values()}
 
 
+@pytest.mark.slow
 def test_the_products_of_a_gradient():
     workload = dataclasses.replace(SMALL, num_layers=1)
     module, tokens = make_model(workload, 'float32'), jnp.ones((workload.batch, workload.length), jnp.int32)
@@ -261,6 +263,7 @@ def test_exponents():
     assert scaling.exponent(bent[::-1], 'ms') == pytest.approx(1)  # the flat beginning does not count
 
 
+@pytest.mark.slow
 def test_scaling(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(scaling, 'BASE', dataclasses.replace(SMALL, num_layers=1, d_model=32))
     monkeypatch.setattr(scaling, 'SIZES', {'vocabulary': [512, 4096]})

@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from configs import base, checks
+from configs import base, checks, digits_vit
 from configs.allowed import Between, Fraction, OneOf, Switch, Text
 from configs.options import BY_NAME, OPTIONS, choices
 from configs.tasks import TASKS
@@ -235,7 +235,8 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
     free = {'cache_dir', 'data.source_lang', 'data.target_lang', 'data.dir', 'data.name', 'data.file', 'data.feature',
             'data.splits.train', 'data.splits.validation', 'data.splits.test',
             'train.teacher', 'train.teacher_checkpoint', 'train.init_from',  # the other run says which
-            'train.frozen', 'train.lora_parts', 'train.edits',  # of which the model does
+            'train.guided_head',  # of which a rule does
+            'train.frozen', 'train.lora_parts', 'train.edits', 'track.places',  # of which the model does
             'track.wandb', 'track.mlflow',  # of which their servers do
             'eval.metric'}  # of which the task says what it may be
     assert {option.name for option in OPTIONS if isinstance(option.allowed, Text)} == free
@@ -246,10 +247,10 @@ def test_every_number_has_a_bound_and_every_word_its_choices():
 
 
 @pytest.mark.parametrize('arguments, message', [
-    ([], '--config is missing: give a recipe, for example --config=configs/demo.py'),
-    (['--config='], '--config is missing: give a recipe'),
+    ([], '--config is missing. Set it to a recipe, for example --config=configs/demo.py'),
+    (['--config='], '--config is missing. Set it to a recipe'),
     (['--config=configs/dmeo.py'], '--config=configs/dmeo.py does not exist: did you mean configs/demo.py?'),
-    (['--config=nothing_like_it.py'], 'does not exist: give a recipe, for example configs/demo.py'),
+    (['--config=nothing_like_it.py'], 'does not exist. Use the file of a recipe, for example configs/demo.py'),
     ([f'--config={ROOT}/configs/multi30k.py'], "config.data.dir='': must name the folder of the files"),
 ])
 def test_flag_without_a_recipe(monkeypatch, arguments, message):
@@ -268,3 +269,15 @@ def test_flag_with_a_recipe(monkeypatch):
     values(arguments)
     monkeypatch.setattr(flags, 'FLAGS', values)
     assert checks.config_from(holder).model.num_layers == 3
+
+
+@pytest.mark.parametrize('steps, asked, warmup, logged', [
+    (50, (), 5, 'config.optimizer.warmup=5 instead of 60, because the training has only 50 steps'),
+    (61, (), 60, ''), (50, ('optimizer.warmup',), 60, ''), (5, (), 1, 'warmup=1 instead of 60')])
+def test_a_warmup_that_is_too_long_is_shortened_unless_the_user_set_it(caplog, steps, asked, warmup, logged):
+    config = digits_vit.get_config()
+    config.optimizer.warmup, config.train.steps = 60, steps
+    checks.shorten_warmup(config, asked)
+    assert config.optimizer.warmup == warmup
+    assert logged in caplog.text and bool(logged) == bool(caplog.text)
+    assert bool(checks.config_problems(config)) == bool(asked)

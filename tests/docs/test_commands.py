@@ -1,6 +1,7 @@
 """Every command block of README.md, CONTRIBUTING.md and docs/ runs unchanged in a copy of the tree.
 
-Trainings in text or tables do not run, but their options are checked.
+Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py. Trainings in text or tables
+do not run, but their options are checked.
 
 In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
 targets. DIR, FILE, PAIRS.tsv and other names of the reader's files exist.
@@ -47,11 +48,12 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:], *(f'--config.{{key}}={{value}}'
 PAGES = ['README.md', 'CONTRIBUTING.md', *sorted(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md'))]
 
 
-def blocks():
-    """Yields (page, language, code) of each fenced block that runs."""
-    for page in PAGES:
-        for language, code in re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M):
-            yield page, language, code
+def blocks(interchange):
+    """Returns (page, language, code) of the fenced blocks that need the extra `interchange`, or of all others."""
+    found = [(page, language, code) for page in PAGES for language, code in
+             re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M)]
+    return [(page, language, code) for page, language, code in found
+            if interchange == (page == 'docs/deploying.md' or 'ctranslate2' in code)]
 
 
 def trainings():
@@ -99,12 +101,13 @@ def bash(code, tree, environment):
     return done.stdout
 
 
-@pytest.mark.parametrize('page, language, code', list(blocks()))
-def test_a_block_of_the_documentation_runs(tree, page, language, code):
-    if page == 'docs/deploying.md' or 'ctranslate2' in code:
-        for library in 'ctranslate2', 'safetensors':
-            pytest.importorskip(library, reason="it is in the extra 'interchange', and is not installed here")
+def run_block(tree, language, code):
     bash(code if language == 'sh' else f'python - <<"END"\n{code}\nEND', *tree)
+
+
+@pytest.mark.parametrize('page, language, code', blocks(interchange=False))
+def test_a_block_of_the_documentation_runs(tree, page, language, code):
+    run_block(tree, language, code)
 
 
 @pytest.mark.parametrize('page, command', list(trainings()))

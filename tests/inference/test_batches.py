@@ -50,7 +50,8 @@ SEARCHES = {
 }
 
 
-SLOW = {'rotary', 'learned', 'relative', 'language model, alibi'}  # they take the same paths as the other models
+# Each kind of model is tested in tests/inference/test_log_probs.py too.
+SLOW = MODULES.keys() - {'transformer'}
 
 
 @pytest.fixture(scope='module', params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
@@ -250,7 +251,7 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch):
         list(batches.find_in_threads(find, [[0], [1], [2]], 2))
 
 
-@pytest.mark.parametrize('search', [name if name in ('beam', 'samples') else pytest.param(name, marks=pytest.mark.slow)
+@pytest.mark.parametrize('search', [name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow)
                                     for name in SEARCHES])
 def test_threads_find_what_one_finds_and_compile_no_more(search, monkeypatch):
     module, ones = Transformer(blocks(), 1, SIZE, SIZE), np.ones((1, 4), np.int32)

@@ -62,6 +62,7 @@ def texts(count, most):
     return [''.join(rng.choice(list('abc'), rng.integers(0, most))) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_pairs_in_batches_have_the_log_probability_of_each_alone(translating, monkeypatch):
     monkeypatch.setattr(forced_module, 'TOKENS', 64)  # long ones are fewer at a time
     pairs = list(zip(texts(21, 9), texts(20, 30) + [''], strict=True))

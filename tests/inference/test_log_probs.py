@@ -120,6 +120,7 @@ def test_of_a_continuation_that_ends_or_is_cut_off(generating, search):
     assert 0.05 < np.mean([each.ended for _, each in found]) < 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['greedy', 'sample'])
 def test_of_a_continuation_that_windows_are_joined_to(generating, method):
     """Prompts of 20 tokens in a window of 32: 12 tokens more, then the last 16 are read and 16 written, and again."""
@@ -141,7 +142,7 @@ def test_of_a_continuation_that_windows_are_joined_to(generating, method):
     assert max(lengths) > 12  # beyond the first window
 
 
-@pytest.mark.parametrize('method', ['greedy', 'sample'])
+@pytest.mark.parametrize('method', [pytest.param('greedy', marks=pytest.mark.slow), 'sample'])
 def test_a_continuation_does_not_depend_on_its_neighbours(generating, method):
     """Of prompts of many lengths, some of them longer than a window: each fills its own windows."""
     options = SearchOptions(method=method, extra_length=70, batch_size=4, temperature=0.4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference.predict import Predictor
-from input_pipeline.arrays import Preprocessing
+from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
 
@@ -19,7 +19,8 @@ def predictor():
     module = nn.Sequential([lambda inputs: inputs[:, 0], nn.Dense(2, use_bias=False)])
     params = jax.tree.map(lambda kernel: np.eye(2, dtype=np.float32),
                           module.init(jax.random.key(0), np.zeros((1, 4, 2), np.float32))['params'])
-    return Predictor(module, params, None, Preprocessing([5.0, 5.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]), (4, 2))
+    return Predictor(module, params, InputFormat(
+        (4, 2), Preprocessing([5.0, 5.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]), targets=('0', '1')))
 
 
 @pytest.mark.parametrize('inputs', [SERIES, SERIES.astype(np.float32), SERIES.tolist(), SERIES[:0]])
@@ -33,10 +34,10 @@ def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
     (SERIES[0], r'inputs have the shape \(4, 2\), but the model reads \[n, 4, 2\]'),
     (SERIES[:, :3], r'inputs have the shape \(3, 3, 2\)'),
     (SERIES[..., None], r'inputs have the shape \(3, 4, 2, 1\)'),
-    (SERIES.astype(object), r'inputs must be finite numbers \(their type is object\)'),
-    (SERIES.astype(complex), r'inputs must be finite numbers \(their type is complex128\)'),
+    (SERIES.astype(object), r'inputs must be finite numbers, but their type is object'),
+    (SERIES.astype(complex), r'inputs must be finite numbers, but their type is complex128'),
     (SERIES.astype(str), 'inputs must be finite numbers'),
-    (SERIES > 5, r'inputs must be finite numbers \(their type is bool\)'),
+    (SERIES > 5, r'inputs must be finite numbers, but their type is bool'),
     (SERIES * np.nan, 'inputs must be finite numbers'),
     (SERIES * 1e300, 'inputs must be finite numbers'),
     (SERIES * 1e37, 'inputs cannot be standardised: index . of the last axis has a value of .*e[+]3'),
@@ -45,6 +46,21 @@ def test_arrays_and_lists_are_predicted_from(predictor, inputs, batch_size):
 def test_other_inputs_are_refused(predictor, inputs, message):
     with pytest.raises(UserError, match=message):
         predictor.predict(inputs)
+
+
+def test_predicted_values_have_names_and_no_probabilities(predictor):
+    predictions = predictor.answer_raw(SERIES, names=['a', 'b', 'c'])
+    np.testing.assert_allclose(predictions.values, (SERIES[:, 0] - 5) / 2, rtol=1e-5)
+    prediction = predictions[1]
+    assert prediction.name == 'b' and prediction.values == pytest.approx(
+        {'0': (SERIES[1, 0, 0] - 5) / 2, '1': (SERIES[1, 0, 1] - 5) / 2}, rel=1e-5)
+    assert prediction.cells == tuple(f'{value:.6g}' for value in predictions.values[1])
+    assert prediction.as_json(1) == {'name': 'b', 'values': prediction.values}
+    for name in 'classes', 'labels', 'probabilities':
+        with pytest.raises(UserError, match='this run predicts values, not classes. Use .values'):
+            getattr(predictions, name)
+    with pytest.raises(UserError, match='predicts values'):
+        prediction.label  # noqa: B018
 
 
 @pytest.mark.parametrize('batch_size', [0, -1, np.int64(0), 10 ** 9])

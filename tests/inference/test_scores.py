@@ -3,11 +3,13 @@ import subprocess
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from sacrebleu.metrics.bleu import BLEU
 
 from analysis.pictures import attention_figure, chosen, save_figure
 from inference.moses import MosesTokens
 from inference.scores import (
+    classification_scores,
     compare_translations,
     confidence_intervals,
     corpus_scores,
@@ -94,7 +96,8 @@ def test_moses_bleu_is_bleu_of_its_tokens():
     assert scores['bleu_lowercased_moses'] == pytest.approx(bleu_of_tokens(tokens, list(MOSES.values())), abs=1e-6)
 
 
-@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'), ('ja', 'ja'),
+@pytest.mark.parametrize('language, rules', [('de', 'de'), ('pt_BR', 'pt'), ('fr-FR', 'fr'),
+                                             pytest.param('ja', 'ja', marks=pytest.mark.slow),
                                              ('xx', 'en'), ('', 'en'), ('tlh', 'en')])
 def test_a_language_without_rules_gets_those_of_english_and_a_warning(language, rules, caplog):
     caplog.set_level('WARNING', logger='allyouneed')
@@ -112,6 +115,7 @@ LINES = [f'{noun} number {number} sits near the {other} , and the {other} sees i
          enumerate([('cat', 'dog'), ('House', 'tree'), ('man', 'river')] * 20)]
 
 
+@pytest.mark.slow
 def test_a_confidence_interval_is_that_of_resampled_sentences():
     outputs = noisy(LINES, 0.3, seed=0)
     found, scores = confidence_intervals(outputs, LINES, 'en'), corpus_scores(outputs, LINES, 'en')
@@ -183,7 +187,7 @@ def test_a_layer_and_a_head_are_chosen(look, kind, panels):
 
 @pytest.mark.parametrize('weights, look, message', [
     (WEIGHTS, 'decoder', "attention of kind encoder, cross, not 'decoder'"), (WEIGHTS, 'cross:3', "no layer '3'"),
-    (WEIGHTS, 'cross:1:4', "no head '4'. Use 1 to 3"), (WEIGHTS, 'cross:x', "no layer 'x'"),
+    (WEIGHTS, 'cross:1:4', "no head '4'. Use a number from 1 to 3"), (WEIGHTS, 'cross:x', "no layer 'x'"),
     (WEIGHTS, 'cross:1:1:1', r'must be KIND\[:LAYER\[:HEAD\]\]'), ({}, '', 'no attention weights')])
 def test_what_is_not_there_cannot_be_chosen(weights, look, message):
     with pytest.raises(UserError, match=message):
@@ -217,11 +221,40 @@ def test_a_table_gives_every_cell_back_to_the_byte(tmp_path):
 @pytest.mark.parametrize('unit', [1e-25, 1.0, 1e25])
 def test_errors_of_a_regression_in_any_unit(unit):
     targets = np.float32([[-2], [0], [2]]) * np.float32(unit)
-    scores = regression_scores(targets + np.float32(unit), targets)  # each is wrong by 1; the variance is 8 / 3
+    scores = regression_scores(targets + np.float32(unit), targets, ['0'])  # each is wrong by 1; the variance is 8 / 3
     assert scores['root_mean_squared_error'] == pytest.approx(unit) == scores['mean_absolute_error']
     assert scores['r_squared'] == pytest.approx(1 - 3 / 8)
 
 
 def test_targets_that_do_not_vary_have_no_r_squared():
-    scores = regression_scores(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]))
+    scores = regression_scores(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), ['0'])
     assert 'r_squared' not in scores and scores['mean_absolute_error'] == 1.5
+
+
+def test_several_targets_are_measured_one_by_one_and_on_average():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=(50, 3)) * [1, 1e6, 0]
+    values = targets + rng.normal(size=(50, 3)) * [2, 1e5, 1]
+    scores = regression_scores(values, targets, ['small', 'large', 'constant'])
+    for index, name in enumerate(['small', 'large', 'constant']):
+        pair = targets[:, index], values[:, index]
+        expected = {'root_mean_squared_error': sklearn.metrics.root_mean_squared_error(*pair),
+                    'mean_absolute_error': sklearn.metrics.mean_absolute_error(*pair),
+                    'r_squared': sklearn.metrics.r2_score(*pair)}
+        assert scores['targets'][name] == pytest.approx({
+            metric: value for metric, value in expected.items() if metric != 'r_squared' or name != 'constant'})
+    assert scores['r_squared'] == pytest.approx(sklearn.metrics.r2_score(targets[:, :2], values[:, :2]))
+    assert scores['root_mean_squared_error'] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, values))
+    assert 'targets' not in regression_scores(values[:, :1], targets[:, :1], ['small'])
+
+
+def test_a_confusion_matrix_is_sparse_and_names_the_most_confused_classes():
+    classes = [f'class {number}' for number in range(10_000)]
+    targets, predicted = np.array([5, 5, 5, 9_999, 7, 7]), np.array([5, 8, 8, 9_999, 7, 5])
+    log_probs = np.full((6, 10_000), -20.0)
+    log_probs[np.arange(6), predicted] = -0.1
+    scores = classification_scores(log_probs, targets, classes)
+    assert scores['confusion_matrix'] == {'class 5': {'class 5': 1, 'class 8': 2}, 'class 9999': {'class 9999': 1},
+                                          'class 7': {'class 7': 1, 'class 5': 1}}
+    assert scores['most_confused'] == ['class 5 as class 8: 2 of 3', 'class 7 as class 5: 1 of 2']
+    assert scores['accuracy'] == 0.5 and scores['loss'] == pytest.approx((3 * 0.1 + 3 * 20) / 6)

@@ -242,6 +242,7 @@ def test_the_length_penalty_is_the_papers():
     assert float(length_penalty(1, 0.6)) == 1
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 2 ** 32 - 1))
 def test_the_largest_are_top_ks_with_ties_and_in_any_number(size, count, parts, kinds, seed):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from configs.tasks import BUILTIN_ARRAYS
-from input_pipeline import dynamics
-from input_pipeline.array_files import Examples
+from input_pipeline import dynamics, splits
 from input_pipeline.arrays import BUILTIN, ArrayData, ArrayPlan, open_arrays
+from input_pipeline.examples import Examples
 from input_pipeline.preprocessing import Preprocessing
 from input_pipeline.splits import Parts
 from runtime.errors import UserError
@@ -41,7 +42,8 @@ def open_builtin(name, **changes):
                        labelled=name != 'pendulum')
 
 
-@pytest.fixture(scope='module', params=BUILTIN_ARRAYS)
+@pytest.fixture(scope='module', params=[
+    pytest.param(name, marks=[pytest.mark.slow] if name == 'dynamics' else []) for name in BUILTIN_ARRAYS])
 def builtin(request):
     return request.param, open_builtin(request.param)
 
@@ -95,7 +97,7 @@ def test_folder_without_a_data_set(tmp_path):
 
 @pytest.mark.parametrize('test, message', [
     ((INPUTS[:, :6], CLASSES), r'file of test: inputs are float64 \(6, 2\), but .* split they are float64 \(7, 2\)'),
-    ((INPUTS, CLASSES + 1), 'file of test: class 4 of example 3, but the classes of the training split are 0 to 3'),
+    ((INPUTS, CLASSES + 1), 'file of test: example 3 has class 4, but the classes of the training split are 0 to 3'),
     ((INPUTS, CLASSES / 2), r'file of test: class 0\.5 of example 1: classes must be whole numbers from 0'),
 ])
 def test_splits_must_fit_the_training_split(test, message):
@@ -137,7 +139,7 @@ def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
 
 
 def test_a_split_has_as_many_values_as_the_training_split():
-    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but in the training split .* \(10, 2\)'):
+    with pytest.raises(UserError, match=r'targets have the shape \(10, 1\), but in the training split .* \(10, 2\)'):
         in_memory(INPUTS, INPUTS[:, 0], False, test=(INPUTS, CLASSES)).targets('test')
 
 
@@ -155,12 +157,57 @@ def test_the_task_and_not_the_type_says_what_targets_are(kind):
     (CLASSES + 0.25, r'file of train: class 0\.25 of example 0: classes must be whole numbers from 0'),
     (np.where(CLASSES == 3, 2.5, CLASSES), r'file of train: class 2\.5 of example 3: .* Use task=regression'),
     (CLASSES - 1.0, r'file of train: class -1\.0 of example 0: classes must be'),
-    (INPUTS[:, 0], r'file of train: targets of shape \(10, 2\), but an example has one class\. .* Use task=regression'),
+    (INPUTS[:, 0], r'train: the targets have the shape \(10, 2\), but an example has one class\. .* task=regression'),
     (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
 ])
 def test_what_is_no_class_is_refused(targets, message):
     with pytest.raises(UserError, match=message):
         in_memory(INPUTS, targets).targets('train')
+
+
+# Warnings
+
+def logged(caplog, data, *splits_to_read):
+    splits.warn.cache_clear()
+    caplog.clear()
+    for split in splits_to_read:
+        data.targets(split)
+    return caplog.text
+
+
+@pytest.mark.parametrize('targets, message', [
+    (CLASSES * 0 + 1, r"file of train: all 10 examples have the class '1'\. A model cannot learn to distinguish"),
+    (CLASSES * 7, r'file of train: 18 of 22 classes have no training examples: 1, 2, 3, 4, 5 and 13 more\. Number the'),
+    (np.arange(10), r'file of train: 10 of 10 classes have only one example: 0, 1, 2, 3, 4 and 5 more\. Check that'),
+    (np.array(['cat'] * 10), "all 10 examples have the class 'cat'"),
+])
+def test_classes_that_cannot_be_learned_are_logged_with_counts(caplog, targets, message):
+    assert re.search(message, logged(caplog, in_memory(INPUTS, targets), 'train'))
+
+
+def test_examples_and_groups_that_are_also_in_training_are_logged_with_counts(caplog):
+    def load(split):
+        mixed = np.concatenate([INPUTS[7:] + 1, INPUTS[3:5]])
+        inputs = {'train': INPUTS, 'validation': INPUTS + 1, 'test': mixed}[split]
+        groups = {'train': list('aabbccddee'), 'validation': list('xyxyxyxyae'), 'test': list('uvwxy')}[split]
+        return Examples(inputs, np.arange(len(inputs)) % 4, f'file of {split}', np.array(groups))
+
+    data = ArrayData(load, True)
+    assert 'also in the training data' not in logged(caplog, data, 'train')
+    text = logged(caplog, data, 'validation', 'test')
+    assert 'file of validation: 2 of 4 groups are also in the training data, such as \'a\'' in text
+    assert 'file of test: 2 of 5 examples are also in the training data, such as example 3. Their scores do' in text
+    assert 'file of validation: ' not in text.replace('file of validation: 2 of 4 groups', '')
+
+
+def test_series_that_look_like_greyscale_images_are_logged(caplog):
+    squares = np.random.default_rng(0).normal(size=(10, 32, 32))
+    text = logged(caplog, in_memory(squares, CLASSES), 'train')
+    assert ('inputs of shape (10, 32, 32) are read as series of 32 steps with 32 channels. If they are greyscale '
+            'images, add the axis of channels: inputs[..., None]') in text
+    assert 'greyscale' not in logged(caplog, in_memory(INPUTS, CLASSES), 'train')
+    with pytest.raises(UserError, match=r'crop=1 .* series of shape \(10, 32, 32\)\. .*inputs\[\.\.\., None'):
+        ArrayPlan(in_memory(squares, CLASSES), 'train', rows=4, seed=0, crop=1)
 
 
 # TFDS. The dataset is built by a process of its own, as in test_sources.py; PNG bytes, which need no TensorFlow.
@@ -442,7 +489,10 @@ def test_splits_may_be_of_different_types(kind):
     np.testing.assert_array_equal(data.inputs('test'), raw)
 
 
-def test_images_of_bytes_and_of_other_numbers_do_not_go_together():
+def test_a_split_of_images_in_another_encoding_is_converted_if_this_is_exact():
     pictures = images(10)
-    with pytest.raises(UserError, match=r'file of test: inputs are float32 .* training split they are uint8'):
-        in_memory(pictures, CLASSES, test=(pictures.astype(np.float32) / 255, CLASSES)).inputs('test')
+    data = in_memory(pictures, CLASSES, test=(pictures.astype(np.float32) / 255, CLASSES),
+                     validation=(pictures / 510, CLASSES))
+    np.testing.assert_array_equal(data.inputs('test'), pictures, strict=True)
+    with pytest.raises(UserError, match=r'file of validation: inputs: value 0\.\d+ of example 0 is neither a byte'):
+        data.inputs('validation')

@@ -133,7 +133,7 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Give the folder of"),
+    ({'dir': '/no/where'}, r"config\.data\.dir='/no/where' is not a folder\. Set it to the folder of"),
     ({'file': '/no/where'}, r"config\.data\.file='/no/where' does not exist, or is not a file"),
     ({'source': 'text'}, r"config\.data\.source='text': must be one of builtin, files, tfds for this task"),
 ])
@@ -145,7 +145,7 @@ def test_what_is_not_there(options, message):
 def test_missing_split(tmp_path):
     (tmp_path / 'val').mkdir()
     for split, name in (('train', 'train'), ('validation', 'val')):
-        with pytest.raises(UserError, match=rf'For the {split} split, .* must have {name}\.txt, {name}\.txt\.gz or a '
+        with pytest.raises(UserError, match=rf'for the {split} split, .* must have {name}\.txt, {name}\.txt\.gz or a '
                                             rf'folder {name} of text files\. See config.data.dir and splits.{split}'):
             read(split, dir=tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'test'})
 

@@ -96,7 +96,7 @@ def test_a_damaged_shard_of_an_interrupted_build_is_built_again(folder, tmp_path
     remove = shards.remove_damaged
     monkeypatch.setattr(shards, 'remove_damaged', damage)
     assert contents(build_together(tmp_path / 'store', *parts(folder))) == at_once(folder, tmp_path / 'once')
-    assert 'the checksum of source.tokens differs' in logged.text
+    assert 'source.tokens does not match its checksum' in logged.text
 
 
 def test_a_large_text_without_a_row_that_is_kept(folder, tmp_path):
@@ -178,7 +178,7 @@ def workers_of(pid):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks for processes in /proc')
-@pytest.mark.parametrize('victim', ['a worker', 'the process'])
+@pytest.mark.parametrize('victim', ['a worker', pytest.param('the process', marks=pytest.mark.slow)])
 def test_who_is_killed_loses_a_shard_only(victim, folder, tmp_path):
     """Wherever the kill falls: the next build, or the workers that are left, make up for it."""
     rng = random.Random(victim)

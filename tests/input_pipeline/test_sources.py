@@ -124,7 +124,7 @@ def test_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(UserError, match=r'config\.data\.dir=.*nowhere.* is not a folder\. Give the folder of'):
+    with pytest.raises(UserError, match=r'config\.data\.dir=.*nowhere.* is not a folder\. Set it to the folder of'):
         read(tmp_path / 'nowhere')
 
 
@@ -188,7 +188,7 @@ def test_fingerprint_tells_directions_apart(tmp_path):
 
 
 def test_builtin_fingerprint_follows_the_pairs(monkeypatch):
-    def make_corpus(source, target, seed):
+    def make_corpus(source, target, seed, **_):
         return {split: [(f'{split} {seed}', target)] for split in ('train', 'test')}
 
     monkeypatch.setattr('input_pipeline.builtin.make_corpus', make_corpus)

@@ -96,7 +96,7 @@ def test_log_probabilities_are_ours(kind, options, tmp_path):
 
 @pytest.mark.parametrize('kind, options', IMPOSSIBLE, ids=str)
 def test_what_it_cannot_compute_is_refused_by_the_name_of_the_option(kind, options, tmp_path):
-    with pytest.raises(UserError, match='CTranslate2 cannot compute this model: config.model.') as refused:
+    with pytest.raises(UserError, match='does not support these options of the model: config.model.') as refused:
         write_ctranslate2(random_model(kind, options, tmp_path), tmp_path)
     assert any(name in str(refused.value) for name in options)
     assert not list(tmp_path.iterdir())

@@ -59,7 +59,7 @@ def test_sums_and_gradients_are_those_of_the_logits(monkeypatch, form, shape, ti
         assert not biased or np.all(grads.table[jnp.array(ABSENT_TOKENS)] == 0)
 
 
-@pytest.mark.parametrize('tile', [1 << 20, 1000])
+@pytest.mark.parametrize('tile', [pytest.param(1 << 20, marks=pytest.mark.slow), 1000])
 def test_in_bfloat16_the_sums_are_of_float32(monkeypatch, tile):
     monkeypatch.setattr(tiled, 'TILE', tile)
     rng = np.random.default_rng(5)
@@ -140,6 +140,7 @@ def test_accuracy_is_the_rate_at_which_the_target_is_the_argmax(form):
     assert (tied * np.asarray(weights)).sum() > accuracy  # targets whose logit equals the maximum, after the argmax
 
 
+@pytest.mark.slow
 def test_a_gradient_that_a_tiled_loss_lacks_raises():
     projection, targets, weights = random_inputs()
     with pytest.raises(NotImplementedError, match=r"not of 'nll'. Use cross_entropy\(projection.logits\(\)"):

@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_or_stopped(count, victim, fault, within, data,
         seconds = job.wait(others, within)
         for number in others:
             assert job.processes[number].returncode == STOPPED
-            assert 'run the same command again' in reason(job.said(number))
+            assert 'Run the same command again' in reason(job.said(number))
         told = reason(job.said(others[0]))
     resumed = goes_on(count, workdir, data, cache, tmp_path / 'again', whole(count))
     print(f'DRILL {count} processes, {fault.name} to process {victim} -> '

@@ -85,7 +85,7 @@ def whole(tmp_path_factory, cache):
 @pytest.mark.parametrize('count, numbers, patience, status, message', [
     (3, [0, 1, 1], 60, 2, 'two processes have --process_id=1'),
     (2, [0], 2, STOPPED, 'process 1 of 2 did not arrive at localhost:.*; process 0 arrived'),
-    (2, [1], 2, STOPPED, 'process 0 does not answer there')])
+    (2, [1], 2, STOPPED, 'process 0 does not answer at this address')])
 def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, numbers, patience, status, message,
                                                                        cache, tmp_path):
     with Job(len(numbers), [[*arguments(tmp_path / 'run', cache), f'--patience={patience}']] * len(numbers),

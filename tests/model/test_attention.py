@@ -269,7 +269,7 @@ def test_general_attention_starts_as_the_scaled_dot_product():
 
 
 def test_an_unknown_score_is_named():
-    with pytest.raises(ValueError, match="score='cosine' is not one of scaled_dot, dot, general, additive"):
+    with pytest.raises(ValueError, match="score='cosine' must be one of scaled_dot, dot, general, additive"):
         MultiHeadAttention(1, 4, 4, 4, score='cosine').init(jax.random.key(0), *[jnp.zeros((1, 2, 4))] * 2)
 
 

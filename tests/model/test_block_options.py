@@ -77,7 +77,7 @@ def test_grouped_queries_are_heads_with_the_same_keys_and_values(score, kernel):
 
 
 def test_heads_of_keys_that_do_not_divide_those_of_queries_are_an_error():
-    with pytest.raises(ValueError, match='num_key_value_heads=4 does not divide num_heads=6'):
+    with pytest.raises(ValueError, match='num_key_value_heads=4 must divide num_heads=6'):
         MultiHeadAttention(6, 8, 4, 4, num_key_value_heads=4).init(jax.random.key(0), *[jnp.ones((1, 2, 8))] * 2)
 
 

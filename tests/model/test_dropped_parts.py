@@ -131,7 +131,8 @@ def test_sublayers_are_left_out_each_for_itself():
 
 @pytest.mark.parametrize('remat', [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('make, inputs', [
-    (lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS}),
+    pytest.param(lambda config: Transformer(config, 2, 12, 12), {'source': TOKENS, 'target': TOKENS},
+                 marks=pytest.mark.slow),
     (lambda config: LanguageModel(config, 2, 12), {'tokens': TOKENS}),
     (lambda config: PatchTransformer(config, 2, 4, 5), {'inputs': normal(0, 2, 8, 8, 1)})],
     ids=['transformer', 'language_model', 'patches'])

@@ -102,7 +102,7 @@ def test_learned_positions_that_are_too_short_are_an_error():
 
 
 def test_unknown_scheme_is_an_error():
-    with pytest.raises(ValueError, match=f"position='rotation' is not one of {', '.join(SCHEMES)}"):
+    with pytest.raises(ValueError, match=f"position='rotation' must be one of {', '.join(SCHEMES)}"):
         PositionalEncoding('rotation', 6, max_length=4).init(jax.random.key(0), jnp.arange(3), 3)
 
 

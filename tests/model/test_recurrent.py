@@ -272,8 +272,8 @@ def test_a_length_has_no_limit():
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'readout': 'mean'}, "readout='mean' is not one of maxout, linear"),
-    ({'share_embeddings': 'some'}, "share_embeddings='some' is not one of all, target, none"),
+    ({'readout': 'mean'}, "readout='mean' must be one of maxout, linear"),
+    ({'share_embeddings': 'some'}, "share_embeddings='some' must be one of all, target, none"),
     ({'share_embeddings': 'all', 'sizes': (VOCAB, VOCAB + 1)}, 'needs one vocabulary.* 12 pieces .* 13')])
 def test_options_that_do_not_fit_are_errors(options, message):
     with pytest.raises(ValueError, match=message):

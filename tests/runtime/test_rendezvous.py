@@ -58,7 +58,7 @@ def test_a_missing_process_is_named_and_is_no_error_of_the_user(caplog):
 
 def test_a_missing_process_0_is_no_error_of_the_user():
     [error] = gather((2, 1), patience=0.5)
-    assert isinstance(error, Missing) and 'process 0 does not answer there' in str(error)
+    assert isinstance(error, Missing) and 'process 0 does not answer at this address' in str(error)
 
 
 @pytest.mark.parametrize('processes, message', [
@@ -71,6 +71,7 @@ def test_wrong_numbers_are_errors_of_the_user_in_every_process(processes, messag
     assert any(re.search(message, str(error)) for error in errors), errors
 
 
+@pytest.mark.slow
 def test_a_second_process_0_is_an_error_of_the_user_in_both():
     port = free_port()
     errors = gather((2, 0), (2, 0), port=port, patience=5)
@@ -109,6 +110,7 @@ def test_a_process_that_was_started_again_takes_the_place_of_the_dead_one():
         assert gather((4, 1), (4, 3), port=port) == [None] * 2 and first.result() == [None, None]
 
 
+@pytest.mark.slow
 def test_another_program_at_the_address_is_named():
     with socket.create_server(('localhost', 0)) as other:
         def answer():
@@ -118,7 +120,7 @@ def test_another_program_at_the_address_is_named():
             connection.close()
         threading.Thread(target=answer, daemon=True).start()
         [error] = gather((2, 1), port=other.getsockname()[1], patience=0.3)
-    assert isinstance(error, UserError) and 'another program answers there' in str(error)
+    assert isinstance(error, UserError) and 'another program answers at this address' in str(error)
 
 
 def test_noise_at_the_port_does_not_disturb_the_meeting():

@@ -55,7 +55,7 @@ def test_a_plan_by_formula_is_printed():
 @pytest.mark.parametrize('arguments, message', [
     (['--config=configs/demo.py'], '--topology is missing. Use for example --topology=v5e:4x4'),
     (['--config=configs/digits_vit.py', '--topology=h100:8'],
-     'config.task=classification: plans support translation and language_model only'),
+     'config.task=classification: must be translation or language_model for a plan'),
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000000000'],
      '--slices=1000000000000: must be from 1 to 1,000,000'),
     (['--config=configs/demo.py', '--topology=h100:8', '--slices=1000000'],
@@ -78,7 +78,7 @@ def test_where_libtpu_is_missing_it_says_how_to_have_it():
 
 
 @pytest.mark.parametrize('options, length, message', [
-    ({'parallel__data': 3}, None, 'data=3, fsdp=1, tensor=1 do not multiply to the 8 devices of h100:8. Set one'),
+    ({'parallel__data': 3}, None, 'product of data=3, fsdp=1, tensor=1 is not the number of devices of h100:8, 8'),
     ({}, 1_000_000, 'must hold 8 sentences of 1000000 tokens. Use at least 8000000, or reduce --length'),
     ({'train__teacher': 'runs/demo'}, None, 'config.train.teacher=runs/demo: plans do not support'),
 ])
@@ -87,6 +87,7 @@ def test_what_cannot_be_planned(options, length, message):
         by_formula(small(**options), parse_topology('h100:8'), length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [{'train__accumulate': 7}, {'batch__tokens': 512}])
 def test_rows_of_padding_are_planned_as_they_are_trained(options):
     """7 parts, or 8 devices, do not divide the rows of a batch."""
@@ -108,6 +109,7 @@ def test_arithmetic_and_memory_are_those_of_the_model():
     assert not figures.collectives
 
 
+@pytest.mark.slow
 def test_flops_are_six_for_each_parameter_and_token():
     recipe = Recipe(wmt14_base.get_config())
     embedded = 37_000 * 512  # as the output projection it is a matrix too
@@ -144,13 +146,14 @@ def test_the_search_prefers_what_fits_and_is_fastest():
     assert [each.fits for each in plans] == sorted((each.fits for each in plans), reverse=True)
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_told_with_what_would_fit():
     config, topology = lm_1b.get_config(), parse_topology('v5e:4x4')
     config.model.update(num_layers=1, d_model=8192, d_ff=32_768)
     whole = by_formula(config, topology)
     assert not whole.fits  # parameters and moments of 1.3 billion on every chip of 16 GiB
     assert 'available 16.00 GiB' in described(whole)
-    with pytest.raises(UserError, match='By formula this would fit: .*fsdp=') as error:
+    with pytest.raises(UserError, match='By formula, these options would fit: .*fsdp=') as error:
         raise too_large(whole, 2.0 ** 35, 2.0 ** 34)
     assert '16.00 GiB, but the step needs about 32.00 GiB' in str(error.value)
     flags = dict(each.removeprefix('--config.').split('=') for each in str(error.value).split() if '--config' in each)

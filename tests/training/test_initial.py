@@ -73,6 +73,7 @@ def test_a_resumed_run_keeps_its_preprocessing(cache, tmp_path):
     assert steps(tmp_path / 'run')[-1] == 4 and preprocessing(tmp_path / 'run') == sizes['preprocessing']
 
 
+@pytest.mark.slow
 def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp_path):
     config = series_config(cache, write_series(tmp_path / 'data', classes=5))
     config.train.steps += 2  # a finished run reads no data
@@ -80,6 +81,7 @@ def test_data_of_other_sizes_than_those_of_the_run_are_refused(three, cache, tmp
         start(three, config)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
     classes = 5
     caplog.set_level(logging.INFO)
@@ -97,6 +99,23 @@ def test_a_classifier_of_another_number_of_classes_begins_with_a_fresh_head(thre
         line = next(record.getMessage() for record in caplog.records if 'randomly: ' in record.getMessage())
         assert re.search(f'{name} \\({shapes}\\)', line), line
     assert np.abs(found['head/kernel']).max() > 0.01 and np.abs(found['head/bias']).max() < 1e-6
+
+
+def test_a_classifier_of_other_classes_begins_with_a_fresh_head(three, cache, tmp_path, caplog):
+    """The number of classes is the same. The encoder is frozen."""
+    caplog.set_level(logging.INFO)
+    folder = write_series(tmp_path / 'data')
+    for split in 'train', 'validation', 'test':
+        with np.load(folder / f'{split}.npz') as arrays:
+            np.savez(folder / f'{split}.npz', inputs=arrays['inputs'],
+                     targets=np.array(['ape', 'bee', 'cat'])[arrays['targets']])
+    start(tmp_path / 'run', series_config(cache, folder, train__init_from=str(three), train__frozen='encoder',
+                                            seed=1))
+    theirs, found = params(three), params(tmp_path / 'run')
+    assert np.abs(found['head/kernel'] - theirs['head/kernel']).max() > 0.05
+    assert all(np.array_equal(found[name], theirs[name]) for name in theirs if name.startswith('encoder'))
+    assert ('the head starts with random values, because the outputs differ: the classes 0, 1, 2 in '
+            f'{three}, the classes ape, bee, cat in this run') in caplog.text
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def test_steps_and_evaluations_are_measured_and_compilations_are_not(clock, cach
     assert time.seconds_after(50) == pytest.approx(50 * 3 + 60), 'slower steps correct the estimate'
 
 
+@pytest.mark.slow
 def test_a_training_reports_an_estimate_once_it_has_measured_steps(tmp_path, cache, said, monkeypatch):
     shown = []
     monkeypatch.setattr(ProgressBar, 'show_step', lambda self, seconds: shown.append(seconds))

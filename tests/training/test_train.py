@@ -94,6 +94,7 @@ except UserError as error:
     assert 'ConfigDict' in done.stdout and "'seed'" in done.stdout and not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_in_a_notebook_it_draws_a_curve_and_prints_the_log(tmp_path, cache, monkeypatch, capsys):
     shown = []
 

@@ -116,6 +116,7 @@ def test_adapters_begin_as_nothing_and_are_all_that_is_trained():
         assert np.linalg.matrix_rank(delta, tol=1e-6) <= 3
 
 
+@pytest.mark.slow
 def test_the_gradient_of_adapters_is_that_of_the_matrix_through_its_factors():
     """dL/dA = scale dL/dW B^T and dL/dB = scale A^T dL/dW, of a step of plain gradient descent."""
     lora, plain = (compiled(each, optimizer=optax.sgd(1.0)) for each in (LORA, Tuning()))
@@ -154,9 +155,9 @@ def test_a_mesh_learns_what_one_device_learns(mode, tuning):
 
 @pytest.mark.parametrize('tuning, message', [
     (Tuning(frozen=('encodr',)), "'encodr' matches no parameter of this model: did you mean encoder?"),
-    (Tuning(frozen=('encoder', 'decoder', '*')), 'leaves nothing to train'),
+    (Tuning(frozen=('encoder', 'decoder', '*')), 'freezes all parameters'),
     (Tuning(rank=2, adapted=('*norm',)), "config.train.lora_parts: '*norm' matches no matrix"),
-    (Tuning(rank=2), 'config.train.lora_parts names no part')])
+    (Tuning(rank=2), 'config.train.lora_parts is empty')])
 def test_patterns_that_mean_nothing_are_refused(tuning, message):
     with pytest.raises(UserError) as error:
         compiled(tuning)
@@ -235,7 +236,7 @@ def test_what_cannot_be_begun_with_is_told(run, data, cache, tmp_path):
             ({'train__init_from': tmp_path / 'none'}, 'none is not a run directory'),
             ({'train__init_from': f'{run[0]}:bset'}, "checkpoint='bset' does not exist"),
             ({'data__tokenizer__vocab_size': 290}, 'set config.train.init_vocabulary=False'),
-            ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has other sizes: '),
+            ({'model__d_model': 4, 'model__d_ff': 6}, 'the model of that run has different sizes: '),
             ({'train__frozen': 'encoder', 'train__lora_rank': 2}, 'train.frozen'),
             ({'train__lora_alpha': 3.0}, 'train.lora_alpha=3.0: has no effect without train.lora_rank')):
         done = script(*tuned(tmp_path / 'run', run, data, cache, **changes))

@@ -1,0 +1,86 @@
+"""The logit lens: the predictions that a model would make after each of its layers.
+
+The residual stream after a layer becomes the output of the last layer. So the model applies its final norm and its
+output projection to this stream (nostalgebraist 2020, "interpreting GPT: the logit lens").
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from analysis.passes import text_of
+from inference.edits import matching
+from inference.run import Run
+from model.places import observing
+from runtime.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitLens:
+    """The predictions of a model after each of its layers, for one text.
+
+    Attributes:
+      places: the place of each row: the input of the first layer, and the output of each layer.
+      target: the pieces that the model predicts.
+      log_probs: the log-probability of each piece of the target after each layer.
+      best: the most probable piece after each layer, for each token of the target.
+    """
+    places: list[str]
+    target: list[str]
+    log_probs: Float[np.ndarray, 'place target']
+    best: list[list[str]]
+
+    def __str__(self) -> str:
+        """Returns a text table with a line for each piece of the target, and a column for each layer.
+
+        A cell has the most probable piece after this layer, and the probability of the piece of the target.
+        """
+        titles = [place.rpartition('/')[2] for place in self.places]
+        cells = [[f'{row[index]} {np.exp(self.log_probs[layer, index]):.2f}' for layer, row in enumerate(self.best)]
+                 for index in range(len(self.target))]
+        widths = [2 + max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+        first = max(map(len, self.target))
+        return '\n'.join(''.join([f'{name:{first}}', *map(str.rjust, row, widths)])
+                         for name, row in zip(['', *self.target], [titles, *cells], strict=True))
+
+
+def logit_lens(run: Run, given: Any) -> LogitLens:
+    """Returns the predictions of the decoder, or of a language model, after each layer.
+
+    Args:
+      run: a translator or a language model with a residual stream.
+      given: a source (the run translates it), a pair (source, target) or an output. For a language model: a text, a
+        pair (prompt, continuation) or an output.
+
+    Raises:
+      UserError: if the model has no residual stream, or does not write text.
+    """
+    text, listed = text_of(run, given), run.places()
+    stack = 'decoder' if text.source else 'encoder'
+    if f'{stack}/input' not in listed:
+        raise UserError(f'{run.workdir}: the logit lens needs a residual stream, which this model lacks. Use one run '
+                        'with model.kind=transformer or language_model')
+    places = [f'{stack}/input', *matching(f'{stack}/layers_*[0-9]', listed)]
+    streams = {}
+
+    def edit_of(name):
+        def edited(value, at):
+            streams[name] = value
+            # The rows of the batch are equal before the last layer. After it, row i has the stream at place i.
+            return value if name != places[-1] else jnp.stack([streams[each][row] for row, each in enumerate(places)])
+        return edited if name in places else None
+
+    def predict(params, inputs, targets):
+        logits, _ = observing(text.model._apply, edit_of, lambda name: False)(params, **inputs)
+        log_probs = jax.nn.log_softmax(logits)
+        return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0], log_probs.argmax(axis=-1)
+
+    inputs, targets, _ = text.arrays(len(places))
+    log_probs, best = (np.asarray(each)[:, text.first:len(text.written)] for each in jax.jit(predict)(
+        text.model.params, inputs, targets))
+    pieces = text.model.tokenizers['target'].pieces
+    return LogitLens(places, text.target, log_probs, [pieces(row) for row in best])

@@ -1,0 +1,110 @@
+"""Forward passes over given texts (teacher forcing), for analyses that edit or differentiate the forward passes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from inference.generate import Generator
+from inference.run import Run
+from inference.text import Hypothesis, Output, TextModel
+from inference.translate import Translator
+from input_pipeline.tokenizer import BOS
+from runtime.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text in the form that a module reads: tokens for its arguments, and tokens that it predicts.
+
+    Attributes:
+      model: the model that reads the text.
+      inputs: the arguments of the module by name, each a list of tokens.
+      written: the tokens that the outputs of the module predict.
+      first: the number of the first output that belongs to the target. Earlier outputs predict tokens of a prompt.
+    """
+    model: TextModel
+    inputs: Mapping[str, list[int]]
+    written: list[int]
+    first: int
+
+    @property
+    def source(self) -> list[str]:
+        """The pieces of the source; [] for a language model."""
+        return self.model.tokenizers['source'].pieces(self.inputs.get('source', []))
+
+    @property
+    def prefix(self) -> list[str]:
+        """The pieces that the decoder reads; for a language model, the pieces of the prompt and the continuation."""
+        return self.model.tokenizers['target'].pieces(self.inputs['target' if 'source' in self.inputs else 'tokens'])
+
+    @property
+    def target(self) -> list[str]:
+        """The pieces of the target, which the model predicts."""
+        return self.model.tokenizers['target'].pieces(self.written[self.first:])
+
+    def arrays(self, rows: int = 1) -> tuple[dict[str, Int[Array, 'rows _']], Int[Array, 'rows length'],
+                                             Float[Array, 'rows length']]:
+        """Returns the arguments of the module, the tokens to predict, and weights, which are 1 in the target."""
+        targets = jnp.asarray(self.model._padded([self.written] * rows))
+        number = jnp.arange(targets.shape[1])
+        weights = ((number >= self.first) & (number < len(self.written))).astype(jnp.float32)
+        inputs = {name: jnp.asarray(self.model._padded([tokens] * rows)) for name, tokens in self.inputs.items()}
+        return inputs, targets, jnp.broadcast_to(weights, targets.shape)
+
+    def log_prob(self) -> float:
+        """Returns the log-probability of the target under the model."""
+        inputs, targets, weights = self.arrays()
+        return float((self.model._log_probs(self.model.params, inputs, targets) * weights).sum())
+
+
+def as_output(run: Run, given: Any) -> Output:
+    """Returns a text as an output of the run.
+
+    Args:
+      run: a translator or a language model.
+      given: an output. For a translator: a source, which is translated first, or (source, target). For a language
+        model: a text, or (prompt, continuation).
+
+    Raises:
+      UserError: if the run does not write text, or the continuation is empty.
+    """
+    model: Any = run.model
+    if not isinstance(model, Translator | Generator):
+        raise UserError(f'{run.workdir}: task={run.config.task} has no texts. Use a translator or a language model')
+    if isinstance(given, Output):
+        return given
+    if isinstance(model, Translator):
+        if isinstance(given, str):
+            return model.translate([given], run.options)[0]
+        source, target = given
+        return Output(source, model._tokens(source, 0),
+                      [Hypothesis(target, model._target_tokens(target, 0, run.options), 0.0, 0.0)])
+    prompt, text = ('', given) if isinstance(given, str) else given
+    tokenizer = model.tokenizers['target']
+    before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
+    # The last token of the prompt may continue in the text. Then this token belongs to the continuation.
+    known = next((number for number, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other),
+                 min(len(before), len(whole)))
+    if known + 1 >= model.context or known == len(whole):
+        raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: there is no token to predict. The continuation must not '
+                        f'be empty, and the prompt must have fewer than {model.context - 1} tokens')
+    return Output(prompt, [BOS, *whole[:known]], [Hypothesis(text, whole[known:], 0.0, 0.0, ended=False)])
+
+
+def text_of(run: Run, given: Any) -> Text:
+    """Returns a text as arguments of the model of the run; `as_output` explains `given`."""
+    output, model = as_output(run, given), run.model
+    assert isinstance(model, TextModel), 'as_output has checked the model'
+    inputs, written = model._read_and_written(output)
+    return Text(model, inputs, written, 0 if 'source' in inputs else max(0, len(output.source_tokens) - 1))
+
+
+def check_same_lengths(one: Text, other: Text, sentences: Sequence[str]) -> None:
+    """Raises UserError if two texts that are compared token by token have different numbers of tokens."""
+    for name, tokens in one.inputs.items():
+        if len(tokens) != len(other.inputs[name]):
+            raise UserError(f'{sentences[0][:40]!r} and {sentences[1][:40]!r}: the sentences have {len(tokens)} and '
+                            f'{len(other.inputs[name])} tokens. Use sentences with the same number of tokens')

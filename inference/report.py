@@ -1,0 +1,109 @@
+"""Reports on a whole input: characters outside the vocabulary, and the scores of all texts together."""
+
+import collections
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from inference.generate import Generator
+from inference.scores import text_scores
+from inference.text import Output, TextModel
+from input_pipeline.tokenizer import UNK
+
+log = logging.getLogger('allyouneed.decode')
+
+SHOWN = 10  # maximum number of unknown characters in a message
+
+
+class Report:
+    """Statistics of all inputs and outputs of a model. They are logged at the end of the input.
+
+    Attributes:
+      model: the model.
+      unit: the name of an input in messages: 'line', 'document' or 'text'.
+      scored: whether the outputs are given texts, which a language model has scored.
+    """
+
+    def __init__(self, model: TextModel, unit: str, *, scored: bool):
+        self.model, self.unit, self.scored = model, unit, scored
+        self._count, self._changed, self._log_prob = 0, 0, 0.0
+        self._sizes: collections.Counter[str] = collections.Counter()  # bytes, characters and tokens
+        self._unknown: collections.Counter[str] = collections.Counter()
+        self._unknown_tokens, self._first = 0, ''
+        self._is_unknown: dict[str, bool] = {}
+
+    def add(self, outputs: Sequence[Output]) -> None:
+        """Adds the outputs for the next inputs to the statistics."""
+        for output in outputs:
+            self._count += 1
+            hypothesis = output.hypotheses[0]
+            self._count_unknown(output.source, output.source_tokens, 'source')
+            self._count_unknown(hypothesis.text, hypothesis.tokens, 'target')
+            if self.scored:
+                self._log_prob += hypothesis.log_prob
+                self._sizes.update(_sizes(output))
+                self._changed += self.model.tokenizers['target'].decode(hypothesis.tokens) != hypothesis.text
+
+    def scores(self, output: Output) -> dict[str, Any]:
+        """Returns the scores of one text, with the sizes of the text and of the windows."""
+        assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
+        sizes = _sizes(output)
+        return text_scores(output.hypotheses[0].log_prob, **sizes) | {
+            'bytes': sizes['bytes'], 'characters': sizes['characters'], 'window': self.model.context,
+            'stride': self.model.stride}
+
+    def write(self) -> None:
+        """Logs the report. Logs nothing if there is nothing to report."""
+        if self._unknown_tokens:
+            log.warning('%s', self._about_unknown())
+        if not self.scored or not self._count:
+            return
+        assert isinstance(self.model, Generator), 'only texts of language models have bits per byte'
+        units = f'{self.unit}s' if self._count > 1 else self.unit
+        scores = text_scores(self._log_prob, **self._sizes)
+        bits = [f'{scores[name]:.4f} {name.replace("_", " ")}, ' for name in ('bits_per_byte', 'bits_per_character')
+                if scores[name] is not None]
+        log.info('%d %s with %d bytes, %d characters and %d tokens (with end tokens): %sperplexity %.4f per token. '
+                 'Windows have %d tokens, and the stride is %d tokens', self._count, units, self._sizes['bytes'],
+                 self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
+                 self.model.context, self.model.stride)
+        if self._changed:
+            log.warning('do not compare bits per byte and per character with other models: the decoded tokens of %d of '
+                        '%d %s differ from the text', self._changed, self._count, units)
+
+    def _about_unknown(self) -> str:
+        if not self._unknown:  # a tokenizer of whole words
+            count = self._unknown_tokens
+            return f'{count} {"tokens" if count > 1 else "token"} of the input {"are" if count > 1 else "is"} <unk>, ' \
+                   f'the first in {self._first}'
+        total, several = self._unknown.total(), self._unknown.total() > 1
+        shown = ', '.join(f'{character!r} ({count})' for character, count in self._unknown.most_common(SHOWN))
+        more = f' and {len(self._unknown) - SHOWN} more' if len(self._unknown) > SHOWN else ''
+        return (f'{total} character{"s" if several else ""} of the input {"are" if several else "is"} not in the '
+                f'vocabulary, and the model reads {"them" if several else "it"} as <unk>: {shown}{more}. The first is '
+                f'{self._first}. Replace the characters, or train with text that contains them')
+
+    def _count_unknown(self, text: str, tokens: Sequence[int], side: str) -> None:
+        if not (count := tokens.count(UNK)):
+            return
+        self._unknown_tokens += count
+        for character in set(text) - self._is_unknown.keys():
+            self._is_unknown[character] = UNK in self.model.tokenizers[side].encode(character)
+        unknown = [number for number, character in enumerate(text, 1) if self._is_unknown[character]]
+        self._unknown.update(text[number - 1] for number in unknown)
+        where = f'{self.unit} {self._count}'
+        self._first = self._first or (f'character {unknown[0]} of {where}' if unknown else where)
+
+
+def note_unknown(model: TextModel, outputs: Sequence[Output], unit: str = 'text') -> None:
+    """Logs a warning if inputs have characters that are not in the vocabulary."""
+    report = Report(model, unit, scored=False)
+    report.add(outputs)
+    report.write()
+
+
+def _sizes(output: Output) -> dict[str, int]:
+    """Returns the sizes of a scored text. Tokens include the end token."""
+    hypothesis = output.hypotheses[0]
+    return {'bytes': len(hypothesis.text.encode()), 'characters': len(hypothesis.text),
+            'tokens': len(hypothesis.tokens) + 1}

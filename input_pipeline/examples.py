@@ -1,0 +1,85 @@
+"""The examples of one split of images or series, and warnings about splits from which a model cannot learn well."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Num
+
+from input_pipeline.splits import key, warn
+
+MAX_NAMES = 5  # largest number of names in a warning
+
+
+class Examples(NamedTuple):
+    """The examples of one split, before preprocessing.
+
+    Attributes:
+      inputs: the raw inputs [n, *space, channels].
+      targets: classes [n] or their names [n], or values [n] or [n, values].
+      where: the name of the split in messages.
+      groups: the name of the group of each example [n]. All examples of a group are in the same split.
+      channels: the names of the channels; () if they have no names.
+      values: the names of the target values; () if they have no names.
+      places: the place of each example in the files, for messages; () if the index of the example says enough.
+      resized: whether images were scaled to one size.
+      padded: whether series of different lengths end with steps of NaN.
+    """
+    inputs: np.ndarray
+    targets: np.ndarray
+    where: str
+    groups: np.ndarray | None = None
+    channels: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    resized: bool = False
+    padded: bool = False
+
+    def named(self, index: int | np.integer) -> str:
+        """Returns the name of an example in messages."""
+        return f'example {index} ({self.places[index]})' if self.places else f'example {index}'
+
+    def part(self, members: slice | np.ndarray, where: str) -> 'Examples':
+        """Returns the examples that `members`, a slice or a boolean array, selects. `where` is for messages."""
+        indices = np.arange(len(self.inputs))[members]
+        return self._replace(inputs=self.inputs[members], targets=self.targets[members], where=where,
+                             groups=None if self.groups is None else self.groups[members],
+                             places=tuple(self.places[index] for index in indices) if self.places else ())
+
+
+def warn_of_classes(targets: Int[np.ndarray, ' examples'], classes: list[str], where: str) -> None:
+    """Logs a warning if the training examples have only one class, or if classes have no examples or only one."""
+    counts = np.bincount(targets, minlength=len(classes))
+    present = counts > 0
+    if present.sum() == 1:
+        warn(f'{where}: all {len(targets)} examples have the class {classes[int(present.argmax())]!r}. A model cannot '
+             'learn to distinguish classes from these data')
+    if not present.all():
+        warn(f'{where}: {np.sum(~present)} of {len(classes)} classes have no training examples: '
+             f'{_listed(classes, ~present)}. Number the classes 0, 1, 2, ... without gaps, or use names as targets')
+    if np.sum(counts == 1) > len(classes) / 2 and len(classes) > 2:
+        warn(f'{where}: {np.sum(counts == 1)} of {len(classes)} classes have only one example: '
+             f'{_listed(classes, counts == 1)}. Check that the targets are classes')
+
+
+def warn_of_shared(examples: Examples, training: Examples, inputs: Num[np.ndarray, 'examples *shape'],
+                   training_inputs: Num[np.ndarray, 'others *shape']) -> None:
+    """Logs a warning if examples or groups of a split are also in the training split.
+
+    `inputs` and `training_inputs` are the inputs in the dtype that identifies an example (`recorded`).
+    """
+    known = {key(np.ascontiguousarray(example).tobytes()) for example in training_inputs}
+    shared = [key(np.ascontiguousarray(example).tobytes()) in known for example in inputs]
+    if any(shared):
+        warn(f'{examples.where}: {sum(shared)} of {len(shared)} examples are also in the training data, such as '
+             f'{examples.named(shared.index(True))}. Their scores do not show how well the model predicts new examples')
+    if examples.groups is not None and training.groups is not None and (
+            groups := sorted({*examples.groups} & {*training.groups})):
+        warn(f'{examples.where}: {len(groups)} of {len({*examples.groups})} groups are also in the training data, such '
+             f'as {str(groups[0])!r}. Scores on them do not show how well the model predicts new groups')
+
+
+def _listed(names: list[str], chosen: np.ndarray) -> str:
+    """Returns the first of the chosen names, and the number of the remaining names."""
+    indices = np.flatnonzero(chosen)
+    more = f' and {len(indices) - MAX_NAMES} more' if len(indices) > MAX_NAMES else ''
+    return ', '.join([names[index] for index in indices[:MAX_NAMES]]) + more

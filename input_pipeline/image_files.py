@@ -1,0 +1,121 @@
+"""Reads images from files, and classes from folders: CLASS/FILE.png."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+from input_pipeline.examples import Examples
+from input_pipeline.splits import say
+from runtime.errors import UserError
+
+SUFFIXES = ('.bmp', '.gif', '.jpeg', '.jpg', '.pgm', '.png', '.ppm', '.tif', '.tiff', '.webp')
+GREY = ('1', 'L', 'LA')  # Pillow's modes of greyscale images
+DEEP = ('I', 'F')  # Pillow's modes of images with more than 8 bits per channel begin with these letters
+
+
+def image_paths(folder: Path) -> list[Path]:
+    """Returns the images in a folder and its subfolders, in the order of their names. Hidden files are left out."""
+    return sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file()
+                  and not any(part.startswith('.') for part in path.relative_to(folder).parts))
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Returns the subfolders that contain images, in the order of their names."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir()
+                  if path.is_dir() and not path.name.startswith('.') and any(map(_is_image, path.rglob('*'))))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith('.')
+
+
+def read_class_folders(folder: Path, training: Path, size: int = 0) -> Examples:
+    """Reads the images FOLDER/CLASS/**/FILE with the names of their folders as classes.
+
+    Args:
+      folder: the folder of the split.
+      training: the folder of the training split, which determines whether the images have one channel or three.
+      size: config.data.image_size.
+
+    Raises:
+      UserError: if an image cannot be read, or the images have different sizes and `size` is 0.
+    """
+    paths = [(path, classes.name) for classes in class_folders(folder) for path in image_paths(classes)]
+    images = read_images([path for path, _ in paths], 1 if _all_grey(training) else 3, (size, size) if size else ())
+    return Examples(images, np.array([name for _, name in paths]), str(folder),
+                    places=tuple(str(path.relative_to(folder)) for path, _ in paths), resized=bool(size))
+
+
+def read_images(paths: Sequence[Path], channels: int,
+                size: Sequence[int] = ()) -> UInt8[np.ndarray, 'images height width channels']:
+    """Reads images with one channel (greyscale) or three (red, green, blue). An alpha channel is dropped.
+
+    Args:
+      paths: the files.
+      channels: 1 or 3. Greyscale images are converted to three equal channels, but colour images are not converted.
+      size: (height, width). Images are scaled with their aspect ratio and cropped at the edges. Without a size, all
+        images must have the same size.
+
+    Raises:
+      UserError: if an image cannot be read, or has another size or number of channels.
+    """
+    array, alpha = np.empty((0, 0, 0, channels), np.uint8), 0
+    for number, path in enumerate(paths):
+        image = _opened(path)
+        if channels == 1 and image.mode not in GREY:
+            raise UserError(f'{path} is a colour image ({image.mode}), but the training images are greyscale. Convert '
+                            'the image to greyscale')
+        alpha += image.mode.endswith('A')
+        image = _decoded(image, path, 'L' if channels == 1 else 'RGB')
+        if size:
+            image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BICUBIC)
+        if not number:
+            array = np.empty((len(paths), image.height, image.width, channels), np.uint8)
+        if (image.height, image.width) != array.shape[1:3]:
+            raise UserError(f'{path} has {image.width} x {image.height} pixels, but {paths[0]} has {array.shape[2]} x '
+                            f'{array.shape[1]}. Set config.data.image_size to scale all images to one size')
+        array[number] = np.asarray(image).reshape(array.shape[1:])
+    if alpha:
+        say(f'{alpha} of {len(paths)} images, such as in {paths[0].parent}, have an alpha channel, which is not used')
+    return array
+
+
+@functools.cache
+def _all_grey(folder: Path) -> bool:
+    """Returns whether all images in a folder are greyscale. Only the headers of the files are read."""
+    return all(_opened(path).mode in GREY for path in image_paths(folder))
+
+
+def _opened(path: Path) -> Image.Image:
+    """Opens an image without decoding it.
+
+    Raises:
+      UserError: if the file is no image, or has more than 8 bits per channel.
+    """
+    try:
+        image = Image.open(path)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f'{path} cannot be read as an image: {error}') from None
+    if image.mode.startswith(DEEP):
+        raise UserError(f'{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits, or write '
+                        'the images to an .npz file')
+    return image
+
+
+def _decoded(image: Image.Image, path: Path, mode: str) -> Image.Image:
+    """Decodes an image, rotates it according to its EXIF data, and converts it to the given mode.
+
+    Raises:
+      UserError: if the file is damaged.
+    """
+    try:
+        with image:
+            return ImageOps.exif_transpose(image).convert(mode)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f'{path} cannot be read as an image: {error}') from None

@@ -1,0 +1,278 @@
+"""The format of the inputs of a model of images or series. A run stores the format, to check new inputs."""
+
+import dataclasses
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Num, Shaped
+
+from input_pipeline.preprocessing import Preprocessing
+from input_pipeline.splits import warn
+from runtime.errors import UserError
+
+FLOAT32_END = 2.0 ** 128 - 2.0 ** 103  # the smallest number that float32 rounds to infinity
+
+# Encodings of images: bytes 0..255 (in any dtype), bytes divided by 255, and other numbers. Series are NUMBERS.
+BYTES, UNIT, NUMBERS = 'bytes', 'unit', 'numbers'
+ENCODINGS = (BYTES, UNIT, NUMBERS)
+MEANINGS = {BYTES: 'bytes (0 to 255)', UNIT: 'bytes divided by 255 (0 to 1)'}
+EXACT = 0.01  # largest distance of a value from a whole byte; rounding of bytes / 255 to float32 changes less
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFormat:
+    """The format of the inputs of a model of images or series, and the names of its outputs.
+
+    Attributes:
+      shape: the shape of one input, [*space, channels].
+      preprocessing: the standardisation of inputs and targets.
+      classes: the names of the classes; None if the targets are values.
+      targets: the names of the values; () if the targets are classes.
+      channels: the names of the columns of a table of series; () for other data.
+      dtype: the dtype of the training inputs; '' in runs of earlier versions.
+      encoding: the encoding of the training inputs, one of ENCODINGS.
+      low: the smallest training input of each channel; () in runs of earlier versions.
+      high: the largest training input of each channel.
+      resized: whether images from files are scaled to `shape`.
+      padded: whether series may be shorter than `shape`. Shorter series end with steps of NaN.
+      missing: whether values of series may be missing (NaN).
+    """
+    shape: tuple[int, ...]
+    preprocessing: Preprocessing
+    classes: tuple[str, ...] | None = None
+    targets: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    dtype: str = ''
+    encoding: str = NUMBERS
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    resized: bool = False
+    padded: bool = False
+    missing: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """Whether the model gets a mask of the steps that have values."""
+        return self.padded or self.missing
+
+    def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
+        """Returns the arguments of the model for raw inputs of `prepare`: 'inputs', and 'visible' if it gets a mask."""
+        return {'inputs': self.preprocessing.inputs(raw)} | ({'visible': visible_steps(raw)} if self.masked else {})
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Any]) -> 'InputFormat':
+        """Returns the input format in `sizes`, the content of a run's sizes.json.
+
+        Runs of earlier versions have no entry 'inputs' in this file.
+        """
+        preprocessing, classes = Preprocessing(**sizes['preprocessing']), sizes['classes']
+        shape, inputs = tuple(sizes['shape']), sizes.get('inputs')
+        if inputs is None:
+            scale = [127.5] * shape[-1]  # earlier versions scaled only images of unsigned bytes like this
+            is_bytes = len(shape) == 3 and preprocessing.input_mean == preprocessing.input_std == scale
+            inputs = {'dtype': 'uint8', 'encoding': BYTES} if is_bytes else {}
+        names = () if classes is not None else sizes.get('targets') or map(str, range(sizes['outputs']))
+        entries: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                   for name, value in inputs.items()}
+        return cls(shape, preprocessing, None if classes is None else tuple(classes), tuple(names), **entries)
+
+    def prepare(self, inputs: Shaped[np.ndarray, '...'] | Sequence,
+                where: str = 'inputs') -> Num[np.ndarray, 'examples *space channels']:
+        """Returns raw inputs in the encoding of the training inputs.
+
+        Images of bytes and images of bytes divided by 255 are converted into each other, because this is exact.
+
+        Args:
+          inputs: the inputs [n, *shape], as an array or as nested lists. If the model was trained on series of
+            different lengths or with missing values, the series may be shorter, and values may be NaN.
+          where: the name of the inputs in messages.
+
+        Raises:
+          UserError: if the inputs have another shape or are not finite numbers. Also if images have another encoding,
+            or are far outside the range of the training images.
+        """
+        if self.masked:
+            array = pad_series(inputs, self.shape, where)
+            check_series(array, where, self.missing)
+        else:
+            array = as_inputs(inputs, self.shape, where)
+        if array.size and self.encoding != NUMBERS:
+            array = self._as_bytes(array, where)
+        self.preprocessing.check_inputs(array, where)
+        if array.size and self.encoding == NUMBERS and self.low:
+            self._check_range(array, where)
+        return array
+
+    def _as_bytes(self, array: Num[np.ndarray, '*axes'], where: str) -> Num[np.ndarray, '*axes']:
+        """Converts images of bytes, or of bytes divided by 255, to the encoding and the dtype of the training images.
+
+        Raises:
+          UserError: if a value is not a byte in one of the two encodings, or the encoding is ambiguous.
+        """
+        if self.encoding == BYTES and array.dtype == np.uint8 == np.dtype(self.dtype):
+            return array
+        floats = array.dtype.kind == 'f'
+        if floats and array.max() == 1 and self.encoding == BYTES and np.isin(array, (0, 1)).all():
+            raise UserError(f'{where} have the type {array.dtype} and only the values 0 and 1. The model was trained '
+                            f'on images of {MEANINGS[BYTES]}, so 1 may mean 1 or 255. Convert the images to uint8')
+        scale = 255 if floats and array.max() <= 1 else 1
+        numbers = np.round(array.astype(np.float64) * scale)
+        wrong = (np.abs(array.astype(np.float64) * scale - numbers) > EXACT) | (numbers < 0) | (numbers > 255)
+        if wrong.any():
+            index = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+            value = array[index][wrong[index]][0]
+            raise UserError(f'{where}: value {value:g} of example {index} is neither a byte (0 to 255) nor a byte '
+                            f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. '
+                            'Convert the images to uint8')
+        if self.encoding == UNIT:
+            return array if scale == 255 else (numbers / 255).astype(self.dtype)
+        return numbers.astype(self.dtype)
+
+    def _check_range(self, array: Num[np.ndarray, '*axes'], where: str) -> None:
+        """Checks that inputs are near the range of the training inputs.
+
+        An input may be outside of the range by at most the width of the range.
+
+        Raises:
+          UserError: if an image is farther outside. For series, a warning is logged, because measurements may be large.
+        """
+        low, high = np.array(self.low), np.array(self.high)
+        margin = high - low
+        outside = ((array < low - margin) | (array > high + margin)) & (margin > 0)
+        if not outside.any():
+            return
+        example, *place = np.argwhere(outside)[0]
+        channel, value = place[-1], array[(example, *place)]
+        examples = int(outside.reshape(len(array), -1).any(axis=1).sum())
+        name = repr(self.channels[channel]) if self.channels else channel
+        message = (f'{where}: {examples} of {len(array)} examples are far outside the range of the training data, such '
+                   f'as value {value:g} in channel {name} of example {example}. In training, this channel was '
+                   f'{low[channel]:g} to {high[channel]:g}')
+        if len(self.shape) == 3:
+            raise UserError(f'{message}. Scale the images like the training images, which were {self.dtype}')
+        warn(f'{message}. The predictions may be wrong')
+
+
+def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
+                     channels: Sequence[str] = (), **more: bool) -> dict[str, Any]:
+    """Returns the dtype, the encoding and the range of training inputs, as JSON: the entry 'inputs' of the sizes."""
+    flat = inputs.reshape(-1, inputs.shape[-1])
+    low, high = np.fmin.reduce(flat), np.fmax.reduce(flat)  # ignore NaN
+    encoding = NUMBERS
+    if inputs.ndim == 4 and low.min() >= 0 and high.max() <= 255:
+        scale = 255 if high.max() <= 1 and inputs.dtype != np.uint8 else 1
+        # Numbers that are only 0 or 1 could have either encoding.
+        if inputs.dtype == np.uint8 or all(_are_bytes(image, scale) for image in inputs) and (
+                scale == 1 or not np.isin(inputs, (0, 1)).all()):
+            encoding = UNIT if scale == 255 else BYTES
+    return {'dtype': str(inputs.dtype), 'encoding': encoding, 'low': low.astype(float).tolist(),
+            'high': high.astype(float).tolist(), 'channels': list(channels), **more}
+
+
+def _are_bytes(image: Num[np.ndarray, '*axes'], scale: int) -> bool:
+    numbers = image.astype(np.float64) * scale
+    return bool((np.abs(numbers - np.round(numbers)) <= EXACT).all())
+
+
+def visible_steps(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.ndarray, 'examples time']:
+    """Returns which steps of series have at least one value. The values of the other steps are NaN."""
+    return np.logical_not(np.isnan(series).all(axis=-1))
+
+
+def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
+               where: str) -> Num[np.ndarray, 'examples time channels']:
+    """Returns series of different lengths as one array. Shorter series end with steps of NaN.
+
+    Raises:
+      UserError: if a series has another number of channels, or is longer than `shape`.
+    """
+    if not len(inputs):
+        return np.empty((0, *shape))
+    padded = np.full((len(inputs), *shape), np.nan)
+    for index, series in enumerate(inputs):
+        try:
+            array = np.asarray(series, np.float64)
+        except (TypeError, ValueError) as error:
+            raise UserError(f'{where}: example {index} is not an array of numbers: {error}') from None
+        if array.ndim != 2 or array.shape[1] != shape[1] or len(array) > shape[0]:
+            raise UserError(f'{where}: example {index} has the shape {array.shape}, but the model reads series of at '
+                            f'most {shape[0]} steps with {shape[1]} channels')
+        padded[index, :len(array)] = array
+    return padded
+
+
+def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
+    """Checks series that may end with steps of NaN, and, if `missing` is True, may have missing values (NaN).
+
+    Raises:
+      UserError: if another value is not a finite number, or a series has no values.
+    """
+    absent = np.isnan(series)
+    within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding
+    check_numbers(np.where(absent & (missing | ~within[..., None]), 0, series), where)
+    empty = ~within.any(axis=1)
+    if empty.any():
+        raise UserError(f'{where}: example {int(empty.argmax())} has no values. Remove the example')
+
+
+def is_name(value: Any) -> bool:
+    """Returns whether `value` is text without control characters, line ends or lone surrogates."""
+    return isinstance(value, str) and all(
+        unicodedata.category(character) not in ('Cc', 'Cs', 'Zl', 'Zp') for character in value)
+
+
+def as_inputs(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
+              where: str) -> Num[np.ndarray, 'examples *space channels']:
+    """Returns `inputs` as an array of examples.
+
+    Args:
+      inputs: the examples, as an array or as nested lists.
+      shape: the shape of one example, [*space, channels], that the model reads.
+      where: the name of the inputs in error messages.
+
+    Raises:
+      UserError: if the examples have another shape, or contain values that are not finite numbers.
+    """
+    try:
+        array = np.asarray(inputs)
+    except (TypeError, ValueError) as error:  # lists of different lengths
+        raise UserError(f'{where} are not an array: {error}') from None
+    if array.shape[1:] != shape or not array.ndim:
+        hint = ''
+        if array.shape == shape:
+            hint = '. A single example needs an axis of examples: inputs[None]'
+        elif (*array.shape[1:], 1) == shape:
+            hint = '. Greyscale images need an axis of channels: inputs[..., None]'
+        raise UserError(f'{where} have the shape {array.shape}, but the model reads [n, {", ".join(map(str, shape))}]'
+                        f'{hint}')
+    check_numbers(array, where)
+    return array
+
+
+def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
+    """Checks that all values are numbers and are finite in float32, the type that models use.
+
+    Raises:
+      UserError: if a value is not a finite number. The message begins with `where` and contains the index of the
+        example.
+    """
+    if array.dtype.kind not in 'uif':
+        first = f', such as {np.ravel(array)[0]!r:.100}' if array.size else ''
+        raise UserError(f'{where} must be finite numbers, but their type is {array.dtype}{first}. Convert them to '
+                        'float32, or images to uint8')
+    # Computing minimum and maximum needs no copy of the array. Both are NaN if a value is NaN, and NaN < FLOAT32_END
+    # is False.
+    if array.size and not max(-float(array.min()), float(array.max())) < FLOAT32_END:
+        example, value = _first(array, ~(np.abs(array) < FLOAT32_END))
+        series = array.ndim == 3 and value != value
+        hint = '. To train with missing values, set config.data.missing=mean' if series else ''
+        raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but example {example} '
+                        f'contains {value}. Their type is {array.dtype}{hint}')
+
+
+def _first(array: Shaped[np.ndarray, '*axes'], wrong: Bool[np.ndarray, '*axes']) -> tuple[int, Any]:
+    """Returns the index of the first example with a wrong value, and this value."""
+    index = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    return (int(index[0]) if index else 0), array[index]

@@ -1,0 +1,241 @@
+"""Reads time series from CSV tables."""
+
+import collections
+import csv
+import datetime
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from input_pipeline.examples import Examples
+from input_pipeline.input_format import FLOAT32_END, is_name
+from input_pipeline.sources import read_lines
+from input_pipeline.splits import say, warn
+from runtime.errors import UserError
+
+NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
+MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
+REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
+
+
+class Row(NamedTuple):
+    """A row of a CSV table, with its line number."""
+    line: int
+    cells: dict[str, str]
+    time: float = 0.0
+
+
+def is_channel(name: str) -> bool:
+    """Returns whether a column is a channel. The columns of several targets are target_NAME."""
+    return name not in NOT_CHANNELS and not name.startswith('target_')
+
+
+def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
+    """Reads series with targets from a table, which has a row for each time step:
+
+        series,time,height,speed,target
+        a,0.0,1.5,-0.25,up
+        a,0.1,1.4,-0.5,up
+        b,0.0,...
+
+    The rows of a series are sorted by the optional column `time`: numbers, or dates such as 2024-01-31T12:00. Without
+    this column, the rows of a series must be consecutive and in the order of time. Shorter series are padded with NaN.
+    A series has one target: a number, or the name of a class. Several values are in columns target_NAME. The optional
+    column `group` names the group of a series: all series of a group are in the same split. Every other column is a
+    channel.
+
+    Args:
+      path: the table.
+      training: the table of the training split, which determines the channels.
+      missing: whether cells may be empty (config.data.missing). Then they become NaN.
+
+    Raises:
+      UserError: if the table has another form. The message has file:line.
+    """
+    columns = _read_table(training)[0]
+    channels = list(filter(is_channel, columns))
+    values = [name for name in columns if name == 'target' or name.startswith('target_')] or ['target']
+    series = _read_series(path, training, channels, values)
+    firsts = [rows[0] for rows in series.values()]
+    targets = [_targets(firsts, value, path) for value in values]
+    groups = None
+    if all('group' in first.cells for first in firsts):
+        groups = np.array([first.cells['group'] for first in firsts])
+    lengths = [len(rows) for rows in series.values()]
+    if min(lengths) < max(lengths):
+        say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded, and the model '
+            'does not see the padding')
+    return Examples(_channels(series, channels, path, missing),
+                    targets[0] if len(targets) == 1 else np.stack(targets, axis=1), str(path), groups, tuple(channels),
+                    tuple(value.removeprefix('target_') for value in values) if len(values) > 1 else (),
+                    tuple(f'{path.name}:{first.line}' for first in firsts), padded=min(lengths) < max(lengths))
+
+
+def read_unlabelled(path: Path, channels: Sequence[str],
+                    missing: bool) -> tuple[list[str], Float[np.ndarray, 'series time channels']]:
+    """Reads the names and the channels of series from a table that may have no targets.
+
+    Raises:
+      UserError: if the table has another form, or other channels.
+    """
+    series = _read_series(path, None, channels, [])
+    return list(series), _channels(series, channels, path, missing)
+
+
+def _read_series(path: Path, training: Path | None, channels: Sequence[str],
+                 values: Sequence[str]) -> dict[str, list[Row]]:
+    """Returns {name of a series: its rows in the order of time}. `values` are the columns of the targets."""
+    if not channels:
+        raise UserError(f'{training}:1: no column is a channel. Add a column other than {", ".join(NOT_CHANNELS)}')
+    header, table = _read_table(path)
+    if missing := [name for name in ('series', *channels, *values) if name not in header]:
+        raise UserError(f'{path}:1: column {missing[0]!r} is missing. The columns are {", ".join(header)}')
+    if extra := [name for name in header if is_channel(name) and name not in channels]:
+        raise UserError(f'{path}:1: column {extra[0]!r} is not in the training data. Remove the column')
+    constant, series, previous = [*values, *(['group'] if 'group' in header else [])], {}, None
+    for line, cells in table:
+        name = cells['series']
+        rows = series.setdefault(name, [])
+        if rows and previous != name and 'time' not in header:
+            raise UserError(f'{path}:{line}: series {name!r} continues here, but it began at line {rows[0].line} and '
+                            'another series is between these lines. Sort the rows by series, or add a column time')
+        for column in constant:
+            if rows and cells[column] != rows[0].cells[column]:
+                raise UserError(f'{path}:{line}: {column} is {cells[column]!r}, but it is {rows[0].cells[column]!r} at '
+                                f'line {rows[0].line}. All rows of a series must have the same {column}')
+        rows.append(Row(line, cells))
+        previous = name
+    if not series:
+        raise UserError(f'{path} has a header but no rows. Add a row for each time step')
+    if 'time' in header:
+        series = _in_order_of_time(series, path)
+    return series
+
+
+def _in_order_of_time(series: dict[str, list[Row]], path: Path) -> dict[str, list[Row]]:
+    """Returns the series with sorted rows. Logs how many series were not sorted, and irregular steps of time."""
+    parse = _time_parser(next(iter(series.values()))[0], path)
+    ordered = {name: sorted((row._replace(time=parse(row)) for row in rows), key=lambda row: row.time)
+               for name, rows in series.items()}
+    for name, rows in ordered.items():
+        for one, other in zip(rows, rows[1:], strict=False):
+            if one.time == other.time:
+                raise UserError(f'{path}:{other.line}: time {other.cells["time"]!r} of series {name!r} is also at line '
+                                f'{one.line}. The times of a series must be different')
+    unsorted = sum([row.line for row in rows] != sorted(row.line for row in rows) for rows in ordered.values())
+    if unsorted:
+        say(f'{path}: {unsorted} of {len(series)} series are not in the order of time. Their rows are sorted')
+    steps = np.concatenate([np.diff([row.time for row in rows]) for rows in ordered.values()])
+    median = float(np.median(steps)) if len(steps) else 0.0
+    irregular = int(np.sum(np.abs(steps - median) > REGULAR * median))
+    if irregular:
+        unit = '' if _is_number(next(iter(series.values()))[0].cells['time']) else ' s'
+        warn(f'{path}: {irregular} of {len(steps)} steps of the column time differ by more than {REGULAR:.0%} from the '
+             f'median step of {median:g}{unit}: they are {steps.min():g} to {steps.max():g}{unit}. The model reads the '
+             'rows as equally spaced')
+    return ordered
+
+
+def _time_parser(first: Row, path: Path):
+    """Returns a function that reads the time of a row: numbers if the first time is a number, else dates."""
+    numbers = _is_number(first.cells['time'])
+
+    def parse(row: Row) -> float:
+        text = row.cells['time']
+        try:
+            if not numbers:
+                date = datetime.datetime.fromisoformat(text)
+                return (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+            if _is_number(text):
+                return float(text)
+        except (ValueError, OverflowError):
+            pass
+        raise UserError(f'{path}:{row.line}: time is {text!r}, not a {"number" if numbers else "date"}. Times must be '
+                        'numbers, or dates such as 2024-01-31T12:00, in all rows')
+
+    return parse
+
+
+def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
+              missing: bool) -> Float[np.ndarray, 'series time channels']:
+    """Returns the channels. Shorter series end with NaN. If `missing` is True, empty cells are NaN, too."""
+    array = np.full((len(series), max(map(len, series.values())), len(channels)), np.nan)
+    for index, rows in enumerate(series.values()):
+        for step, row in enumerate(rows):
+            for channel, name in enumerate(channels):
+                if not (missing and row.cells[name].lower() in MISSING):
+                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}')
+    return array
+
+
+def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
+    """Returns the targets in a column: as numbers, or as text if no target is a number.
+
+    Raises:
+      UserError: if only some of the targets are numbers.
+    """
+    texts = [row.cells[column] for row in firsts]
+    for row, text in zip(firsts, texts, strict=True):
+        if not is_name(text):
+            raise UserError(f'{path}:{row.line}: {column} is {text!r}, which is neither a number nor a line of text')
+    numbers = [_is_number(text) or text.lower().lstrip('+-') in ('nan', 'inf', 'infinity', '') for text in texts]
+    if not any(numbers):
+        return np.array(texts)
+    if not all(numbers):
+        index = numbers.index(False)
+        raise UserError(f'{path}:{firsts[index].line}: {column} is {texts[index]!r}, not a number, but {sum(numbers)} '
+                        f'of {len(texts)} targets are numbers. Use only numbers, or only names of classes')
+    return np.array([_number(text, f'{path}:{row.line}: {column}') for row, text in zip(firsts, texts, strict=True)])
+
+
+def _read_table(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """Returns the names of the columns, and an iterator of (line number, {column: cell}) over the rows.
+
+    Raises:
+      UserError: if the header is missing or has duplicate names, or a row has more or fewer cells than the header.
+    """
+    rows = _rows(path)
+    line, header = next(rows, (0, []))
+    if not header:
+        raise UserError(f'{path} is empty. It must begin with a header such as series,x,y,target')
+    for name, count in collections.Counter(header).items():
+        if count > 1:
+            raise UserError(f'{path}:{line}: column {name!r} appears {count} times. Column names must be unique')
+
+    def cells() -> Iterator[tuple[int, dict[str, str]]]:
+        for line, row in rows:
+            if len(row) != len(header):
+                raise UserError(f'{path}:{line}: {len(row)} columns instead of {len(header)}, as in the header')
+            yield line, dict(zip(header, row, strict=True))
+
+    return header, cells()
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and cells of each row that is not empty."""
+    table = csv.reader(read_lines(path))
+    try:
+        yield from ((table.line_num, [cell.strip() for cell in row]) for row in table if row)
+    except csv.Error as error:
+        raise UserError(f'{path}:{table.line_num}: {error}') from None
+
+
+def _is_number(text: str) -> bool:
+    """Returns whether a cell is a finite number. Python's float() would also accept 1_000."""
+    try:
+        return '_' not in text and math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _number(text: str, where: str) -> float:
+    if not _is_number(text):
+        hint = '. To train with missing values, set config.data.missing=mean' if text.lower() in MISSING else ''
+        raise UserError(f'{where} is {text!r}, not a number{hint}')
+    if not abs(float(text)) < FLOAT32_END:
+        raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32')
+    return float(text)

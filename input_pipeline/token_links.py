@@ -1,0 +1,67 @@
+"""Gold links between the tokens of sentence pairs, made from links between words. White space separates words."""
+
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt32
+
+from input_pipeline.links import Links
+from input_pipeline.stores import SIDES
+from input_pipeline.token_store import TokenStore
+from input_pipeline.tokenizer import Tokenizer
+
+# White space in UTF-8. UTF-8 is self-synchronising, so the bytes of a space are never a part of another character.
+SPACES = re.compile(b'(?:%s)+' % b'|'.join(re.escape(character.encode()) for character in map(chr, range(
+    sys.maxunicode)) if character.isspace()))
+
+
+class TokenLinks:
+    """The gold links between the tokens of the rows of a store. Tokens are linked if their words are linked."""
+
+    def __init__(self, links: Sequence[Links], tokenizers: Mapping[str, Tokenizer]):
+        """`links` has the links between the words of each row."""
+        self._links = links
+        self._bytes = {side: [tokenizers[side].bytes_of(token) for token in range(len(tokenizers[side]))]
+                       for side in SIDES}
+
+    def matrix(self, row: int | np.integer, source: UInt32[np.ndarray, ' source'],
+               target: UInt32[np.ndarray, ' target']) -> Bool[np.ndarray, 'target source']:
+        """Returns whether each target token is linked to each source token of a row."""
+        (sources, source_words), (targets, target_words) = (
+            word_numbers([self._bytes[side][token] for token in tokens])
+            for side, tokens in zip(SIDES, (source, target), strict=True))
+        linked = np.zeros((target_words + 1, source_words + 1), bool)  # the last row and column are for white space
+        for one, other in self._links[int(row)]:
+            if one < source_words and other < target_words:  # a tokenizer that normalises may join words
+                linked[other, one] = True
+        return linked[targets][:, sources]
+
+
+def word_numbers(pieces: Sequence[bytes]) -> tuple[Int[np.ndarray, ' pieces'], int]:
+    """Returns the number of the word of each piece, and the number of words.
+
+    White space belongs to the next word. White space at the end of the text has the number of words.
+    """
+    text = b''.join(pieces)
+    edges = [0, *itertools.chain.from_iterable(match.span() for match in SPACES.finditer(text)), len(text)]
+    ends = [end for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
+    begins = np.cumsum([0, *map(len, pieces)])[:-1]
+    return np.searchsorted(ends, begins, side='right'), len(ends)
+
+
+def rows_of_store(pairs: Sequence[tuple[str, str]], store: TokenStore, tokenizers: Mapping[str, Tokenizer],
+                  max_length: int) -> list[int]:
+    """Returns the index in `pairs` of each row of the store that was built from `pairs`.
+
+    The store leaves out pairs that are empty or too long.
+    `max_length` is the argument of `token_store.open_store`.
+    """
+    rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
+    if len(rows) > len(store):
+        rows = [row for row in rows if all(len(tokenizers[side].encode(text)) < max_length
+                                           for side, text in zip(SIDES, pairs[row], strict=True))]
+    assert len(rows) == len(store), 'a store has the pairs that stores.write_pairs keeps'
+    return rows

@@ -1,0 +1,161 @@
+"""Attributions: each method against its definition, computed in another way."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from analysis.attribution import METHODS, Attribution, agreement, attribute
+from analysis.passes import text_of
+from inference.edits import Edit
+from model.places import EDITS
+from runtime.errors import UserError
+from tests.random_run import random_run
+
+PAIR = 'abc', 'xy'
+
+
+@pytest.fixture(scope='module')
+def run():
+    return random_run('transformer', activation='gelu')
+
+
+@pytest.fixture(scope='module')
+def found(run):
+    return {method: attribute(run, PAIR, method) for method in METHODS}
+
+
+def log_probs(run):
+    inputs, targets, _ = text_of(run, PAIR).arrays()
+    return np.asarray(run.model._log_probs(run.model.params, inputs, targets))[0, :3]
+
+
+def test_all_methods_attribute_to_source_and_prefix(run, found):
+    for method, each in found.items():
+        assert each.source == ['a', 'b', 'c', '</s>'] and each.prefix == ['<s>', 'x', 'y'], method
+        assert each.target == ['x', 'y', '</s>'] and each.values.shape == (7, 3)
+        np.testing.assert_allclose(each.values[5:, 0], 0, atol=1e-6)  # no prediction depends on later tokens
+        assert each.values[6, 1] == pytest.approx(0, abs=1e-6) and np.abs(each.values[:5]).min() > 0
+        assert len(str(each).splitlines()) == 3
+    for method in ('gradient', 'integrated', 'leave_one_out'):
+        np.testing.assert_allclose(found[method].outputs, log_probs(run), rtol=1e-4)
+
+
+def test_gradient_times_input_is_the_change_by_a_longer_embedding(run, found):
+    names = {'source_embedding': 1, 'target_embedding': 5}
+    edited = run.edited([Edit('scale', name, 1.0, None, [1]) for name in names])
+
+    def scaled(wanted, scale):
+        edited.model.params = {**edited.model.params, EDITS: [
+            {name: np.float32(scale if name == wanted else 1) for name in numbers}
+            for numbers in edited.model.params[EDITS]]}
+        return log_probs(edited)
+
+    for name, row in names.items():
+        change = (scaled(name, 1.01) - scaled(name, 0.99)) / 0.02
+        np.testing.assert_allclose(found['gradient'].values[row], change, rtol=0.02, atol=0.01)
+
+
+def test_integrated_gradients_add_up_to_the_difference_of_the_outputs(run, found):
+    nothing = run.edited([Edit('zero', name) for name in ('source_embedding', 'target_embedding')])
+    np.testing.assert_allclose(found['integrated'].values.sum(axis=0), log_probs(run) - log_probs(nothing), atol=0.01)
+    np.testing.assert_allclose(found['integrated'].gap, 0, atol=0.01)
+    with pytest.raises(UserError, match="method='flow' has no baseline"):
+        _ = found['flow'].gap
+
+
+def test_leave_one_out_hides_a_token(run, found):
+    encode, apply = run.model.tokenizers['source'].encode, jax.jit(run.model.module.apply)
+    for name, row in (('source', 1), ('target', 5)):
+        tokens = {'source': np.array([[*encode('abc'), 2]]), 'target': np.array([[1, *encode('xy')]])}
+        tokens[name][0, 1] = 0  # padding
+        logits = apply({'params': run.model.params}, **tokens)
+        without = np.asarray(jax.nn.log_softmax(logits))[0, range(3), [*encode('xy'), 2]]
+        np.testing.assert_allclose(found['leave_one_out'].values[row], log_probs(run) - without, atol=1e-4)
+
+
+def paths(weights):
+    """The network of a sentence: {(layer, node): {(earlier layer, node): weight}}, with half of it residual."""
+    edges = {}
+
+    def add(level, before, keys, part):
+        for query, row in enumerate(part):
+            out = edges.setdefault((level, query), {})
+            out[before, query] = 0.5
+            for key, weight in enumerate(row):
+                out[keys, key] = out.get((keys, key), 0) + weight / 2
+        return level
+
+    mean = {name: np.asarray(each).mean(axis=0) for name, each in weights.items()}
+    encoder, decoder = ('e', 0), ('d', 0)
+    for layer in range(2):
+        encoder = add(('e', layer + 1), encoder, encoder, mean[f'encoder/layers_{layer}/self_attention/weights'])
+    for layer in range(2):
+        for kind in ('self', 'cross'):
+            keys = encoder if kind == 'cross' else decoder
+            decoder = add(('d', layer + 1, kind), decoder, keys,
+                          mean[f'decoder/layers_{layer}/{kind}_attention/weights'])
+    return edges, decoder
+
+
+def test_rollout_sums_the_products_along_all_paths(run, found):
+    edges, top = paths(run.inspect([PAIR], '*/weights')[0])
+
+    def reach(node, token):
+        return float(node == token) if node not in edges else sum(
+            weight * reach(each, token) for each, weight in edges[node].items())
+
+    tokens = [*((('e', 0), row) for row in range(4)), *((('d', 0), row) for row in range(3))]
+    expected = [[reach((top, query), token) for query in range(3)] for token in tokens]
+    np.testing.assert_allclose(found['rollout'].values, expected, atol=1e-5)
+    np.testing.assert_allclose(found['rollout'].values.sum(axis=0), 1, rtol=1e-5)
+
+
+def test_flow_is_the_smallest_cut(run, found):
+    edges, top = paths(run.inspect([PAIR], '*/weights')[0])
+    # The linear program of the maximum flow, solved by another algorithm.
+    from scipy.optimize import linprog
+    listed = [(begin, end, weight) for begin, ends in edges.items() for end, weight in ends.items()]
+    for query, token in itertools.product([0, 2], [(('e', 0), 1), (('d', 0), 0)]):
+        begin = top, query
+        nodes = ({each for pair in listed for each in pair[:2]}) - {begin, token}
+        balance = np.array([[float(edge[1] == node) - float(edge[0] == node) for edge in listed] for node in nodes])
+        into = np.array([float(edge[1] == token) - float(edge[0] == token) for edge in listed])
+        best = linprog(-into, A_eq=balance, b_eq=np.zeros(len(nodes)), bounds=[(0, edge[2]) for edge in listed])
+        row = token[1] + (4 if token[0] == ('d', 0) else 0)
+        np.testing.assert_allclose(found['flow'].values[row, query], -best.fun, atol=1e-5)
+
+
+def test_a_contrast_explains_the_difference_of_two_tokens(run, found):
+    other = attribute(run, PAIR, 'gradient', instead='q')
+    alone = attribute(run, ('abc', 'q'), 'gradient')
+    np.testing.assert_allclose(other.values[:5, 0], found['gradient'].values[:5, 0] - alone.values[:5, 0], atol=1e-3)
+    with pytest.raises(UserError, match="instead='q': method='rollout' uses only attention weights"):
+        attribute(run, PAIR, 'rollout', instead='q')
+
+
+@pytest.mark.slow  # it compiles about 15 programs
+def test_language_models_and_recurrent_models():
+    model = random_run('language_model')
+    for method in METHODS:
+        found = attribute(model, ('ab', 'cde'), method)
+        assert (found.source, found.prefix, found.target) == ([], ['<s>', 'a', 'b', 'c', 'd'], ['c', 'd', 'e'])
+        assert found.values.shape == (5, 3) and np.allclose(found.values[3:, 0], 0, atol=1e-6)
+    recurrent = random_run('rnnsearch')
+    for method in ('integrated', 'rollout'):
+        assert attribute(recurrent, PAIR, method).values.shape == (7, 3)
+
+
+def test_agreement_is_the_tau_of_kendall(found):
+    one = Attribution('one', ['a', 'b', 'c'], ['<s>'], ['x'], np.array([[1.0], [-2], [3], [4]]))
+    other = Attribution('other', ['a', 'b', 'c'], ['<s>'], ['x'], np.array([[1.0], [2], [4], [-3]]))
+    np.testing.assert_allclose(agreement([one, other]), [[1, 4 / 6], [4 / 6, 1]])  # 5 pairs agree, and 1 does not
+    assert agreement(list(found.values())).shape == (6, 6)
+    with pytest.raises(UserError, match='the attributions belong to different texts'):
+        agreement([one, found['flow']])
+
+
+def test_an_unknown_method_names_the_nearest(run):
+    with pytest.raises(UserError, match="there is no method 'integrate'. Did you mean integrated"):
+        attribute(run, PAIR, 'integrate')

@@ -1,0 +1,59 @@
+"""Roles of heads, from weights that are built by hand."""
+
+import types
+
+import numpy as np
+import pytest
+
+from analysis.roles import ROLES, roles
+from inference.inspection import Values
+from inference.translate import Translator
+from runtime.errors import UserError
+from tests.random_run import random_run
+
+PIECES = ['▁on', '▁2', ',', '5', '</s>']
+EYE = np.eye(5)
+
+
+def run_with(weights, name='encoder/layers_0/self_attention/weights', pieces=PIECES):
+    """A run whose attention weights are `weights`, for every text."""
+    value = Values(name, ('head', 'query', 'key'), np.array(weights), {'key': pieces})
+    return types.SimpleNamespace(inspect=lambda texts, places: [{name: value}] * len(texts), model=Translator)
+
+
+def share(found, role, head=0):
+    return found.shares[head, list(ROLES).index(role)]
+
+
+def test_each_role_is_the_mean_weight_on_its_keys():
+    backward, forward, first = np.roll(EYE, -1, axis=1), np.roll(EYE, 1, axis=1), np.zeros((5, 5))
+    backward[0], forward[-1], first[:, 0] = EYE[3], EYE[2], 1
+    found = roles(run_with([backward, forward, EYE, np.full((5, 5), 0.2), first]), ['a'] * 70)
+    assert found.tokens == [350] * 5 and found.heads[2] == ('encoder/layers_0/self_attention/weights', 2)
+    assert [share(found, role, head) for head, role in enumerate(('previous', 'next', 'same'))] == [1, 1, 1]
+    assert [share(found, role, 4) for role in ('first', 'previous', 'next', 'same')] == [1, 0.25, 0, 0.2]
+    for role, expected in {'previous': 0.2, 'end': 0.2, 'digit': 0.4, 'punctuation': 0.2}.items():
+        np.testing.assert_allclose(share(found, role, 3), expected)
+    np.testing.assert_allclose(share(found, 'digit', 0), 3 / 5)  # queries 0, 2 and 4 attend to digits
+    np.testing.assert_allclose(found.entropy, [0, 0, 0, np.log(5), 0], atol=1e-9)
+    np.testing.assert_allclose(found.distance, [(3 + 4) / 5, (4 + 2) / 5, 0, 1.6, 2])
+    np.testing.assert_allclose(found.seen[0][:3], [0.8, 1, 0.8])
+    assert found.ranked('entropy')[0][1] == 3 and found.ranked('end')[0][1:] == (1, 0.2)
+    assert '100.0 %' in str(found) and len(str(found).splitlines()) == 6
+    with pytest.raises(UserError, match="there is no role 'endd'. Did you mean end"):
+        found.ranked('endd')
+
+
+def test_only_visible_keys_count():
+    found = roles(run_with([EYE], 'decoder/layers_0/self_attention/weights'), ['a'])
+    assert np.isnan(share(found, 'next')) and '-' in str(found)
+    np.testing.assert_allclose(found.seen[0][list(ROLES).index('digit')], 4 / 5)
+
+
+def test_roles_of_a_model():
+    run = random_run('transformer')
+    found = roles(run, [('ab, 1', 'c 2'), ('d', 'e')])
+    assert len(found.heads) == 12 and found.tokens[0] == 4 + 2 and found.tokens[-1] == 6 + 2
+    assert np.nanmin(found.shares) > 0 and np.nanmax(found.shares) <= 1
+    with pytest.raises(UserError, match='decoder: roles are computed from attention weights'):
+        roles(run, ['a'], 'decoder')

@@ -1,0 +1,173 @@
+"""What is said of a whole input: characters outside the vocabulary, and bits per byte of texts."""
+
+import io
+import json
+import logging
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from inference.columns import input_texts
+from inference.generate import Generator
+from inference.report import Report, note_unknown
+from inference.text import Hypothesis, Output, SearchOptions
+from input_pipeline.data import DocumentData
+from input_pipeline.tokenizer import BOS, EOS, UNK, ByteTokenizer, CharTokenizer, train_tokenizer
+from model.blocks import BlockConfig
+from model.language_model import LanguageModel
+from runtime.errors import UserError
+from tests.inference.test_text import Echo, Parrot
+
+LETTERS = CharTokenizer(json.dumps({'kind': 'char', 'characters': '\n abc'}).encode())
+GREEDY = SearchOptions(method='greedy', extra_length=2)
+
+
+@pytest.fixture(autouse=True)
+def _propagated(monkeypatch):
+    monkeypatch.setattr(logging.getLogger('allyouneed'), 'propagate', True)
+
+
+def generator(tokenizer, context=8):
+    module = LanguageModel(BlockConfig(d_model=8, d_ff=8, num_heads=1, position='rotary'), 1, len(tokenizer))
+    params = jax.jit(module.init)(jax.random.key(0), np.ones((1, 4), np.int32))['params']
+    return Generator(module, params, tokenizer, context, True)
+
+
+@pytest.fixture(scope='module')
+def letters():
+    return generator(LETTERS)
+
+
+def test_characters_outside_the_vocabulary_are_reported_once_with_their_number_and_the_first_place(letters, caplog):
+    note_unknown(letters, letters.forced_all(['ab', 'a\u20acb\u20ac', '\u00e9' * 3, 'c']))
+    warning, = caplog.messages
+    assert warning == ("5 characters of the input are not in the vocabulary, and the model reads them as <unk>: "
+                       "'\u00e9' (3), '\u20ac' (2). The first is character 2 of text 2. Replace the "
+                       'characters, or train with text that contains them')
+    caplog.clear()
+    note_unknown(letters, letters.generate(['ab', 'b\tb'], GREEDY))
+    assert caplog.messages[0].startswith('1 character of the input is not in the vocabulary, and the model reads it as '
+                                         "<unk>: '\\t' (1). The first is character 2 of text 2")
+    caplog.clear()
+    note_unknown(letters, letters.forced_all(['ab', '']))
+    assert not caplog.messages
+
+
+def test_both_sides_of_a_translation_are_searched_for_unknown_characters(caplog):
+    echo = Echo()
+    echo.tokenizers = dict.fromkeys(('source', 'target'), LETTERS)
+    given = Output('a\u20ac', [5, UNK], [Hypothesis('ab\u00e9', [5, 6, UNK], -1.0, -1.0)])
+    note_unknown(echo, [Output('a', [5], [Hypothesis('a', [5], -1.0, -1.0)]), given], 'line')
+    assert '2 characters of the input are not' in caplog.text and 'character 2 of line 2' in caplog.text
+
+
+def test_many_unknown_characters_are_listed_in_part_and_words_without_them_by_their_tokens(letters, caplog):
+    note_unknown(letters, letters.forced_all([''.join(map(chr, range(0x4e00, 0x4e20)))]))
+    assert caplog.messages[0].count('(1)') == 10 and 'and 22 more' in caplog.messages[0]
+
+    class Words(CharTokenizer):  # the whole word is unknown, its letters are not
+        def encode_parts(self, text):
+            yield np.array([UNK] if len(text) > 1 else [5], np.uint32)
+
+    caplog.clear()
+    report = Report(Parrot(tokenizer=Words(LETTERS.model)), 'line', scored=False)
+    report.add([Output(text, tokens, [Hypothesis('', [], 0.0, 0.0)]) for text, tokens in (('a', [5]), ('abc', [UNK]))])
+    report.write()
+    assert caplog.messages[0].startswith('1 token of the input is <unk>, the first in line 2')
+
+
+def test_bits_per_byte_are_those_of_float64_sums_and_count_bytes_of_any_tokenizer(caplog):
+    text = 'a\u00e9\u20ac b\n' * 4
+    caplog.set_level('INFO', logger='allyouneed')
+    bpe = train_tokenizer([text] * 9, kind='bpe', vocab_size=268, split_digits=False, normalization='identity')
+    for tokenizer in ByteTokenizer(), bpe:
+        model = generator(tokenizer)
+        whole = [BOS, *tokenizer.encode(text), EOS]
+        apply, total = jax.jit(model.module.apply), 0.0
+        for target in range(1, len(whole)):  # a window has 8 tokens, and each window begins with the last 4
+            begin = 0 if target < 8 else (target - 4) // 4 * 4
+            read = np.pad(whole[begin:target], (0, 8 - target + begin))[None]
+            logits = np.asarray(apply({'params': model.params}, read), np.float64)[0, target - begin - 1]
+            total += logits[whole[target]] - np.log(np.exp(logits).sum())
+        report = Report(model, 'document', scored=True)
+        output, = outputs = model.forced_all([text])
+        report.add(outputs)
+        scores = report.scores(output)
+        assert scores['bytes'] == len(text.encode()) == 36 and scores['characters'] == 24
+        assert scores['bits_per_byte'] == pytest.approx(-total / math.log(2) / 36, rel=1e-5)
+        assert scores['bits_per_character'] == pytest.approx(-total / math.log(2) / 24, rel=1e-5)
+        assert scores['perplexity'] == pytest.approx(math.exp(-total / (len(whole) - 1)), rel=1e-5)
+        assert (scores['window'], scores['stride']) == (8, 4)
+        caplog.clear()
+        report.write()
+        assert caplog.messages == [
+            f'1 document with 36 bytes, 24 characters and {len(whole) - 1} tokens (with end tokens): '
+            f'{scores["bits_per_byte"]:.4f} bits per byte, {scores["bits_per_character"]:.4f} bits per character, '
+            f'perplexity {scores["perplexity"]:.4f} per token. Windows have 8 tokens, and the stride is 4 tokens']
+
+
+def test_a_score_over_texts_that_the_tokenizer_changes_is_said_to_be_incomparable(letters, caplog):
+    caplog.set_level('INFO', logger='allyouneed')
+    report = Report(letters, 'line', scored=True)
+    report.add(letters.forced_all(['a\u20ac', 'a', '']))
+    report.write()
+    assert any(said.startswith('do not compare bits per byte and per character with other models: the decoded tokens '
+                               'of 1 of 3 lines differ') for said in caplog.messages)
+    empty = Report(letters, 'line', scored=True)
+    empty.add(letters.forced_all(['']))
+    assert empty.scores(letters.forced_all([''])[0])['bits_per_byte'] is None
+
+
+def test_documents_of_several_lines(tmp_path, monkeypatch):
+    path = tmp_path / 'in.txt'
+    path.write_bytes(b'\xef\xbb\xbfone\r\n\n\n  two\nthree\n')
+
+    def read(kind, name=None):
+        return list(input_texts(name or str(path), kind))
+
+    assert read('line') == ['one', '', '', '  two', 'three']
+    assert read('file') == ['one\r\n\n\n  two\nthree\n']
+    assert read('blank_line') == ['one', '  two\nthree']
+    path.write_text('"a\\nb"\n{"text": "c\\td", "id": 7}\n""\n')
+    assert read('jsonl') == ['a\nb', 'c\td', '']
+    for kind, expected in ('jsonl', ['a\nb', 'c\td', '']), ('file', [path.read_text()]):
+        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+        assert read(kind, '-') == expected
+
+
+@pytest.mark.parametrize('line', ['', 'text', '{"txt": "a"}', '[1]', '{"text": 1}', '"\\ud800"', '[' * 100_000])
+def test_a_line_that_is_no_json_text_is_named(tmp_path, line):
+    (tmp_path / 'in.jsonl').write_text(f'"a"\n{line}\n')
+    with pytest.raises(UserError, match=r'in.jsonl:2: must be a JSON string or an object with a string "text", but is'):
+        list(input_texts(str(tmp_path / 'in.jsonl'), 'jsonl'))
+
+
+class Validation(DocumentData):
+    """A split whose tokens are given."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def plan(self, split):
+        return self
+
+    def __len__(self):
+        return len(self.batches)
+
+    def batch(self, step):
+        tokens = np.array(self.batches[step])
+        return {'inputs': {'tokens': tokens[:, :-1]}, 'targets': tokens[:, 1:],
+                'weights': np.ones(tokens[:, 1:].shape, np.float32)}
+
+    def characters(self, split):
+        return 6
+
+
+def test_unknown_characters_of_a_split_are_counted_in_its_results(letters, caplog):
+    results, _ = letters.score(Validation([[[BOS, 5, UNK, 6]], [[UNK, UNK, 5, 5]]]), 'test', base.get_config(), GREEDY)
+    assert results['unknown_tokens'] == 2 and 'test: 2 of 6 tokens are <unk>' in caplog.text
+    results, _ = letters.score(Validation([[[BOS, 5, 6, 6]]]), 'test', base.get_config(), GREEDY)
+    assert 'unknown_tokens' not in results

@@ -1,0 +1,88 @@
+"""Statistics of places at evaluations: they equal NumPy's, and a training without them is the same bit for bit."""
+
+import jax
+import numpy as np
+import pytest
+
+import inference
+import training
+from model.places import observing
+from runtime.errors import UserError
+from tests.random_run import random_run
+from tests.tiny_run import outcome, tiny_config, whole  # noqa: F401 (fixtures)
+from training.place_statistics import place_sums
+from training.trackers import grouped
+
+PLACES = '*/weights, encoder/layers_0, */queries, pooled'
+WEIGHTS = 'encoder/layers_0/self_attention/weights'
+
+
+def entropies(weights):
+    """The entropy of each row in float64."""
+    weights = np.asarray(weights, np.float64)
+    return -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=-1)
+
+
+def test_a_run_logs_statistics_of_its_validation_split_and_its_training_changes_no_bit(
+        whole, cache, tmp_path):  # noqa: F811
+    run = training.train(tiny_config(cache, track__places=PLACES), tmp_path / 'run')
+    params, lines = outcome(tmp_path / 'run')
+    logged = [{name: value for name, value in line.items() if '/' in name} for line in lines]
+    assert (params, [{name: value for name, value in line.items() if '/' not in name} for line in lines]) == (
+        outcome(whole))
+    assert [bool(names) for names in logged] == ['validation_loss' in line for line in lines]
+    images = run.data().arrays.inputs('validation')
+    values = inference.load(tmp_path / 'run', 'latest').inspect(images, PLACES.split(', '))
+    for head in range(2):
+        weights = np.stack([each[WEIGHTS].values[head] for each in values])
+        assert logged[-1][f'entropy/{WEIGHTS}/{head}'] == pytest.approx(entropies(weights).mean(), rel=1e-5)
+        assert logged[-1][f'first_token/{WEIGHTS}/{head}'] == pytest.approx(weights[..., 0].mean(), rel=1e-5)
+        queries = np.stack([each['encoder/layers_0/self_attention/queries'].values[:, head] for each in values])
+        assert logged[-1][f'norm/encoder/layers_0/self_attention/queries/{head}'] == pytest.approx(
+            np.linalg.norm(queries, axis=-1).mean(), rel=1e-5)
+    for name in ('encoder/layers_0', 'pooled'):
+        norms = [np.linalg.norm(each[name].values, axis=-1).mean() for each in values]
+        assert logged[-1][f'norm/{name}'] == pytest.approx(np.mean(norms), rel=1e-5)
+    assert len(logged[-1]) == 2 * 2 + 2 + 2
+    assert grouped(f'entropy/{WEIGHTS}/0') == f'entropy/{WEIGHTS}/0'
+
+
+def test_padding_is_not_counted():
+    run = random_run('transformer')
+    pairs = [('abc', 'de'), ('f', 'ghijk')]
+    side = {name: run.model.tokenizers[name].encode for name in ('source', 'target')}
+    batch = {'inputs': {name: np.zeros((4, 8), np.int32) for name in side}, 'targets': None, 'weights': None}
+    for row, texts in enumerate(pairs):
+        for (name, encode), text, extra in zip(side.items(), texts, ([2], []), strict=True):
+            tokens = [*([1] if name == 'target' else []), *encode(text), *extra]
+            batch['inputs'][name][row, :len(tokens)] = tokens
+    names = ['decoder/layers_1/cross_attention/weights', 'encoder/layers_0/self_attention/weights',
+             'decoder/layers_0/cross_attention/keys', 'decoder/layers_1']
+    apply = jax.jit(observing(run.model.module.apply, read=names.__contains__))
+    batch['inputs'] = jax.tree.map(jax.numpy.asarray, batch['inputs'])
+    _, captured = apply({'params': run.model.params}, **batch['inputs'])
+    values = run.inspect(pairs, names)
+    for name in names:
+        arrays = [each[name].values for each in values]
+        sums = place_sums(name, captured[name], batch)
+        count = np.asarray(sums.pop('count'))
+        axis = 0 if name.endswith('keys') or name == 'decoder/layers_1' else 1
+        assert (count == sum(array.shape[axis] for array in arrays)).all()
+        if axis:
+            expected = {'entropy': sum(entropies(array).sum(axis=1) for array in arrays),
+                        'first_token': sum(array[..., 0].sum(axis=1) for array in arrays)}
+        else:
+            expected = {'norm': sum(np.linalg.norm(array, axis=-1).sum(axis=0) for array in arrays)}
+        assert sums.keys() == expected.keys()
+        for statistic, numbers in expected.items():
+            np.testing.assert_allclose(sums[statistic], numbers, rtol=1e-4)
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'track__places': 'encoder/layer_0'}, "config.track.places: place 'encoder/layer_0': the model has no such place. "
+                                           'Did you mean encoder/layers_0'),
+    ({'train__edits': '[{"edit": "zero", "place": "encoder/layer_0"}]'}, "place 'encoder/layer_0': the model has no")])
+def test_unknown_places_are_refused_before_the_run_directory_exists(options, message, cache, tmp_path):
+    with pytest.raises(UserError, match=message):
+        training.train(tiny_config(cache, **options), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()

@@ -1,0 +1,87 @@
+"""Statistics of the values at places (model/places.py), which evaluations log as metrics (config.track.places).
+
+Places of attention weights have the statistics 'entropy' and 'first_token' of each head. All other places have the
+statistic 'norm'. A statistic is the mean over all tokens of the validation split, without padding. The name of a metric
+is STATISTIC/PLACE or STATISTIC/PLACE/HEAD, such as 'entropy/encoder/layers_0/self_attention/weights/1'.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from input_pipeline.batches import Batch
+from input_pipeline.tokenizer import PAD
+from model.evaluation import Objective
+from model.losses import Sums
+from model.places import PAIRS, argument_of, axes_of, observing
+
+PLACES = 'places'  # the entry of Sums.others with the sums of the statistics
+
+
+def tracked(objective: Objective, names: Sequence[str]) -> Objective:
+    """Returns an objective like `objective` whose sums also contain the statistics of the places in `names`.
+
+    Evaluations use this objective.
+    """
+    read = set(names).__contains__
+
+    def observed(apply, params, batch, key):
+        sums, captured = observing(objective, read=read)(apply, params, batch, key)
+        return sums.replace(others=sums.others | {PLACES: {name: place_sums(name, captured[name], batch)
+                                                           for name in names}})
+    return observed
+
+
+def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dict[str, Float[Array, '...']]:
+    """Returns the sum of each statistic of a place over the tokens of a batch, and the number of tokens, 'count'.
+
+    'entropy' is the entropy of the attention weights of a query, in nats. 'first_token' is the weight on the first key.
+    'norm' is the Euclidean norm of a vector. If the place has an axis of heads, the sums are [head].
+    """
+    axes, value = axes_of(name), value.astype(jnp.float32)
+    if axes == PAIRS:
+        statistics = {'entropy': jax.scipy.special.entr(value).sum(axis=-1), 'first_token': value[..., 0]}
+        axes = axes[:-1]
+    else:
+        statistics, axes = {'norm': jnp.linalg.norm(value, axis=-1)}, axes[:-1]
+    axis = 'query' if 'query' in axes else 'position'
+    real = _real(name, axis, batch)
+    if axis not in axes:
+        real = real.any(axis=1)
+    elif 'head' in axes:
+        real = jnp.expand_dims(real, axes.index('head'))
+    over = tuple(index for index, axis in enumerate(axes) if axis != 'head')
+    shape = next(iter(statistics.values())).shape
+    counted = jnp.broadcast_to(real, shape)
+    sums = {statistic: jnp.where(counted, numbers, 0).sum(axis=over) for statistic, numbers in statistics.items()}
+    return sums | {'count': counted.sum(axis=over, dtype=jnp.float32)}
+
+
+def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
+    """Returns a mask of the tokens that are not padding. Images and series have no padding, but rows of weight 0."""
+    inputs = batch['inputs'][argument_of(name, axis, list(batch['inputs']))]
+    if jnp.issubdtype(inputs.dtype, jnp.integer):
+        return inputs != PAD
+    return (batch['weights'] > 0)[:, None]
+
+
+def separated(sums: Sums) -> tuple[Sums, dict[str, float]]:
+    """Splits sums into the sums without statistics of places, and the statistics as {name of the metric: mean}."""
+    others = dict(sums.others)
+    metrics = {}
+    for name, numbers in others.pop(PLACES, {}).items():
+        metrics |= _means(name, jax.device_get(numbers))
+    return sums.replace(others=others), metrics
+
+
+def _means(name: str, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    means = {}
+    for statistic, total in sums.items():
+        if statistic != 'count':
+            mean = total / np.maximum(sums['count'], 1)
+            means |= {f'{statistic}/{name}': float(mean)} if mean.ndim == 0 else {
+                f'{statistic}/{name}/{head}': float(number) for head, number in enumerate(mean)}
+    return means
