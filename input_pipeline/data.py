@@ -27,7 +27,7 @@ from input_pipeline.tokenizer import SPECIAL, Tokenizer, VocabularyTooLarge, loa
 from input_pipeline.windows import WindowPlan
 from runtime.cache import cache_folder
 from runtime.errors import UserError
-from runtime.files import file_checksum, read_json, write_text
+from runtime.files import file_checksum, naming, read_json, write_text
 from runtime.schema import Count, read_as
 
 KEPT = 'data'  # a folder in the run directory, with the tokenizers and the sizes for decoding
@@ -317,9 +317,11 @@ def load_tokenizers(folder: Path) -> dict[str, Tokenizer]:
 
 def save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> None:
     """Saves tokenizers with checksums of their files. `load_tokenizers` loads the tokenizers again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for side, tokenizer in tokenizers.items():
-        tokenizer.save(folder / f'{side}.model')
+        with naming(folder / f'{side}.model'):  # the error of a full disk has no name of a file
+            tokenizer.save(folder / f'{side}.model')
     write_text(folder / CHECKSUMS, json.dumps(
         {f'{side}.model': file_checksum(folder / f'{side}.model') for side in tokenizers}) + '\n')
 
