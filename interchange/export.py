@@ -48,7 +48,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
     return sorted(folder.iterdir())
 
 
-def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int]],
+def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int | np.integer]],
                          checkpoint: str | int = 'best') -> list[Path]:
     """Writes a run without some of its attention heads as safetensors, and returns the files.
 
@@ -73,7 +73,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     return sorted(folder.iterdir())
 
 
-def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int]]) -> TrainedModel:
+def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.integer]]) -> TrainedModel:
     """Returns a model without some of its attention heads; `export_without_heads` explains the arguments."""
     config, run = trained.config, trained.workdirs[0]
     model, heads = config.model, {}
