@@ -57,7 +57,7 @@ test-oldest:  ## Run the tests with the oldest versions that pyproject.toml allo
 	$(MAKE) VENV=build/oldest VERSIONS='--upgrade --resolution=lowest-direct' build/oldest/installed
 	build/oldest/bin/python -m pytest
 
-interchange: $(VENV)/installed  ## Install PyTorch, transformers, CTranslate2, W&B and MLflow
+interchange: $(VENV)/installed  ## Install PyTorch and the libraries that exchange models
 	$(INSTALL) '.[test-interchange]'
 
 test-interchange: interchange  ## Test against these libraries

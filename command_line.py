@@ -61,16 +61,16 @@ def read_command_line(*, takes: str | None = None, module: str = '__main__') -> 
         sys.stdout = _Stdout(sys.stdout)
     app.define_help_flags()
     with _quietly_ended(), _explained():
-        if asked := _asked_for_help():
-            _help(module, full='--helpfull' in asked)
+        if help_flags := _asked_for_help():
+            _help(module, full='--helpfull' in help_flags)
             _flush()
             sys.exit(0)
-        rest = _parse(sys.argv)
-        if len(rest) > (2 if takes else 1):
-            raise UserError(f'unexpected argument {rest[-1]!r}: options are flags, --name=value')
-        if takes and len(rest) < 2:
+        arguments = _parse(sys.argv)
+        if len(arguments) > (2 if takes else 1):
+            raise UserError(f'unexpected argument {arguments[-1]!r}: options are flags, --name=value')
+        if takes and len(arguments) < 2:
             raise UserError(f'{takes} is missing. See --help')
-        _arguments = rest
+        _arguments = arguments
     sys.excepthook = _explain_import
     gc.disable()
 
@@ -175,7 +175,7 @@ def _in_words(message: str) -> str:
 
 
 def _asked_for_help() -> set[str]:
-    """Returns the help flags on the command line."""
+    """Returns the names of the help flags that are on the command line, such as --help."""
     return {'-h', '-help', '--help', '--helpshort', '--helpfull'} & set(sys.argv)
 
 

@@ -3,13 +3,15 @@
     python decode.py --workdir=RUN --input=FILE|- [--output=FILE] [--method=beam|greedy|sample] ...
     python decode.py --workdir=RUN                     # on a terminal: prompts for sentences
     python decode.py --workdir=RUN --input=PAIRS.tsv --score
+    python decode.py --workdir=RUN --input=TEXT --documents=file --score    # bits per byte, for a language model
     python decode.py --workdir=RUN --split=test [--confidence] [--compare=OTHER_RUN]
 
 --workdir=A,B,C uses an ensemble of several runs with the same vocabulary.
 stdout has one line for each input line, in order. The translation of an empty sentence is empty; the continuation of an
 empty prompt is a new text. A continuation may have several lines, so a line of dashes separates two continuations;
---format=jsonl prints one line for each prompt. For a model of images or series, the input is an .npz file with an array
-`inputs`, and the output has one line for each example.
+--format=jsonl prints one line for each prompt, and --documents reads prompts of several lines. For a model of images or
+series, the input is a folder of images, an image, a .csv file or an .npz file, and the output has one line for each
+image or series.
 """
 
 import sys

@@ -78,7 +78,7 @@ def main() -> None:
     config = config_from(CONFIG_FLAG)
     recipe = config_flags.get_config_filename(flags.FLAGS['config'])
     if len(splits := asked_splits(SPLIT.value, config.data)) > 1:
-        raise UserError(f'--split={SPLIT.value} contains {len(splits)} sets. Use one of {", ".join(splits)}')
+        raise UserError(f'--split={SPLIT.value} consists of {len(splits)} test sets. Use one of {", ".join(splits)}')
     if not GRID.value:
         raise UserError('--sweep is missing. Use for example --sweep=configs/sweeps/positions.py')
     constant = config_flags.get_override_values(flags.FLAGS['config'])
@@ -116,7 +116,7 @@ def run_and_report(directory: Path, jobs: 'Sequence[Job]', executor: 'Executor')
 
 
 def make_executor(directory: Path) -> 'Executor':
-    """Returns the executor that the flags select."""
+    """Returns the executor that --executor selects, with the options of its flags."""
     from runtime.executors import Local, Slurm
 
     if EXECUTOR.value == 'local':

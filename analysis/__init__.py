@@ -1,1 +1,1 @@
-"""Analyses of trained models: pictures of attention, the explorer page, tests of heads, comparisons of runs."""
+"""Analyses of trained models: pictures of attention, the explorer page, importance of heads, comparisons of runs."""

@@ -47,7 +47,7 @@ def align(model: Translator, output: Output, head: Head) -> Links:
 
 
 def as_pharaoh(links: Links) -> str:
-    """Returns links as a line of a file."""
+    """Returns the links of a sentence pair as one line in the Pharaoh format, such as '0-0 1-2'."""
     return ' '.join(f'{source}-{target}' for source, target in links)
 
 
@@ -58,7 +58,7 @@ def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
 
 
 def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Links]) -> dict[Head, float]:
-    """Returns the alignment error rate of every head and of the mean of each layer, for both shifts."""
+    """Returns the alignment error rate of every head, and of the mean of the heads of each layer, for both shifts."""
     weights = [_cross(model, output) for output in outputs]
     layers, heads = weights[0].shape[:2]
     choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)

@@ -16,7 +16,7 @@ from analysis.explain import Page, explain_example, explain_text
 from analysis.pictures import answer_figure, chosen_kind, confusion_figure, positions_figure, save_figure
 from analysis.request import Request, results_name
 from inference.columns import input_texts, read_phrases, score_all, translate_all
-from inference.edits import read_edits, without
+from inference.edits import check_without, read_edits, without
 from inference.generate import Generator
 from inference.options import SearchOptions, search_options
 from inference.predict import Predictor
@@ -46,7 +46,7 @@ IMPORTED = time.perf_counter()
 
 
 def decode(request: Request) -> None:
-    """Answers the input, or scores splits, as the request says.
+    """Carries out a request of decode.py: answers the lines of the input, or scores splits of the data.
 
     Raises:
       UserError: if the request is impossible. In that case, nothing has been written.
@@ -60,6 +60,8 @@ def decode(request: Request) -> None:
     edits += [without(request.without)] if request.without else []
     run = load(workdirs, request.checkpoint, request.dtype)
     request.check_run(run)
+    if request.without:
+        check_without(request.without, run.places())
     run = run.edited(edits) if edits else run
     options = search_options(run.config, avoid=avoid, **request.search_of(run))
     if request.pictures and request.look == 'positions':
@@ -136,12 +138,12 @@ def answers_to(request: Request, model: TextModel, options: SearchOptions) -> It
 
 
 def with_all_hypotheses(options: SearchOptions) -> SearchOptions:
-    """Returns options for a search that returns all hypotheses of the beam, because the page shows them."""
+    """Returns options for a search that returns all hypotheses of the beam, because the explorer page shows them."""
     return dataclasses.replace(options, n_best=options.beam) if options.method == 'beam' else options
 
 
 def output_line(request: Request, report: Report, answer: Output, number: int, n_best: int, page: Page | None) -> str:
-    """Returns a line of the output. Also draws and explains the answer, if the flags request it."""
+    """Returns the line of the output for an answer. Also draws and explains the answer, if the flags request this."""
     model, weights = report.model, None
     pictured = request.draws_attention and number <= request.picture_count
     if page is not None and page.full:
@@ -193,21 +195,22 @@ def score_splits(request: Request, run: Run, splits: Sequence[str], options: Sea
     """Scores splits, and prints the scores; the scores of several splits are grouped by split."""
     data: Any = run.data()  # its class depends on the task
     for changed in changed_data(run.workdir, data, splits):  # raises an error if files of a split are missing
-        log.warning('the data differs from the data that the run was trained with: %s', changed)
-    others = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
-              for split in splits}
-    scored = {split: score_split(request, run, data, split, options, page, others[split]) for split in splits}
+        log.warning('the data differs from the data on which the run was trained: %s', changed)
+    other_outputs = {split: read_translations(request.compare, split, data.pairs(split)) if request.compare else None
+                     for split in splits}
+    scored = {split: score_split(request, run, data, split, options, page, other_outputs[split]) for split in splits}
     shown = {split: {name: value for name, value in results.items() if name not in NOT_PRINTED}
              for split, results in scored.items()}
     print(as_text(shown if len(splits) > 1 else shown[splits[0]]))
 
 
 def score_split(request: Request, run: Run, data: Any, split: str, options: SearchOptions, page: Page | None,
-                others: Sequence[str] | None) -> dict[str, Any]:
+                other_outputs: Sequence[str] | None) -> dict[str, Any]:
     """Writes the scores to RUN/results/SPLIT.json, and examples with answers to SPLIT.tsv. Returns the scores.
 
     The files of an ensemble are SPLIT.ensemble.json and .tsv in its first run. The files of an edited model are
-    SPLIT.edited.json and .tsv. `others` are the translations of the run that --compare names.
+    SPLIT.edited.json and .tsv. `other_outputs` are the translations of the run that --compare
+    names.
     """
     results, table = run.model.score(data, split, run.config, options)
     decoding = dataclasses.asdict(options)
@@ -218,7 +221,7 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
                 **({'ensemble': list(map(str, run.workdirs))} if len(run.workdirs) > 1 else {}),
                 **({'edits': [edit.as_json() for edit in run.edits]} if run.edits else {}),
                 'dtype': run.config.model.dtype, 'decoding': decoding}
-    if request.confidence or request.by or others:
+    if request.confidence or request.by or other_outputs:
         sources, references, outputs = zip(*table, strict=True)
         language = run.config.data.target_lang
         if request.confidence:
@@ -226,13 +229,13 @@ def score_split(request: Request, run: Run, data: Any, split: str, options: Sear
         if request.by:
             assert isinstance(run.model, Translator), 'Request.check_run has refused other models'
             pairs = list(zip(sources, references, strict=True))
-            log_probs = [each.hypotheses[0].log_prob for each in run.model.forced_all(pairs, options)]
+            log_probs = [output.hypotheses[0].log_prob for output in run.model.forced_all(pairs, options)]
             keys = keys_of(pairs, request.by, lambda: data.pairs('train'))
             results['by'] = {request.by: [dataclasses.asdict(bucket) for bucket in bucket_scores(
                 keys, outputs, references, log_probs)]}
-        if others:
+        if other_outputs:
             results['compared'] = {'with': request.compare,
-                                   **compare_translations(outputs, others, references, language)}
+                                   **compare_translations(outputs, other_outputs, references, language)}
     folder = run.workdir / 'results'
     with naming(folder):
         folder.mkdir(exist_ok=True)

@@ -65,7 +65,10 @@ def keys_of(pairs: Sequence[Pair], by: str, train: Callable[[], Sequence[Pair]])
 
 def bucket_scores(keys: Sequence[int], outputs: Sequence[str], references: Sequence[str],
                   log_probs: Sequence[float] | None = None, count: int = COUNT) -> list[Bucket]:
-    """Returns the scores in at most `count` buckets, by ascending keys. Sentences with equal keys are in one bucket."""
+    """Divides sentences into at most `count` buckets by ascending keys, and returns the scores in each bucket.
+
+    Sentences with equal keys are in the same bucket.
+    """
     order = sorted(keys)
     ends = sorted({order[-(-len(order) * bucket // count) - 1] for bucket in range(1, count + 1)})
     rows_of = [[row for row, key in enumerate(keys) if low < key <= high]
@@ -114,7 +117,7 @@ def as_table(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> str
 
 
 def buckets_figure(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', by: str = 'length') -> 'Figure':
-    """Returns a picture with a line for each run; bars are the 95 % intervals."""
+    """Returns a plot of a metric over the buckets, with a line for each run. Bars are the 95 % intervals."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(6, 4), layout='constrained')
     axes = figure.add_subplot()
@@ -143,7 +146,7 @@ def _scores(outputs, references, log_probs):
 
 
 def _mean(values: Num[np.ndarray, ' n'] | np.ndarray) -> list[float]:
-    """Returns the mean of values and its 95 % interval."""
+    """Returns the mean of `values`, and the ends of its 95 % bootstrap interval."""
     draws = np.random.default_rng(0).integers(len(values), size=(SAMPLES, len(values)))
     return [float(values.mean()), *np.percentile(values[draws].mean(axis=1), [2.5, 97.5]).tolist()]
 

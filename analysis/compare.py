@@ -37,7 +37,7 @@ log = logging.getLogger('allyouneed.compare')
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """The files of a run, without its parameters.
+    """A run as its files describe it, without its parameters.
 
     Attributes:
       name: the name of the run directory.
@@ -67,7 +67,7 @@ class RunRecord:
 
     @property
     def step(self) -> int:
-        """The last step that was logged, or 0."""
+        """The number of the last training step in the metrics, or 0 if no metrics were logged."""
         return max((points[-1][0] for points in self.curves.values()), default=0)
 
     @property
@@ -250,7 +250,7 @@ def results_table(runs: Sequence[RunRecord], varied: Sequence[str] | None = None
       one run, 'parameters', 'tokens/s' and, if any run is not finished, 'state'.
     """
     if not runs:
-        raise UserError('a table needs at least one run')
+        raise UserError('runs=[]: a table needs at least one run. Use the result of load_runs')
     settings = by_setting(runs)
     varied = varied_options(runs) if varied is None else list(varied)
     short = short_names(runs[0].config)
@@ -283,7 +283,7 @@ def by_setting(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
 
 
 def varied_options(runs: Iterable[RunRecord]) -> list[str]:
-    """Returns the options that any run sets, in the order of their first appearance."""
+    """Returns the options that at least one run sets, in the order of their first appearance."""
     return list(dict.fromkeys(option for run in runs for option in run.settings))
 
 
@@ -293,7 +293,7 @@ def label(run: RunRecord) -> str:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Returns mean and sample standard deviation."""
+    """Returns the mean and the sample standard deviation of `values`."""
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 

@@ -14,7 +14,7 @@ SMALL = {'model.num_layers': 1, 'model.d_model': 64, 'model.d_ff': 256, 'eval.bl
 
 
 def example_run(recipe: str, variable: str = 'RUN', steps: int = 500) -> Path:
-    """Returns a run of a recipe: the first existing run of this list.
+    """Returns the directory of a run of a recipe: the first existing directory of this list.
 
       1. the run directory in the environment variable `variable`, relative to the root of the project;
       2. runs/RECIPE;
@@ -72,4 +72,4 @@ def _make(*command: str) -> None:
         process.terminate()
         raise
     if process.wait():
-        raise UserError(f'{command[0]} failed, with the arguments {" ".join(command[1:])}')
+        raise UserError(f'the command python {" ".join(command)} failed. Its output is above')

@@ -45,7 +45,7 @@ UNSPACED = re.compile('[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf9
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The weights of one kind of attention, and the pieces of text for the rows and columns.
+    """The attention weights of one kind of attention, and the pieces of text of the rows and columns.
 
     Attributes:
       kind: 'cross', 'encoder' or 'decoder'.
@@ -122,7 +122,8 @@ def explain_example(model: Predictor, prediction: Prediction, number: int = 1, t
     """
     example = prediction.example
     if example.ndim > 3:
-        raise UserError(f'--explain shows images and series, not examples of shape {example.shape}')
+        raise UserError(f'--explain shows images and series, but an example has the shape {example.shape}. Remove '
+                        '--explain')
     (*rows, columns), _ = patch_grid(example.shape[:-1], model.module.patch)
     grid = math.prod(rows), columns
     weights = model.attention(example)
@@ -171,11 +172,11 @@ class Page:
 
     @property
     def full(self) -> bool:
-        """Whether the page is full."""
+        """Whether the page has reached its maximum size or number of explanations."""
         return len(self._items) >= self._most or self._bytes >= MOST_BYTES
 
     def add(self, explanation: Explanation) -> None:
-        """Adds an explanation, even to a full page."""
+        """Adds an explanation to the page, even if the page is full."""
         self._items.append(_json(_packed(explanation)))
         self._bytes += len(self._items[-1])
 
@@ -216,7 +217,7 @@ def _spelled(pieces: Sequence[str]) -> str:
 
 
 def _packed(explanation: Explanation) -> dict[str, Any]:
-    """Returns an explanation as values that JSON can represent."""
+    """Returns an explanation as dicts, lists, numbers and strings that JSON can represent."""
     packed = {field.name: getattr(explanation, field.name) for field in dataclasses.fields(explanation)}
     packed['predictions'] = [each and (each.piece, _rounded(each.probability),
                                        [(piece, _rounded(other)) for piece, other in each.alternatives])
@@ -252,7 +253,10 @@ def _base64(content: bytes) -> str:
 
 
 def _json(value: Any) -> str:
-    """Returns JSON for a script element. No string in it can end the element or begin a tag or a comment."""
+    """Returns a value as JSON for a script element of HTML.
+
+    No string in the JSON can end the element, or begin a tag or a comment.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
     return re.sub('[<>&\u2028\u2029]', lambda found: f'\\u{ord(found[0]):04x}', text)
 
@@ -272,7 +276,7 @@ def _html(data: str) -> str:
 
 
 def picture_of(example: Num[np.ndarray, '*space channels']) -> bytes:
-    """Returns a PNG of an image with its own pixels, or of a series as lines that cover the full width."""
+    """Returns a PNG file as bytes: an image with one pixel for each pixel, or a series drawn as lines."""
     import matplotlib.image
     from matplotlib.figure import Figure
     file = io.BytesIO()

@@ -29,7 +29,7 @@ Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an at
 
 
 class GatedHeads:
-    """A run whose attention heads have gates.
+    """A run in which each attention head has a gate.
 
     Attributes:
       run: the run with all gates set to 1, which has the same outputs as the run without gates.
@@ -42,11 +42,11 @@ class GatedHeads:
     def __init__(self, run: Run):
         self.counts = {name: sizes['head'] or 0 for name, sizes in run.places().items() if name.endswith('/heads')}
         if not self.counts:
-            raise UserError(f'{run.workdir}: the model has no attention heads')
+            raise UserError(f'{run.workdir}: the model has no attention heads. Use a model with attention')
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
-        """Returns gates that keep all heads."""
+        """Returns gates of 1 for all heads, with which no head is removed."""
         return {name: np.ones(count, np.float32) for name, count in self.counts.items()}
 
     def kinds(self) -> dict[str, list[str]]:
@@ -56,7 +56,7 @@ class GatedHeads:
         return {kind: names for kind, names in found.items() if names}
 
     def model(self, gates: Gates) -> Any:
-        """Returns the model with these gates. At a place without gates, all heads are kept."""
+        """Returns the model with the given gates. If a place has no gates in `gates`, all its heads are kept."""
         model = copy.copy(self.run.model)
         model.params = self._with_gates(gates)
         return model
@@ -97,7 +97,7 @@ class GatedHeads:
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
-    """Returns gates that also remove the head with number `head`, from 0, at `place`."""
+    """Returns a copy of the gates in which the gate of one head is 0. `head` is its number at `place`, from 0."""
     fewer = np.array(gates[place])
     fewer[head] = 0
     return {**gates, place: fewer}
@@ -131,7 +131,9 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
 
 def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Sequence[tuple[str, int]],
                   options: SearchOptions, metric: str = 'bleu', steps: int = 8) -> list[tuple[int, float]]:
-    """Removes heads in an order, in `steps` steps from none to all. Returns [(number of removed heads, score), ...].
+    """Scores the model while more and more heads are removed. Returns [(number of removed heads, score), ...].
+
+    All heads are removed in `steps` steps.
 
     Args:
       heads: the run with gates.

@@ -21,7 +21,7 @@ from runtime.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class LogitLens:
-    """The predictions after each layer.
+    """The predictions of a model after each of its layers, for one text.
 
     Attributes:
       places: the place of each row: the input of the first layer, and the output of each layer.
@@ -35,9 +35,9 @@ class LogitLens:
     best: list[list[str]]
 
     def __str__(self) -> str:
-        """Returns a text table with a line for each piece of the target: after each layer, best piece and probability.
+        """Returns a text table with a line for each piece of the target, and a column for each layer.
 
-        The probability is that of the piece of the target.
+        A cell has the most probable piece after this layer, and the probability of the piece of the target.
         """
         titles = [place.rpartition('/')[2] for place in self.places]
         cells = [[f'{row[index]} {np.exp(self.log_probs[layer, index]):.2f}' for layer, row in enumerate(self.best)]

@@ -1,4 +1,4 @@
-"""Forward passes over a text that is given (teacher forcing), for analyses that edit or differentiate the passes."""
+"""Forward passes over given texts (teacher forcing), for analyses that edit or differentiate the forward passes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from runtime.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text as arguments of a model.
+    """A text in the form that a module reads: tokens for its arguments, and tokens that it predicts.
 
     Attributes:
       model: the model that reads the text.
@@ -55,7 +55,7 @@ class Text:
         return inputs, targets, jnp.broadcast_to(weights, targets.shape)
 
     def log_prob(self) -> float:
-        """Returns the log-probability of the target."""
+        """Returns the log-probability of the target under the model."""
         inputs, targets, weights = self.arrays()
         return float((self.model._log_probs(self.model.params, inputs, targets) * weights).sum())
 
@@ -89,7 +89,7 @@ def as_output(run: Run, given: Any) -> Output:
     known = next((number for number, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other),
                  min(len(before), len(whole)))
     if known + 1 >= model.context or known == len(whole):
-        raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: no token is left to predict. The continuation must not '
+        raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: there is no token to predict. The continuation must not '
                         f'be empty, and the prompt must have fewer than {model.context - 1} tokens')
     return Output(prompt, [BOS, *whole[:known]], [Hypothesis(text, whole[known:], 0.0, 0.0, ended=False)])
 

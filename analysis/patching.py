@@ -24,7 +24,7 @@ from runtime.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class PatchingMap:
-    """The effect of each patch.
+    """The effect of each patch, as a map of places and token positions.
 
     Attributes:
       places: the place of each row.
@@ -106,7 +106,7 @@ def estimate_error(estimated: PatchingMap, measured: PatchingMap) -> EstimateErr
     """Returns the error of `attribution_map` when `measured` is the result of `patching_map`."""
     if estimated.log_probs.shape != measured.log_probs.shape:
         raise UserError(f'the maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use the '
-                        'same sentences and places for both')
+                        'same sentences and places for both maps')
     difference = np.abs(estimated.effects - measured.effects)
     correlation = np.corrcoef(estimated.effects.ravel(), measured.effects.ravel())[0, 1]
     return EstimateError(float(difference.mean()), float(difference.max()), float(correlation))
@@ -162,10 +162,11 @@ class _Comparison:
         self.values = {name: tuple(np.asarray(values[name].values) for values in both) for name in names}
         labels = [both[1][name].labels['position'] for name in names]
         if any(row != labels[0] for row in labels):
-            raise UserError('places of the encoder and of the decoder have different tokens. Make one map for each')
+            raise UserError(f'places={places}: the places of the encoder and of the decoder have different tokens. '
+                            'Make one map for the encoder and one map for the decoder')
         self.pieces = labels[0]
         self.log_probs = [text.log_prob() for text in self.texts]
 
     def map(self, rows: Sequence[Sequence[float] | Float[np.ndarray, ' position']]) -> PatchingMap:
-        """Returns a map with these log-probabilities, a row for each place."""
+        """Returns a PatchingMap with the log-probabilities in `rows`, one row for each place."""
         return PatchingMap(list(self.values), self.pieces, np.array(rows), *self.log_probs)

@@ -30,7 +30,7 @@ HELD = '*/heads', '*/feed_forward/hidden'  # default: only the residual stream c
 
 
 class Node(NamedTuple):
-    """A part of a model: a place, and the numbers of its heads and tokens, from 0; None: all of them."""
+    """A part of a model: a place, and the numbers of heads and tokens at this place, from 0. None selects all."""
     place: str
     heads: Sequence[int] | None = None
     positions: Sequence[int] | None = None
@@ -38,7 +38,7 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PathEffects:
-    """The effect of each sender.
+    """The effect of each sender on the target, by the paths to the receivers.
 
     Attributes:
       senders: the senders.
@@ -120,7 +120,7 @@ def path_patching(run: Run, clean: str, corrupt: str, target: str, senders: Node
 
 
 def _nodes(given: Nodes, listed: dict[str, Sizes], argument: str) -> list[Node]:
-    """Returns nodes, one for each place that matches.
+    """Returns the nodes that `given` describes: one for each place that matches a name or a pattern.
 
     Raises:
       UserError: if there is no such place, head or position.
@@ -137,7 +137,7 @@ def _nodes(given: Nodes, listed: dict[str, Sizes], argument: str) -> list[Node]:
 
 
 def _held(pattern: str, listed: dict[str, Sizes], held: str | Sequence[str]) -> list[str]:
-    """Returns the places that match. A model without a place of the default HELD has no such paths."""
+    """Returns the places that match a pattern of held places, or [] if a pattern of the default HELD has no match."""
     try:
         return matching(pattern, listed)
     except UserError:

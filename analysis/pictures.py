@@ -43,7 +43,8 @@ def chosen(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']],
     kind = chosen_kind(weights, kind)
     if layer == 'rollout':
         if kind != 'encoder' or head:
-            raise UserError(f'look={look!r}: the attention rollout exists only for encoder:rollout, without a head')
+            raise UserError(f'look={look!r}: attention rollout is defined only for all heads of the encoder. Use '
+                            'look=encoder:rollout')
         return kind, attention_rollout(weights[kind])[None], ['attention rollout']
     layers, heads = weights[kind].shape[:2]
     number = _number(layer if layer not in ('', 'last') else str(layers), layers, 'layer', look)
@@ -75,7 +76,7 @@ def chosen_kind(weights: Mapping[str, Float[np.ndarray, '_ _ _ _']], kind: str) 
       UserError: if the model has no attention of this kind. The message lists the kinds.
     """
     if not weights:
-        raise UserError('this model has no attention weights')
+        raise UserError('this model has no attention weights to draw. Use a model with attention')
     kind = kind or ('cross' if 'cross' in weights else next(iter(weights)))
     if kind not in weights:
         raise UserError(f'look: this model has attention of kind {", ".join(weights)}, not {kind!r}')
@@ -226,7 +227,7 @@ def save_figure(figure: 'Figure', path: Path) -> None:
 
 
 def _panels(count: int, size: tuple[float, float], columns: int = 0, beside: float = 0.0):
-    """Returns a figure and its `count` panels. `size`, and `beside` (the width of a color bar), are in inches."""
+    """Returns a figure and its `count` panels. `size` and `beside`, the width of a color bar, are in inches."""
     from matplotlib.figure import Figure
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
@@ -258,7 +259,7 @@ def _over_series(axes, series, shade):
 
 def _number(text: str, most: int, what: str, look: str) -> int:
     if not re.fullmatch('[0-9]{1,9}', text) or not 1 <= int(text) <= most:
-        raise UserError(f'look={look!r}: there is no {what} {text!r}. Use 1 to {most}')
+        raise UserError(f'look={look!r}: there is no {what} {text!r}. Use a number from 1 to {most}')
     return int(text)
 
 

@@ -149,7 +149,7 @@ def _of_decode(runs: Sequence[RunRecord], metric: str, split: str) -> str:
 
 
 def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) -> str:
-    """Describes the settings that a metric depends on; '' if there are none."""
+    """Returns a phrase about the settings on which a metric depends, or '' if it depends on none."""
     if metric in SEARCHED:
         return {'beam': f'beam {beam}', 'sample': 'sampled'}.get(method, method)
     if metric == 'loss':
@@ -165,7 +165,7 @@ def _said(how: Iterable[str], part: Iterable[str]) -> str:
 
 
 class _Panel(NamedTuple):
-    """A panel of plot_varied: the option on the axis, other options that change together with it, and lines by name."""
+    """A panel of `plot_varied`: the option on the x-axis, the options that change together with it, and the lines."""
     option: str
     others: tuple[str, ...]
     lines: dict[str, list[Point]]

@@ -76,7 +76,7 @@ class Request:
 
     @property
     def draws_attention(self) -> bool:
-        """Whether each answer gets a picture of its attention."""
+        """Whether a picture of the attention is drawn for each answer."""
         return bool(self.pictures) and self.look != 'positions'
 
     @property
@@ -88,16 +88,16 @@ class Request:
         """Raises UserError for flags that contradict each other or have impossible values."""
         values = dataclasses.asdict(self) | dict(self.search)
         if not self.workdir:
-            raise UserError('--workdir is missing. Give the run directory of a training')
+            raise UserError('--workdir is missing. Set it to the run directory of a training')
         if not self.input and not self.split and not self.typed or self.input is not None and self.split:
             raise UserError('exactly one of --input and --split is required. Use --input=FILE (- for stdin) to get '
                             'answers, or --split=test to score the model')
         if self.split and self.output is not None:
             raise UserError(f'--output={self.output} does not apply to --split. Scores go to stdout and to RUN/results')
         if not self.split and (flags := self._given('confidence', 'by', 'compare')):
-            raise UserError(f'{flags} can be used only with --split. Give --split=test')
+            raise UserError(f'{flags} can be used only with --split. Add --split=test')
         if self.split and (flags := self._given('score', 'prefixes', 'alignments')):
-            raise UserError(f'{flags} cannot be used with --split. Give --input=FILE (or -)')
+            raise UserError(f'{flags} cannot be used with --split. Use --input=FILE (or -) instead of --split')
         if self.documents != 'line' and not self.input:
             raise UserError(f'--documents={self.documents} needs --input=FILE (or -)')
         if self.score and (flags := self._given(*SEARCHES)):
@@ -113,7 +113,7 @@ class Request:
                 raise UserError(f'--{name}={values[name]} must be at least {least}')
         for name in ('output', 'pictures', 'explain', 'compare', 'avoid', 'edit', 'without', 'alignments'):
             if values[name] == '':
-                raise UserError(f'--{name}= is empty. Give a name, or remove the flag')
+                raise UserError(f'--{name}= is empty. Set it to a name, or remove the flag')
         paths: dict[str, str] = {}
         for name in ('input', 'avoid', 'edit', 'output', 'alignments', 'explain', 'pictures'):
             path = values[name] and os.path.realpath(values[name])
@@ -145,7 +145,7 @@ class Request:
         if self.pictures:
             check_folder(Path(self.pictures))
         if len(splits) > 1 and (flags := self._given('pictures', 'explain')):
-            raise UserError(f'{flags} can show only one set of the test. Give --split={" or --split=".join(splits)}')
+            raise UserError(f'{flags} can show only one test set. Use --split={" or --split=".join(splits)}')
         results = workdirs[0] / 'results'
         if splits:
             check_folder(results)

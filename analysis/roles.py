@@ -19,7 +19,7 @@ from inference.run import Run
 from input_pipeline.tokenizer import EOS, SPACE, SPECIAL
 from runtime.errors import UserError
 
-TEXTS = 64  # texts whose weights are in memory at a time
+TEXTS = 64  # number of texts whose attention weights are in memory at a time
 
 
 def _at(offset: int) -> Callable[..., Bool[np.ndarray, 'query key']]:
@@ -48,7 +48,7 @@ ROLES: dict[str, Callable[..., Bool[np.ndarray, 'query key']]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The weight of each role in each head, over a corpus.
+    """The share of the attention that each head gives to each role, over a corpus.
 
     Attributes:
       heads: (place of the weights, number of the head from 0) of each row.
@@ -76,7 +76,7 @@ class Roles:
         return [(*self.heads[row], float(columns[by][row])) for row in order]
 
     def __str__(self) -> str:
-        """Returns a text table with a line for each head: the share of each role, in percent."""
+        """Returns a text table with a line for each head, and a column for the share of each role, in percent."""
         names = [f'{place.removesuffix("/weights")}, head {head}' for place, head in self.heads]
         width = max(map(len, names))
         lines = [' ' * width + ''.join(f'{role:>13}' for role in (*ROLES, 'entropy', 'distance'))]
@@ -118,7 +118,7 @@ def roles(run: Run, given: Sequence[Any], places: str | Sequence[str] = '*/weigh
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """Sums over query tokens; see `Roles`. `weights` is [head, role], `seen` is [role], `entropy` is [head]."""
+    """Sums over query tokens, from which `Roles` is computed: weights [head, role], seen [role], entropy [head]."""
     tokens: int = 0
     weights: Any = 0.0
     seen: Any = 0.0

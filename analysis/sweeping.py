@@ -30,7 +30,7 @@ log = logging.getLogger('allyouneed.sweep')
 
 
 def read_sweep(file: str, config: ConfigDict) -> list[Overrides]:
-    """Returns the runs that a sweep file defines for the resolved recipe. Each run is a dict of overrides.
+    """Returns the runs that a sweep file defines for a recipe. Each run is a dict of overrides.
 
     Raises:
       UserError: if the file does not exist or does not define a sweep.
@@ -113,13 +113,13 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
 
 
 def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> list[str]:
-    """Returns a line for each option whose values differ."""
+    """Returns a line for each option whose recorded value differs from the requested value."""
     return [f'{option}: {recorded.get(option)!r} in the directory, {requested.get(option)!r} in this sweep'
             for option in sorted(recorded.keys() | requested.keys()) if recorded.get(option) != requested.get(option)]
 
 
 class Progress:
-    """The progress of a sweep. It is read from the files of the runs, so it includes runs on other machines."""
+    """The progress of a sweep, read from the files of the runs. It includes runs on other machines."""
 
     def __init__(self, runs: Sequence[RunRecord], ended: set[str], split: str, metric: str | None = None):
         """Starts to observe the runs.
@@ -136,7 +136,7 @@ class Progress:
         self._first: dict[str, tuple[int, float]] = {}  # {run: (a step, time at which the step was logged)}
 
     def end(self, name: str) -> None:
-        """Records that a run has ended."""
+        """Records that the run `name` has ended."""
         self._ended.add(name)
 
     def scores(self, name: str) -> str:

@@ -114,7 +114,7 @@ class Translations:
 
 
 class Numbers(ByteTokenizer):
-    """A tokenizer that decodes each token to its number."""
+    """A tokenizer whose text is the numbers of the tokens, for models with random weights."""
 
     @override
     def decode(self, tokens: Iterable[int | np.integer]) -> str:

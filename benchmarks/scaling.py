@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(size: str, value: int) -> Point:
-    """Measures the train step of BASE with one size changed."""
+    """Measures the train step of the workload BASE with the size `size` set to `value`."""
     from benchmarks.measure import times
     from benchmarks.ours import train_program
 
@@ -65,7 +65,7 @@ def measure(size: str, value: int) -> Point:
 
 
 def resized(size: str, value: int) -> Workload:
-    """Returns BASE with one size changed."""
+    """Returns the workload BASE with the size `size` set to `value`."""
     changes = {'length': {'length': value}, 'batch': {'batch': value}, 'vocabulary': {'vocab_size': value},
                'width': {'d_model': value, 'd_ff': 2 * value, 'num_heads': value // 32}}
     return dataclasses.replace(BASE, **changes[size])

@@ -51,7 +51,7 @@ def profile(call: Callable[[], Any], runs: int) -> tuple[float, dict[Name, Cost]
 
 
 def profiled(call: Callable[[], Any]) -> dict[Name, Cost]:
-    """Profiles one call. Returns {operation: cost}."""
+    """Runs `call` once in JAX's profiler. Returns {operation: cost}."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())

@@ -197,7 +197,7 @@ def _serve(pipe: Connection, system: System) -> None:
 
 
 def _receive(pipe: Connection, name: str) -> Any:
-    """Returns the next message of a system's process."""
+    """Returns the next message from the process of the system `name`."""
     try:
         message = pipe.recv()
     except EOFError:

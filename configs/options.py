@@ -206,6 +206,9 @@ OPTIONS = (
            'is held out for the test if there is no test split either', FRACTION, {'data.source': ('files',)}),
     Option('data.image_size', 0, 'folders of images: images are scaled and cropped to squares of this many pixels; 0: '
            'all images have the same size', Between(0, 10_000), EXAMPLES | {'data.source': ('files',)}),
+    Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
+           'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
+           EXAMPLES | {'data.source': ('files',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '
@@ -255,9 +258,9 @@ OPTIONS = (
     Option('train.cutoff', 0.05, 'SimCut: rate at which tokens of source and target are removed', FRACTION,
            CLASSES | TOKENS),
     Option('train.teacher', '', 'run directory of a teacher, or several separated by commas, as an ensemble; the '
-           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='its parameters are the same'),
+           "student uses the teacher's vocabulary; '': none", FILE, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_checkpoint', 'best', 'checkpoint of the teacher, in the syntax of decode.py --checkpoint',
-           TEXT, TEXTS, resume='its parameters are the same'),
+           TEXT, TEXTS, resume='the teacher has equal parameters'),
     Option('train.teacher_weight', 0.5, "share of the loss that uses the teacher's distributions; the rest of the loss "
            'uses the targets', Between(0, 1), TEXTS),
     Option('train.guided_alignment', 0.0, 'weight of the cross-entropy between gold word alignments and the weights of '
@@ -325,6 +328,8 @@ OPTIONS = (
     Option('decode.beam', 4, 'number of hypotheses per sentence', Between(1, 1000), SEARCH, resume=''),
     Option('decode.alpha', 0.6, 'exponent of the length penalty ((5 + |Y|) / 6)^alpha', Between(-10, 10), SEARCH,
            resume=''),
+    Option('decode.patience', 0.0, 'beam: stop at round(beam x patience) ended hypotheses; 0: stop when no unfinished '
+           'hypothesis can win', Between(0, 1000), SEARCH, resume=''),
     Option('decode.extra_length', 50, 'translation: maximum number of tokens beyond the length of the source; '
            'language_model: number of tokens to generate', Between(0, 100_000), SEARCH, resume=''),
     Option('decode.batch_size', 64, 'number of sentences or examples in a batch', Between(1, 100_000), resume=''),

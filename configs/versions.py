@@ -61,7 +61,7 @@ def read_config_file(path: Path) -> tuple[ConfigDict, set[str]]:
     try:
         saved = json.loads(read_bytes(path).decode())
         if not isinstance(saved, dict):
-            raise ValueError('it does not contain a JSON object')
+            raise ValueError('the file does not contain a JSON object')
         return read_saved(saved)
     except (FileNotFoundError, NotADirectoryError):
         raise

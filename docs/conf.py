@@ -114,7 +114,7 @@ def short_signature(app, what, name, obj, options, signature, returns):
 
 
 def setup(app):
-    """Registers the functions above as callbacks. Sphinx calls `setup`."""
+    """Registers the functions of this file as callbacks. Sphinx calls this function."""
     app.connect('source-read', add_contents)
     app.connect('source-read', link_to_modules)
     app.connect('autodoc-process-signature', short_signature)

@@ -52,7 +52,7 @@ def piped_lines() -> Iterator[str]:
 
 
 class _Pipe(Iterator[bytes]):
-    """The lines of a file descriptor, as bytes."""
+    """The lines of a pipe as bytes, read from its file descriptor."""
 
     def __init__(self, descriptor: int):
         self._descriptor, self._ended = descriptor, False

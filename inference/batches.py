@@ -1,8 +1,8 @@
 """A batched search that removes finished sentences, so that short sentences do not wait for long sentences.
 
-When half of the rows are enough for the unfinished sentences, the search continues with half of the rows. The cache
-starts with ROOM steps and doubles on demand. The numbers of rows and steps are powers of two, so that few shapes are
-compiled.
+When the unfinished sentences fit into half of the rows, the search continues with half of the rows. The cache starts
+with space for ROOM steps, and its size doubles when necessary. The numbers of rows and steps are powers of two, so that
+few shapes are compiled.
 
 Most operations of a step are too small to divide them among cores, and each step depends on the previous step. So on a
 CPU, each core searches a different batch (`threads_for`, `find_in_threads`).
@@ -73,7 +73,7 @@ def _cores() -> int:
 
 
 class BatchSearch:
-    """A search with one module. Each shape is compiled once for all threads."""
+    """A search with one module, for use in several threads. Each shape is compiled only once."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -148,7 +148,7 @@ class BatchSearch:
 
 
 def _sharing(search: Search) -> int:
-    """Returns the number of hypotheses of a sentence that share one row of the cache."""
+    """Returns how many hypotheses of a sentence share one row of the cache."""
     return search.beam if isinstance(search, Beam) else 1
 
 

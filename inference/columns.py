@@ -78,7 +78,7 @@ def read_phrases(path: str) -> list[str]:
     """
     if phrases := [line for line in read_lines(path) if line.strip()]:
         return phrases
-    raise UserError(f'--avoid={path} has no words. Write one word or phrase on each line')
+    raise UserError(f'--avoid={path} contains no words. Write one word or phrase on each line')
 
 
 def _translator(model: TextModel, flag: str) -> Translator:

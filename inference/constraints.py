@@ -1,13 +1,15 @@
-"""Words to avoid. An automaton reads the tokens of an output and excludes tokens that would complete a phrase to avoid.
+"""Words that outputs must not contain. An automaton reads an output and excludes tokens that would complete a phrase.
 
 A phrase is excluded for every way of splitting it into tokens, but only as a whole word, not inside another word. The
-last letter of a phrase is allowed, because another letter may follow and make a different word: if 'Mann' is to be
-avoided, 'Mannschaft' is still allowed. After the last letter, everything that ends the word is excluded: a space, a
-full stop, the end of the text.
+last letter of a phrase is allowed, because another letter may follow and make a different word: if 'Mann' is excluded,
+'Mannschaft' is still allowed. After the last letter, everything that ends the word is excluded: a space, a full stop,
+the end of the text.
 
-Words consist of letters, digits, marks and the underscore. Upper case equals lower case, and the composed form of a
-character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai, ...) have no word
-boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands for any white space.
+Words consist of letters, marks and the underscore. Digits make numbers: a word may begin directly after a number, and
+a number may begin directly after a word, so '3heures' contains the word 'heures'. Upper case equals lower case, and the
+composed form of a character equals the decomposed form. Scripts without spaces between words (Chinese, Japanese, Thai,
+...) have no word boundaries, so a phrase in such a script is excluded wherever it occurs. A space in a phrase stands
+for any white space.
 """
 
 import functools
@@ -26,7 +28,8 @@ MAX_PHRASE = 1000  # maximum number of characters of a phrase; each character is
 MAX_ENTRIES = 2 ** 28  # maximum number of entries of a table: 1 GB
 WITHOUT_SPACES = ((0x0e00, 0x0eff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x3040, 0x30ff), (0x31f0, 0x31ff),
                   (0x3400, 0x9fff), (0xf900, 0xfaff))  # Thai, Lao, Burmese, Khmer, kana, Han
-WORD, OTHER = '\ue000', '\ufffd'  # stand for characters that no phrase contains: word characters, other characters
+# These characters stand for characters that no phrase contains: letters, digits, other characters.
+WORD, DIGIT, OTHER = '\ue000', '\ue001', '\ufffd'
 WORD_LEADS = {*range(0xc3, 0xe2), *range(0xea, 0xee)}  # first UTF-8 bytes whose characters are mostly word characters
 BYTES = [chr(0xdc80 + place) for place in range(128)]  # bytes of incomplete characters, decoded by 'surrogateescape'
 
@@ -54,12 +57,18 @@ def checked_phrases(phrases: Iterable[Any]) -> tuple[str, ...]:
 
 
 @functools.cache
-def _in_word(character: str) -> bool:
-    """Returns whether a character is a word character. Scripts without spaces have no word characters."""
+def _kind(character: str) -> str:
+    """Returns WORD for a character of words, DIGIT for a digit, and OTHER for other characters.
+
+    Scripts without spaces have no word characters.
+    """
     code = ord(character)
     if code > 0xffff or any(first <= code <= last for first, last in WITHOUT_SPACES):
-        return False
-    return character in (WORD, '_') or character.isalnum() or unicodedata.category(character)[0] == 'M'
+        return OTHER
+    if character == DIGIT or character.isnumeric():
+        return DIGIT
+    in_word = character in (WORD, '_') or character.isalpha() or unicodedata.category(character)[0] == 'M'
+    return WORD if in_word else OTHER
 
 
 def _folded(text: str) -> str:
@@ -72,32 +81,33 @@ class _State(NamedTuple):
 
     Attributes:
       begun: the proper prefixes of phrases that are at the end of the text.
-      free: whether a word may begin here.
-      ended: whether the text ends with a complete phrase. Then only a letter may follow, which makes another word.
+      kind: the kind of the last character (`_kind`). A word may begin after a character of another kind.
+      ended: whether the text ends with a complete phrase. Then only a character of the same kind may follow, which
+        makes another word.
       pending: the first bytes of an incomplete character that a phrase may contain.
     """
     begun: frozenset[str] = frozenset()
-    free: bool = True
+    kind: str = OTHER
     ended: bool = False
     pending: bytes = b''
 
 
 class _Phrases:
-    """The transitions between states. The symbols are the characters of the phrases, WORD, OTHER and BYTES."""
+    """The transitions between the automaton's states. Symbols: characters of phrases, WORD, DIGIT, OTHER and BYTES."""
 
     def __init__(self, phrases: Sequence[str]):
         self._phrases = {' '.join(_folded(phrase).split()) for phrase in phrases}
         self._prefixes = {phrase[:end] for phrase in self._phrases for end in range(1, len(phrase))}
         letters = {' '}.union(*self._phrases)
-        symbols = [*sorted(letters - {OTHER}), WORD, OTHER, *BYTES]
+        symbols = [*sorted(letters - {WORD, DIGIT, OTHER}), WORD, DIGIT, OTHER, *BYTES]
         self.symbols = {symbol: column for column, symbol in enumerate(symbols)}
         possible = {*map(chr, range(0x80, 0xd800)), *map(chr, range(0xe000, 0x10000)), *letters}
         self._incomplete = {character.encode()[:end] for character in possible if letters.issuperset(_folded(character))
                             for end in range(1, len(character.encode()))}
 
     def read(self, written: bytes) -> list[str]:
-        """Returns the symbols of some bytes."""
-        return [symbol if symbol in self.symbols else WORD if _in_word(symbol) else OTHER
+        """Returns the symbols that the automaton reads for the bytes `written`."""
+        return [symbol if symbol in self.symbols else _kind(symbol)
                 for symbol in _folded(written.decode('utf-8', 'surrogateescape'))]
 
     def step(self, state: _State, symbol: str) -> _State | None:
@@ -107,16 +117,17 @@ class _Phrases:
             return after and self.step(after, symbol)
         if symbol in BYTES:
             return self._byte(state, symbol.encode('utf-8', 'surrogateescape'))
-        in_word = _in_word(symbol)
-        if state.ended and not in_word:
+        kind = _kind(symbol)
+        joins = kind != OTHER and kind == state.kind
+        if state.ended and not joins:
             return None
-        texts = {text + symbol for text in state.begun} | ({symbol} if state.free or not in_word else set())
+        texts = {text + symbol for text in state.begun} | (set() if joins else {symbol})
         if symbol == ' ':
             texts |= {text for text in state.begun if text[-1] == ' '}  # white space of any length
         complete = texts & self._phrases
-        if not all(_in_word(text[-1]) for text in complete):
+        if not all(_kind(text[-1]) != OTHER for text in complete):
             return None
-        return _State(frozenset(texts & self._prefixes), not in_word, bool(complete))
+        return _State(frozenset(texts & self._prefixes), kind, bool(complete))
 
     def _byte(self, state: _State, byte: bytes) -> _State | None:
         """Returns the state after a byte of a character that is divided between tokens.
@@ -136,7 +147,7 @@ class _Phrases:
         return functools.reduce(lambda state, symbol: state and self.step(state, symbol), symbols, state)
 
     def states(self, continued: bool) -> tuple[list[_State], Int[np.ndarray, 'rows symbols']]:
-        """Returns all states, and a table [state, symbol] of next states. Its last row is the dead state."""
+        """Returns all states, and a table of next states [state, symbol]. The last row is the dead state."""
         states, numbers, rows = [_State()], {_State(): 0}, []
 
         def number(state):
@@ -156,8 +167,8 @@ class _Phrases:
 
 
 def _opened(state: _State) -> _State:
-    """Returns the state at the end of a prompt, which may contain any words. A new word may begin here."""
-    return state._replace(ended=False, free=True)
+    """Returns the state at the end of a prompt, where a new word may begin. The prompt may contain any words."""
+    return state._replace(ended=False, kind=OTHER)
 
 
 class Automaton:
@@ -208,7 +219,10 @@ class Automaton:
         return state
 
     def allows(self, tokens: Sequence[int], whole: bool, text: str) -> bool:
-        """Returns whether an output may begin with the tokens of `text`. With `whole`, no other token can follow."""
+        """Returns whether an output may begin with the tokens of `text`.
+
+        If `whole` is True, the tokens fill the output, so that only the end token can follow.
+        """
         state = self.after(token for token in tokens if token > UNK)
         if state != DEAD and text.endswith(' '):
             return state < self.ends
@@ -227,6 +241,14 @@ class Automaton:
 def begin_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
     """Returns a mask of the tokens that begin with a space."""
     return np.array([tokenizer.bytes_of(token).startswith(b' ') for token in range(len(tokenizer))])
+
+
+@functools.cache
+def join_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
+    """Returns a mask of the tokens that begin with a letter or a digit, so that they continue a word or a number."""
+    texts = [tokenizer.bytes_of(token).decode('utf-8', 'replace') if token > UNK else '' for token in
+             range(len(tokenizer))]
+    return np.array([bool(text) and _kind(text[0]) != OTHER for text in texts])
 
 
 def _token_table(by_symbol: Int[np.ndarray, 'states symbols'],

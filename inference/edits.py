@@ -25,7 +25,7 @@ from runtime.errors import UserError
 
 FIRST = 'replace', 'mean', 'freeze'  # edits that replace the value; functions are applied together with these edits
 KINDS = *FIRST, 'scale', 'zero', 'add'  # in the order in which they are applied
-PATTERNS = 'uniform', 'first'  # of attention weights, for 'freeze'
+PATTERNS = 'uniform', 'first'  # named attention weights, for the edit 'freeze'
 ATTENTION = {'encoder': 'encoder/layers_{}/self_attention', 'decoder': 'decoder/layers_{}/self_attention',
              'cross': 'decoder/layers_{}/cross_attention'}
 FREE = 'batch', 'position', 'query', 'key'  # axes whose length depends on the text
@@ -106,7 +106,7 @@ def read_edits(path: str) -> list[Edit]:
     try:
         text = Path(path).read_text('utf-8')
     except (OSError, ValueError) as error:
-        raise UserError(f'--edit={path} cannot be read: {error}. Give a JSON file with a list of edits') from None
+        raise UserError(f'--edit={path} cannot be read: {error}. Use a JSON file with a list of edits') from None
     return parsed(text, f'--edit={path}')
 
 
@@ -119,7 +119,7 @@ def parsed(text: str, where: str) -> list[Edit]:
     try:
         listed = json.loads(text)
     except ValueError as error:
-        raise UserError(f'{where} is not JSON: {error}. Give a list of edits') from None
+        raise UserError(f'{where} is not JSON: {error}. Write a list of edits') from None
     if not isinstance(listed, list):
         raise UserError(f'{where} must be a list of edits, [{{"edit": ..., "place": ...}}, ...]')
     return [Edit.of(fields, where) for fields in listed]
@@ -142,8 +142,23 @@ def without(heads: str) -> Edit:
     return Edit('zero', place, heads=[int(each) - 1 for each in listed])
 
 
+def check_without(heads: str, places: Mapping[str, Sizes]) -> None:
+    """Raises UserError if the model has no such layer or head. `heads` has the form that `without` accepts."""
+    edit, kind = without(heads), heads.partition(':')[0]
+    if not (layers := len(fnmatch.filter(places, ATTENTION[kind].format('*') + '/heads'))):
+        others = [place for place in places if place.endswith('/heads')] or [*places]
+        raise UserError(f'--without={heads}: the model has no place {edit.place}. Use --edit with a place of this '
+                        f'model, such as {others[0]}')
+    if edit.place not in places:
+        raise UserError(f'--without={heads}: the model has {layers} layers of this kind. Use a layer from 1 to '
+                        f'{layers}')
+    count = places[edit.place]['head'] or 0
+    if max(edit.heads or ()) >= count:
+        raise UserError(f'--without={heads}: this layer has {count} heads. Use heads from 1 to {count}')
+
+
 def has_text(by: Any) -> bool:
-    """Returns whether `Edit.by` has texts, the name of a split or an output, and not numbers."""
+    """Returns whether `by`, an `Edit.by`, is not numbers but texts, the name of a split, or an output."""
     return isinstance(by, str) or hasattr(by, 'source_tokens') or (
         isinstance(by, Sequence) and len(by) > 0 and has_text(by[0]))
 
@@ -161,7 +176,7 @@ def matching(pattern: str, places: Mapping[str, Sizes], where: str = '') -> list
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the end of an error message, which suggests the names that are most similar to `name`."""
+    """Returns the last sentence of an error message. It suggests the names that are most similar to `name`."""
     close = difflib.get_close_matches(name, names, 3, 0.4)
     return f'Did you mean {", ".join(close)}?' if close else f'Use one of {", ".join(list(names)[:8])}'
 
@@ -190,7 +205,7 @@ class Editor:
                 self._matched.setdefault(name, []).append(rank)
 
     def __call__(self, numbers: Any = None) -> Callable[[str], Callable[[Array, At], Array] | None]:
-        """Returns a function that returns the edit of a place. `numbers` replaces the attribute `numbers`."""
+        """Returns a function from the name of a place to its edit, or to None. `numbers` replaces `self.numbers`."""
         numbers = self.numbers if numbers is None else numbers
 
         def edit_of(name):
@@ -234,7 +249,7 @@ def _check(edit: Edit, given: Any, name: str, sizes: Sizes) -> None:
         expected, fits = ['position'] * positioned + rest, shape[positioned:] == tuple(rest) and len(shape) > 0
     if not fits:
         raise UserError(f'{where}: the numbers have the shape {list(shape)}, but the place has '
-                        f'[{", ".join(map(str, expected))}]. Give numbers of this shape')
+                        f'[{", ".join(map(str, expected))}]. Use numbers of this shape')
 
 
 def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence[int] | None, name: str,
@@ -247,7 +262,7 @@ def check_selection(where: str, heads: Sequence[int] | None, positions: Sequence
                             f'{name}/heads')
         for head in heads:
             if not 0 <= head < count:
-                raise UserError(f'{where}: there is no head {head}. The heads are 0 to {count - 1}')
+                raise UserError(f'{where}: there is no head {head}. Use numbers from 0 to {count - 1}')
     if any(position < 0 for position in positions or ()):
         raise UserError(f'{where}: positions={list(positions or ())} must be at least 0')
     if positions is not None and not {'position', 'query'} & {*sizes}:
@@ -260,7 +275,7 @@ def _broadcasts(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
 
 
 def _check_apart(first: Edit, second: Edit, name: str) -> None:
-    """Raises UserError if both edits replace the same values."""
+    """Raises UserError if two edits replace the same values at the place `name`."""
     def shared(one, other):
         return one is None or other is None or bool(set(one) & set(other))
 
@@ -271,7 +286,7 @@ def _check_apart(first: Edit, second: Edit, name: str) -> None:
 
 
 def _applied(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the value, edited at the heads and positions of the edit and unchanged elsewhere."""
+    """Returns `value` after an edit. Only the heads and positions that the edit selects are changed."""
     if callable(edit.edit):
         new = edit.edit(value, at)
         if edit.heads is None and edit.positions is None:
@@ -300,7 +315,7 @@ def _along(chosen: Bool[Array, '#batch n'], axis: str, axes: tuple[str, ...]) ->
 
 
 def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
-    """Returns the edited value for all heads and positions."""
+    """Returns the value after an edit, as if the edit selected all heads and positions."""
     numbers = None if numbers is None else jnp.asarray(numbers)
     if edit.edit == 'zero':
         return jnp.zeros_like(value)
@@ -324,7 +339,7 @@ def _new(edit: Edit, numbers: Any, value: Array, at: At) -> Array:
 
 
 def _pairs(numbers: Float[Array, '...'], value: Array, at: At) -> Array:
-    """Returns the attention weights or scores in `numbers`. Queries that `numbers` does not cover are unchanged."""
+    """Returns attention weights or scores from `numbers`. Queries beyond the shape of `numbers` keep their values."""
     numbers = numbers if numbers.ndim == 3 else numbers[None]
     _, queries, keys = numbers.shape
     assert at.keys is not None, 'weights have keys'

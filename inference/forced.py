@@ -20,7 +20,7 @@ class Forced(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of tokens of the longest list."""
+        """The number of tokens in the longest list of `inputs` and `targets`."""
         return max(len(self.targets), *map(len, self.inputs.values()))
 
 

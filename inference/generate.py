@@ -93,7 +93,7 @@ class Generator(SearchModel):
         begins = [self._begin(prompt, first + row, room, kept) for row, prompt in enumerate(prompts)]
         tokens = [read for read, _ in begins]
         best = [Hypothesis('', [], 0.0, 0.0, ended=False) for _ in prompts]
-        open_rows, rest = [row for row in range(len(prompts)) if options.extra_length], {}
+        open_rows, worse = [row for row in range(len(prompts)) if options.extra_length], {}
         automaton = self.automaton(options)
         places = [automaton.behind(read) for read in tokens] if automaton else []
         draw = 0  # number of windows that each open row has filled
@@ -105,19 +105,20 @@ class Generator(SearchModel):
             longest = min(-(-max(rooms) // LENGTHS) * LENGTHS, options.extra_length)
             states = automaton and [Begin(place=automaton.after(best[row].tokens, places[row]))
                                     for row in open_rows]
-            found = self.find_all(sources, [first + row for row in open_rows],
-                                  dataclasses.replace(options, extra_length=longest), draw, rooms, states)
+            results = self.find_all(sources, [first + row for row in open_rows],
+                                    dataclasses.replace(options, extra_length=longest), draw, rooms, states)
             still_open = []
-            for row, hypotheses in zip(open_rows, found, strict=True):
-                best[row], rest[row] = self._joined(best[row], hypotheses[0], options.alpha), hypotheses[1:]
+            for row, hypotheses in zip(open_rows, results, strict=True):
+                best[row] = self._joined(best[row], hypotheses[0], options.alpha)
+                worse[row] = hypotheses[1:]
                 if not best[row].ended and len(best[row].tokens) < options.extra_length:
                     still_open.append(row)
             open_rows, draw = still_open, draw + 1
         tokenizer = self.tokenizers['target']
         return [Output(prompt, read, [
-            dataclasses.replace(hypothesis, text=tokenizer.continuation(read, hypothesis.tokens, known))
-            for hypothesis in (best[row], *rest.get(row, []))])
-            for row, (prompt, (read, known)) in enumerate(zip(prompts, begins, strict=True))]
+            dataclasses.replace(hypothesis, text=tokenizer.continuation(read, hypothesis.tokens, text))
+            for hypothesis in (best[row], *worse.get(row, []))])
+            for row, (prompt, (read, text)) in enumerate(zip(prompts, begins, strict=True))]
 
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
@@ -140,8 +141,8 @@ class Generator(SearchModel):
                 origins.append((row, done - begin - 1))
                 done = begin + len(window)
         log_probs: list[list[float]] = [[] for _ in texts]
-        for (row, known), values in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
-            log_probs[row] += values[known:]
+        for (row, scored), values in zip(origins, self._forced_log_probs(windows, options.batch_size), strict=True):
+            log_probs[row] += values[scored:]
         return [Output('', [BOS], [Hypothesis.forced(*row, options.alpha)])
                 for row in zip(texts, tokens, log_probs, strict=True)]
 
@@ -150,7 +151,7 @@ class Generator(SearchModel):
         return self.generate(lines, options, first=first)
 
     def validate(self, data: DocumentData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns bits per character of the validation split, and a sample."""
+        """Returns the bits per character of the validation split, and a sampled text."""
         output, = self.generate([self.opening], search_options(config, method='sample', n_best=1))
         bits = bits_per_character(float(sums.others['nll']), data.characters('validation'))
         return Evaluation({'bits_per_character': bits}, f'  {output.text!r}')
@@ -187,7 +188,7 @@ class Generator(SearchModel):
     @override
     def examples(self, data: DocumentData, split: str, count: int,
                  options: SearchOptions) -> list[tuple[Output, str]]:
-        """Returns the first windows of a split as prompts with empty continuations."""
+        """Returns outputs whose prompts are the first windows of a split. The continuations are empty."""
         plan = data.plan(split)
         windows = itertools.chain.from_iterable(plan.batch(step)['inputs']['tokens'] for step in range(len(plan)))
         tokens = [window[window != PAD].tolist() for window in itertools.islice(windows, count)]
@@ -197,7 +198,7 @@ class Generator(SearchModel):
 
     @property
     def opening(self) -> str:
-        """The prompt without words: '' for the beginning of a document, a line feed for the beginning of a line."""
+        """The prompt for a text from scratch: '' (the beginning of a document), or a line feed (of a line)."""
         return '' if self.whole_documents else '\n'
 
     @override

@@ -6,29 +6,33 @@ xarray would be the usual type, but the import of xarray takes as long as a tran
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from inference.edits import FREE, Edit, Sizes, has_text, matching
 from inference.generate import Generator
 from inference.options import SearchOptions
 from inference.predict import Predictor
-from inference.text import Output
+from inference.text import Hypothesis, Output, checked_texts
 from inference.translate import Translator
+from input_pipeline.tokenizer import BOS
 from model.places import argument_of, axes_of, observing
 from runtime.errors import UserError
 
 MOST_GB = 4.0  # default limit for the size of all captured values
-ROWS = 64  # texts at a time
+ROWS = 64  # number of texts that the model reads at a time
 
 Answerer = Translator | Generator | Predictor
+_LISTED = weakref.WeakKeyDictionary()  # {module: its places}, because the search for places takes up to a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Values:
 
 
 class Inspected(dict[str, Values]):
-    """The values of one text, by the names of the places."""
+    """The captured values for one text: a dict from the name of a place to its `Values`."""
 
     def stacked(self, pattern: str) -> Values:
         """Stacks the values of all places that match a pattern, one place for each layer.
@@ -72,17 +76,20 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
 
     The parameters of the model may be {}, because only shapes are computed.
     """
+    if model.module in _LISTED:
+        return dict(_LISTED[model.module])
     if isinstance(model, Predictor):
         inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
     elif isinstance(model, Translator):
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
         inputs = {'tokens': jnp.ones((1, 4), jnp.int32)}
-    return places_of(model.module, model.params, inputs)
+    _LISTED[model.module] = places_of(model.module, model.params, inputs)
+    return dict(_LISTED[model.module])
 
 
 def places_of(module: Any, params: Any, inputs: Mapping[str, Any]) -> dict[str, Sizes]:
-    """Returns the places of a module with these inputs, as `list_places` does. `params` may be {}."""
+    """Returns {name: {axis: size}} of the places of a module that gets `inputs`. `params` may be {}."""
     apply = observing(module.apply, read=lambda name: True)
     params = params or nn.unbox(jax.eval_shape(module.init, jax.random.key(0), **inputs))['params']
     _, shapes = jax.eval_shape(lambda params, inputs: apply({'params': params}, **inputs), params, inputs)
@@ -113,8 +120,7 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
     names = sorted({name for pattern in patterns for name in matching(pattern, listed)}, key=_in_order)
     rows = _rows(model, given, options)
     _check_size(rows, names, listed, most_gb)
-    captured = jax.jit(lambda params, inputs: observing(
-        model.module.apply, read=set(names).__contains__)({'params': params}, **inputs)[1])
+    captured = _program(model.module, tuple(names))
     results: list[Inspected] = [Inspected() for _ in rows]
     order = sorted(range(len(rows)), key=lambda row: -rows[row].length)
     for begin in range(0, len(order), ROWS):
@@ -125,6 +131,13 @@ def inspect(model: Answerer, given: Sequence[Any] | np.ndarray, places: str | Se
             for index, row in enumerate(part):
                 results[row][name] = rows[row].cut(name, arrays[index])
     return [Inspected({name: each[name] for name in names}) for each in results]
+
+
+@functools.lru_cache(maxsize=16)  # so that a call with the same places compiles nothing
+def _program(module: Any, names: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], dict[str, Array]]:
+    """Returns the compiled function from parameters and inputs to the values at places."""
+    apply = observing(module.apply, read=set(names).__contains__)
+    return jax.jit(lambda params, inputs: apply({'params': params}, **inputs)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +152,10 @@ class _Row:
 
     def side(self, name: str, axis: str) -> str:
         """Returns the name of the argument whose tokens are the entries of an axis of a place."""
-        return argument_of(name, axis, list(self.inputs))
+        return argument_of(name, axis, [name for name in self.inputs if name != 'visible'])
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
-        """Returns the values at a place, without the padding."""
+        """Returns the values at the place `name` for this text, without padding."""
         axes, labels = axes_of(name)[1:], {}
         for index, axis in enumerate(axes):
             if axis in FREE and self.pieces:
@@ -154,18 +167,22 @@ class _Row:
 def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
     """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
-        return [_Row({'inputs': each}, {}) for each in model.preprocessing.inputs(np.asarray(given))]
+        arguments = model.form.arguments(np.asarray(given))
+        return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
     if isinstance(given, (str, Output)):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')
     texts = [(row, each) for row, each in enumerate(given) if not isinstance(each, Output)]
     outputs = {row: each for row, each in enumerate(given) if isinstance(each, Output)}
     plain = [pair for pair in texts if isinstance(pair[1], str)]
-    pairs = [(row, tuple(each)) for row, each in texts if not isinstance(each, str)]
     if isinstance(model, Generator):
-        outputs |= zip([row for row, _ in texts], model.forced_all([each for _, each in texts], options), strict=True)
+        encode = model.tokenizers['target'].encode
+        outputs |= {row: _unscored('', [BOS], text, encode(text))
+                    for (row, _), text in zip(texts, checked_texts([each for _, each in texts]), strict=True)}
     else:
         outputs |= zip([row for row, _ in plain], model.translate([each for _, each in plain], options), strict=True)
-        outputs |= zip([row for row, _ in pairs], model.forced_all([each for _, each in pairs], options), strict=True)
+        for row, (source, target) in ((row, checked_texts(each)) for row, each in texts if not isinstance(each, str)):
+            outputs[row] = _unscored(source, model._tokens(source, row),
+                                     target, model._target_tokens(target, row, options))
     rows = []
     for row in range(len(given)):
         inputs, _ = model._read_and_written(outputs[row])
@@ -173,6 +190,11 @@ def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOpt
         rows.append(_Row(inputs, {name: model.tokenizers[sides.get(name, 'target')].pieces(tokens)
                                   for name, tokens in inputs.items()}))
     return rows
+
+
+def _unscored(source: str, source_tokens: list[int], text: str, tokens: list[int]) -> Output:
+    """Returns a given text as an output. Its log-probability is not computed, because no place needs it."""
+    return Output(source, source_tokens, [Hypothesis(text, tokens, 0.0, 0.0)])
 
 
 def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
@@ -184,7 +206,7 @@ def _batch(model: Answerer, rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _check_size(rows: Sequence[_Row], names: Sequence[str], listed: Mapping[str, Sizes], most_gb: float) -> None:
-    """Raises UserError if the values are too large."""
+    """Raises UserError if the requested values together are larger than `most_gb`."""
     def size(row, name):
         lengths = {axis: len(row.inputs[row.side(name, axis)]) for axis in FREE if axis != 'batch'}
         return 4 * math.prod(size or lengths[axis] for axis, size in listed[name].items() if axis != 'batch')
@@ -227,7 +249,7 @@ def _means(inspected: Sequence[Inspected], names: Sequence[str]) -> dict[str, Fl
 
 
 def _in_order(name: str) -> list[tuple[str, int]]:
-    """Returns a key that sorts layers by their numbers."""
+    """Returns a sort key for names of places that orders layers by number: layer 2 comes before layer 10."""
     parts = [(part, part.rpartition('_')) for part in name.split('/')]
     return [(head, int(number)) if number.isdecimal() else (part, -1) for part, (head, _, number) in parts]
 

@@ -1,4 +1,4 @@
-"""BLEU over lowercased Moses tokens, as papers on Multi30k report it.
+"""BLEU of lowercased Moses tokens, as papers on Multi30k report it.
 
 The authors of Multi30k produced the `lc.norm.tok` files with Moses' lowercase.perl, normalize-punctuation.perl and
 tokenizer.perl, in this order and without aggressive hyphen splitting. Wu et al. 2021 (arXiv:2105.14462) compute BLEU on

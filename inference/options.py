@@ -29,6 +29,7 @@ class SearchOptions:
     method: str = 'beam'
     beam: int = 4
     alpha: float = 0.6
+    patience: float = 0.0
     n_best: int = 1
     extra_length: int = 50
     batch_size: int = 64
@@ -48,8 +49,8 @@ class SearchOptions:
             value, whole = getattr(self, name), isinstance(getattr(SearchOptions, name), int)
             require(isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool),
                     f'{name}={value!r} must be {"a whole number" if whole else "a number"}')
-            wanted = bounds.problem(getattr(self, name))
-            require(not wanted, f'{name}={value} {wanted}{HINTS.get(name, "")}')
+            problem = bounds.problem(getattr(self, name))
+            require(not problem, f'{name}={value} {problem}{HINTS.get(name, "")}')
         require(self.method != 'beam' or self.n_best <= self.beam,
                 f'n_best={self.n_best} must be at most beam={self.beam}. Increase beam')
         require(self.method != 'greedy' or self.n_best == 1,

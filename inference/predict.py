@@ -29,7 +29,7 @@ class Predictor:
     Attributes:
       module: the module, [batch, *space, channels] -> [batch, outputs].
       params: the parameters of the module.
-      form: the form of the inputs, and the names of the outputs.
+      form: the format of the inputs, and the names of the outputs.
       classes: the names of the classes; None if the model predicts values.
       preprocessing: converts raw inputs to inputs of the module, and outputs of the module to raw values.
       shape: the shape of one input, [*space, channels].
@@ -38,9 +38,9 @@ class Predictor:
     def __init__(self, module: nn.Module, params: Params, form: InputFormat):
         self.module, self.params, self.form = module, params, form
         self.classes, self.preprocessing, self.shape = form.classes, form.preprocessing, form.shape
-        self._apply = jax.jit(lambda params, inputs: module.apply({'params': params}, inputs))
+        self._apply = jax.jit(lambda params, arguments: module.apply({'params': params}, **arguments))
         self._attention = jax.jit(
-            lambda params, inputs: module.apply({'params': params}, inputs, mutable=['attention'])[1])
+            lambda params, arguments: module.apply({'params': params}, **arguments, mutable=['attention'])[1])
 
     def predict(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                 where: str = 'inputs') -> Float[np.ndarray, 'examples outputs']:
@@ -60,12 +60,12 @@ class Predictor:
 
     def answer(self, inputs: Shaped[np.ndarray, '...'] | Sequence, batch_size: int | np.integer = 64,
                where: str = 'inputs') -> Predictions:
-        """Returns the result of `predict` together with the inputs and the names of classes or values."""
+        """Returns the predictions for raw inputs as objects, with the names of classes or values."""
         return self.answer_raw(self.form.prepare(inputs, where), batch_size)
 
     def answer_raw(self, inputs: Num[np.ndarray, 'examples *space channels'], batch_size: int | np.integer = 64,
                    names: Sequence[str] = ()) -> Predictions:
-        """Returns predictions for inputs from `InputFormat.prepare` or from the data. `names` are names of the inputs.
+        """Returns the predictions for inputs that `InputFormat.prepare` or the data has returned, named `names`.
 
         Raises:
           UserError: if `batch_size` is not allowed.
@@ -75,22 +75,25 @@ class Predictor:
             raise UserError(f'batch_size={batch_size!r} must be a whole number from {bounds}')
         outputs = []
         for begin in range(0, max(1, len(inputs)), batch_size):  # without inputs, one batch of padding
-            part = self.preprocessing.inputs(inputs[begin:begin + batch_size])
-            padded = np.pad(part, [(0, batch_size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+            part = inputs[begin:begin + batch_size]
+            padded = {name: np.pad(array, [(0, batch_size - len(part)), *[(0, 0)] * (array.ndim - 1)],
+                                   constant_values=name == 'visible')  # a mean over no steps would be NaN
+                      for name, array in self.form.arguments(part).items()}
             outputs.append(process_allgather(self._apply(self.params, padded), tiled=True)[:len(part)])
-        found = np.concatenate(outputs)
-        found = self.preprocessing.values(found) if self.classes is None else np.asarray(jax.nn.log_softmax(found))
-        return Predictions(inputs, found, self.form, names)
+        outputs = np.concatenate(outputs)
+        if self.classes is None:
+            return Predictions(inputs, self.preprocessing.values(outputs), self.form, names)
+        return Predictions(inputs, np.asarray(jax.nn.log_softmax(outputs)), self.form, names)
 
     def attention(self, example: Prediction | Num[np.ndarray, '*space channels']
                   ) -> dict[str, Float[np.ndarray, 'layer head t s']]:
         """Returns {'encoder': attention weights between the patches of one raw input}. A class token is first."""
         inputs = example.example if isinstance(example, Prediction) else example
-        weights = attention_weights(self._attention(self.params, self.preprocessing.inputs(inputs[None])))
+        weights = attention_weights(self._attention(self.params, self.form.arguments(inputs[None])))
         return {kind: array[:, 0] for kind, array in weights.items()}
 
     def validate(self, data: ExampleData, sums: Sums, config: ConfigDict) -> Evaluation:
-        """Returns the prediction for the first example, with its attention. `sums` already has the metrics."""
+        """Returns the prediction for the first example and its attention weights. `sums` already has the metrics."""
         [answer] = self.answer_raw(data.arrays.inputs('validation')[:1], batch_size=1)
         return Evaluation({}, answer=answer, weights=self.attention(answer))
 

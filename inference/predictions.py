@@ -19,7 +19,7 @@ class Prediction:
     Attributes:
       example: the raw input.
       output: log-probabilities of the classes, or values in the units of the targets.
-      form: the form of the run, which has the names of classes and values.
+      form: the input format of the run, which also has the names of classes and values.
       name: the name of the file or of the series, or ''.
     """
     example: Num[np.ndarray, '*space channels']
@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def probability(self) -> float:
-        """The probability of `label`."""
+        """The probability of the most probable class."""
         return self.best(1)[0][1]
 
     @property
@@ -83,7 +83,7 @@ class Predictions(Sequence[Prediction]):
     Attributes:
       inputs: the raw inputs, in the encoding of the training inputs.
       outputs: log-probabilities of the classes, or values in the units of the targets.
-      form: the form of the run, which has the names of classes and values.
+      form: the input format of the run, which also has the names of classes and values.
       names: the names of the files or series; '' for inputs without names.
     """
     inputs: Num[np.ndarray, 'examples *space channels']

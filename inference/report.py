@@ -16,7 +16,7 @@ SHOWN = 10  # maximum number of unknown characters in a message
 
 
 class Report:
-    """Counts over the outputs of a model, which are logged at the end of the input.
+    """Statistics of all inputs and outputs of a model. They are logged at the end of the input.
 
     Attributes:
       model: the model.
@@ -33,7 +33,7 @@ class Report:
         self._is_unknown: dict[str, bool] = {}
 
     def add(self, outputs: Sequence[Output]) -> None:
-        """Counts the outputs for the next inputs."""
+        """Adds the outputs for the next inputs to the statistics."""
         for output in outputs:
             self._count += 1
             hypothesis = output.hypotheses[0]
@@ -68,8 +68,8 @@ class Report:
                  self._sizes['characters'], self._sizes['tokens'], ''.join(bits), scores['perplexity'],
                  self.model.context, self.model.stride)
         if self._changed:
-            log.warning('bits per byte and per character cannot be compared with other models: the tokenizer does not '
-                        'restore %d of %d %s', self._changed, self._count, units)
+            log.warning('do not compare bits per byte and per character with other models: the decoded tokens of %d of '
+                        '%d %s differ from the text', self._changed, self._count, units)
 
     def _about_unknown(self) -> str:
         if not self._unknown:  # a tokenizer of whole words

@@ -22,6 +22,7 @@ from inference.predictions import Predictions
 from inference.report import note_unknown
 from inference.text import Output, TextModel
 from inference.translate import Translator
+from input_pipeline.array_files import read_inputs
 from input_pipeline.data import Data, open_data
 from input_pipeline.input_format import InputFormat
 from input_pipeline.tokenizer import Tokenizer
@@ -36,13 +37,16 @@ from runtime.files import expanded
 from runtime.processes import check_devices
 
 Answerer = Translator | Generator | Predictor
+# {`answerer` of a task: the calls that `Run` supports}
+CALLS = {'translator': 'run.translate or run.forced', 'generator': 'run.generate or run.forced',
+         'predictor': 'run.predict'}
 EDITS_OPTION = 'config.train.edits'
 WINDOWS = 100  # number of windows of a split over which edit 'mean' averages for a language model
 
 
 def make_answerer(config: ConfigDict, module: nn.Module, params: Any, tokenizers: Mapping[str, Tokenizer],
                   sizes: Mapping[str, Any]) -> Answerer:
-    """Returns a Translator, Generator or Predictor for a module, as the config's task requires."""
+    """Returns the object that computes answers with a module: a Translator, a Generator or a Predictor."""
     return ANSWERERS[TASKS[config.task].answerer](module, params, tokenizers, sizes, config.data)
 
 
@@ -71,12 +75,12 @@ def trained_under_edits(config: ConfigDict, module: nn.Module, tokenizers: Mappi
 
 
 def _trained_editor(config: ConfigDict, places: Mapping[str, Sizes]) -> Editor:
-    """Returns the edits of config.train.edits."""
+    """Returns the edits in config.train.edits, checked against the places of the model."""
     edits = parsed(config.train.edits, EDITS_OPTION)
     for edit in edits:
         if edit.edit in ('mean', 'replace') and has_text(edit.by):
-            raise UserError(f'{EDITS_OPTION}: edit {edit.edit!r} at {edit.place} needs the model to read texts, which '
-                            'is not possible in training. Give numbers')
+            raise UserError(f'{EDITS_OPTION}: the edit {edit.edit!r} at {edit.place} needs values that the model '
+                            'computes from texts. This is not possible in training. Use numbers')
     numbers = [{} if edit.by is None or isinstance(edit.by, str) else
                dict.fromkeys(matching(edit.place, places), edit.by) for edit in edits]
     return Editor(edits, numbers, places)
@@ -156,7 +160,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters of the model."""
         return parameter_count(self._plain.params)
 
     def translate(self, sentences: Sequence[str], options: SearchOptions | None = None, *,
@@ -166,48 +170,49 @@ class Run:
         The default of `options` is `self.options`. With `prefixes`, each translation begins with its prefix (see
         `Translator.translate`). `avoid` overrides `options.avoid`; outputs contain none of these words or phrases.
         """
-        translator = self._text_model(Translator, 'translation')
+        translator = self._supported(Translator, 'translation')
         return self._noted(translator.translate(sentences, self._options(options, avoid), prefixes=prefixes))
 
     def generate(self, prompts: Sequence[str], options: SearchOptions | None = None, *,
                  avoid: Sequence[str] | None = None) -> list[Output]:
         """Returns continuations in the order of `prompts`. `translate` explains the other arguments."""
-        generator = self._text_model(Generator, 'continuation of prompts')
+        generator = self._supported(Generator, 'continuation of prompts')
         return self._noted(generator.generate(prompts, self._options(options, avoid)))
 
-    def predict(self, inputs: np.ndarray | Sequence, batch_size: int = 64) -> Predictions:
+    def predict(self, inputs: np.ndarray | Sequence | str | Path, batch_size: int = 64) -> Predictions:
         """Returns the predictions for images or series, in order, with the names and probabilities of the classes.
 
         Args:
-          inputs: raw inputs [n, *space, channels], in the encoding of the training inputs.
+          inputs: raw inputs [n, *space, channels]; or the path of a folder of images, an image, a .csv or an .npz file.
           batch_size: the number of inputs at a time.
 
         Raises:
           UserError: if the inputs do not have the form of the training inputs. `Predictor.predict` gives the details.
         """
-        if not isinstance(self.model, Predictor):
-            raise UserError(f'{self.workdir}: task={self.config.task} does not support predictions of classes or '
-                            'values. Use run.translate, run.generate or run.forced')
-        return self.model.answer(inputs, batch_size)
+        model = self._supported(Predictor, 'predictions of classes or values')
+        if isinstance(inputs, str | Path):
+            names, raw = read_inputs(str(expanded(inputs)), model.form)
+            return model.answer_raw(raw, batch_size, names)
+        return model.answer(inputs, batch_size)
 
-    def forced(self, given: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
-        """Scores given translations or texts: returns them as outputs with their log-probabilities under the model.
+    def forced(self, examples: Sequence[Any], options: SearchOptions | None = None) -> list[Output]:
+        """Scores translations or texts: returns them as outputs with their log-probabilities under the model.
 
         Args:
-          given: pairs (source, target); for a language model, texts.
+          examples: pairs (source, target); for a language model, texts.
           options: the options for the length penalty and the batch size; by default `self.options`.
         """
-        model = self._text_model(Translator | Generator, 'scores of texts')
-        return self._noted(model.forced_all(given, options or self.options))
+        model = self._supported(Translator | Generator, 'scores of texts')
+        return self._noted(model.forced_all(examples, options or self.options))
 
     def places(self) -> dict[str, Sizes]:
         """Returns {name: {axis: size}} of all places. A size is None if it depends on the text."""
         return list_places(self._plain)
 
-    def inspect(self, given: Sequence[Any] | np.ndarray, places: str | Sequence[str],
+    def inspect(self, inputs: Sequence[Any] | np.ndarray, places: str | Sequence[str],
                 options: SearchOptions | None = None, most_gb: float = MOST_GB) -> list[Inspected]:
         """Returns the values at places, for each text or example; see `inference.inspection.inspect`."""
-        return inspect(self.model, given, places, options or self.options, most_gb)
+        return inspect(self.model, inputs, places, options or self.options, most_gb)
 
     def edited(self, edits: Sequence[Edit | Mapping[str, Any]]) -> 'Run':
         """Returns a run whose model applies edits at places, in every pass and every search. This run is unchanged.
@@ -221,7 +226,7 @@ class Run:
         Raises:
           UserError: if an edit or a place does not exist, numbers have a wrong shape, or two edits replace one value.
         """
-        new = [each if isinstance(each, Edit) else Edit.of(each) for each in edits]
+        new = [edit if isinstance(edit, Edit) else Edit.of(edit) for edit in edits]
         places, run = self.places(), copy.copy(self)
         run.edits = *self.edits, *new
         run._numbers = *self._numbers, *(resolved(self._plain, edit, places, self.options, self._texts_of)
@@ -246,21 +251,27 @@ class Run:
         return [output for output, _ in self.model.examples(data, split, WINDOWS, self.options)]
 
     def data(self) -> Data:
-        """Opens the training data again, with the tokenizers of the run."""
+        """Opens the data on which the run was trained, with the tokenizers of the run."""
         return open_data(self.config, self.workdir)
 
     def _noted(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs. Logs a warning if the inputs have characters that are not in the vocabulary."""
-        note_unknown(self._text_model(TextModel, 'text'), outputs)
+        note_unknown(self._supported(TextModel, 'text'), outputs)
         return outputs
 
     def _options(self, options: SearchOptions | None, avoid: Sequence[str] | None) -> SearchOptions:
         options = options or self.options
         return options if avoid is None else dataclasses.replace(options, avoid=avoid)
 
-    def _text_model(self, kind: Any, feature: str) -> Any:
+    def _supported(self, kind: Any, feature: str) -> Any:
+        """Returns the model.
+
+        Raises:
+          UserError: if the model is not of this kind. The message names the calls that the task supports.
+        """
         if not isinstance(self.model, kind):
-            raise UserError(f'{self.workdir}: task={self.config.task} does not support {feature}')
+            raise UserError(f'{self.workdir}: task={self.config.task} does not support {feature}. Use '
+                            f'{CALLS[TASKS[self.config.task].answerer]}')
         return self.model
 
 
@@ -287,8 +298,8 @@ def load(workdir: str | Path | Sequence[str | Path], checkpoint: str | int = 'be
         raise UserError(f'dtype={dtype!r} must be one of {", ".join(choices("model.dtype"))}')
     workdirs = [workdir] if isinstance(workdir, str | Path) else list(workdir)
     if not workdirs:
-        raise UserError('the list of run directories is empty. Give at least one run directory')
+        raise UserError('the list of run directories is empty. Use at least one run directory')
     check_devices()
     # Not config.cache_dir: the cache contains machine code, and the run directory may come from an untrusted source.
     use_compilation_cache(cache_folder(''))
-    return Run(read_models([expanded(each) for each in workdirs], str(checkpoint), dtype))
+    return Run(read_models([expanded(path) for path in workdirs], str(checkpoint), dtype))

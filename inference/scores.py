@@ -25,7 +25,7 @@ ESCAPES = {'\\': r'\\', '\t': r'\t', '\n': r'\n', '\r': r'\r'}  # characters tha
 class Evaluation(NamedTuple):
     """The results of an evaluation during training, apart from the loss.
 
-    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer. They are empty for a
+    `answer` is an Output or a Prediction, and `weights` are the attention weights of this answer, which are empty for a
     model without attention. `statistics` are metrics that are not printed (config.track.places).
     """
     metrics: dict[str, float]
@@ -90,7 +90,7 @@ def interval(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> 
     return np.percentile([score.score for score in scores], [2.5, 97.5]).round(4).tolist()
 
 
-def compare_translations(outputs: Sequence[str], others: Sequence[str], references: Sequence[str],
+def compare_translations(outputs: Sequence[str], other_outputs: Sequence[str], references: Sequence[str],
                          language: str) -> dict[str, Any]:
     """Returns {'bleu': {'other': score, 'difference': score of `outputs` - other, 'p_value': p}, ...}.
 
@@ -100,16 +100,16 @@ def compare_translations(outputs: Sequence[str], others: Sequence[str], referenc
     """
     from sacrebleu.significance import PairedTest, Result  # imported here, because the import is slow
 
-    found, described = {}, None
+    compared, described = {}, None
     for name, metric in translation_metrics(language).items():
-        signatures, scores = PairedTest([('other', others), ('this', outputs)], {name: metric}, [references],
+        signatures, scores = PairedTest([('other', other_outputs), ('this', outputs)], {name: metric}, [references],
                                         test_type='bs', n_samples=SAMPLES)()
         [(key, described)] = signatures.items()
         other, this = cast(list[Result], scores[key])
         difference = this.score - other.score  # for equal systems, sacreBLEU's p is 1 / (resamples + 1)
-        found[name] = {'other': other.score, 'difference': difference,
-                       'p_value': this.p_value if difference else 1.0}
-    return found | {'signature': _resampling(described)}
+        compared[name] = {'other': other.score, 'difference': difference,
+                          'p_value': this.p_value if difference else 1.0}
+    return compared | {'signature': _resampling(described)}
 
 
 def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -124,7 +124,7 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
       UserError: if the other run has no such results.
     """
     if not expanded(workdir).is_dir():
-        raise UserError(f'--compare={workdir}: there is no such directory')
+        raise UserError(f'--compare={workdir}: there is no such directory. Use a run directory')
     tables = sorted(expanded(workdir).glob('results/*.tsv'), key=lambda path: (path.stem != split, path.stem))
     for path in tables:
         try:
@@ -133,10 +133,10 @@ def read_translations(workdir: str, split: str, pairs: Sequence[tuple[str, str]]
             raise UserError(f'--compare={workdir}: {path} cannot be read: {error}') from None
         if [tuple(row[:2]) for row in rows] == list(pairs) and {len(row) for row in rows} == {3}:
             return [row[2] for row in rows]
-    asked = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
-    others = f', only of {" and ".join(path.stem for path in tables)}' if tables else ''
-    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{others}. Score '
-                    f'that run first: python decode.py --workdir={workdir} --split={asked}')
+    name = split if split in ('train', 'validation') else 'test'  # in the other run, the set may have another name
+    scored = f', only of {" and ".join(path.stem for path in tables)}' if tables else ''
+    raise UserError(f'--compare={workdir}: that run has no translations of the sentences of {split}{scored}. Score '
+                    f'that run first: python decode.py --workdir={workdir} --split={name}')
 
 
 def _resampling(signature: Any) -> str:

@@ -51,7 +51,7 @@ class Hypotheses(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The special tokens. A search never produces `pad`, `bos` and `others`."""
+    """The special tokens of a vocabulary. A search never produces the tokens `pad`, `bos` and `others`."""
     pad: int
     bos: int
     eos: int
@@ -59,22 +59,26 @@ class Vocabulary:
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """The tokens that are never produced."""
+        """The tokens that a search never produces."""
         return self.pad, self.bos, *self.others
 
 
 class Follow(NamedTuple):
-    """Rules about which tokens may follow.
+    """Rules about which tokens a search may choose next.
 
     Attributes:
       table: int [states, vocab], the state after each token, or DEAD (-1) if the token is excluded; None without
         automaton.
       ends: int, the number of states in which an output may end. These states have the lowest numbers.
       new_word: bool [vocab], the tokens that begin a word; required if a prefix has NEW_WORD.
+      joins: bool [vocab], the tokens that begin with a letter or a digit, so that they continue a word. With this
+        mask, no such token may follow where the most probable token would begin and complete a word to avoid.
+        Otherwise a search would often append a few letters to the previous word.
     """
     table: Any = None
     ends: Any = None
     new_word: Any = None
+    joins: Any = None
 
 
 def length_penalty(length: Int[Array, '*n'] | int, alpha: float) -> Float[Array, '*n'] | float:
@@ -87,13 +91,18 @@ def _wanted(state, vocabulary):
     return jnp.take(state.prefixes, state.step, axis=1, mode='fill', fill_value=vocabulary.pad)
 
 
-def _excluded(state, vocabulary, cut, follow):
+def _excluded(logits, state, vocabulary, cut, follow):
     """Returns a mask of the excluded tokens, [batch, hypotheses, vocab], or None if no token can be excluded."""
     excluded = None
     if state.places is not None:
         behind = follow.table[state.places]
         last_choice = (state.step >= state.limits - (1 if cut else 2))[:, None, None]
         excluded = (behind < 0) | last_choice & (behind >= follow.ends)
+        if follow.joins is not None:
+            best = logits.argmax(axis=-1)
+            after = jnp.take_along_axis(behind, best[..., None], axis=-1)[..., 0]
+            begins = follow.new_word[best] & ((after < 0) | (after >= follow.ends)) & (state.places < follow.ends)
+            excluded |= begins[..., None] & follow.joins
     if state.prefixes is not None and follow is not None and follow.new_word is not None:
         inside = (_wanted(state, vocabulary) == NEW_WORD)[:, None, None] & ~follow.new_word
         excluded = inside if excluded is None else excluded | inside
@@ -111,7 +120,7 @@ def _best(logits, count, state, vocabulary, cut, follow):
     Padding, the start token and the vocabulary's `others` are never allowed. At the limit, only the end token is
     allowed, unless `cut`. Within a prefix, only the token of the prefix is allowed.
     """
-    excluded = _excluded(state, vocabulary, cut, follow)
+    excluded = _excluded(logits, state, vocabulary, cut, follow)
     if excluded is None:
         values, tokens = largest(logits, count, vocabulary.forbidden)
         # The normaliser includes the forbidden tokens.
@@ -144,7 +153,7 @@ def _spread(places, shape):
 
 
 class SampleState(flax.struct.PyTreeNode):
-    """The state of `Sample` between two steps."""
+    """The state of a sampling search (`Sample`) between two steps."""
     step: Any
     limits: Any     # [batch]
     keys: Any       # [batch], or None
@@ -201,7 +210,7 @@ class Sample:
         return ~state.ended.all(axis=1)
 
     def step(self, decode_step: DecodeStep, state: SampleState, follow: Follow | None = None) -> SampleState:
-        """Draws one token for each output."""
+        """Draws the next token of each output, and returns the new state."""
         logits, cache = decode_step(state.last, state.cache)
         token, new = self._choose(logits, state, follow)
         token = jnp.where(state.ended, self.vocabulary.pad, token).astype(jnp.int32)
@@ -219,7 +228,7 @@ class Sample:
         assert state.keys is not None, 'a temperature above 0 needs keys'
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.step)
         allowed = jnp.where(_allowed(logits, self.vocabulary), logits, IMPOSSIBLE)
-        if (excluded := _excluded(state, self.vocabulary, self.cut, follow)) is not None:
+        if (excluded := _excluded(logits, state, self.vocabulary, self.cut, follow)) is not None:
             allowed = jnp.where(excluded, IMPOSSIBLE, allowed)
         token = jax.vmap(jax.random.categorical)(
             keys, filter_logits(allowed, self.temperature, self.top_k, self.top_p))
@@ -232,7 +241,7 @@ class Sample:
         return token, chosen - jax.nn.logsumexp(logits, axis=-1)
 
     def found(self, state: SampleState) -> Hypotheses:
-        """Returns the outputs so far."""
+        """Returns the outputs that the search has produced so far."""
         scores = state.log_probs / length_penalty(state.lengths, self.alpha)
         best = jnp.argsort(-scores, axis=1)
         rows = jnp.arange(len(best))[:, None]
@@ -256,7 +265,7 @@ def filter_logits(logits: Float[Array, '*batch vocab'], temperature: float, top_
 
 
 class BeamState(flax.struct.PyTreeNode):
-    """The state of `Beam` between two steps."""
+    """The state of a beam search (`Beam`) between two steps."""
     step: Any
     limits: Any         # [batch]
     last: Any           # [batch, beam] the token that is read next
@@ -265,6 +274,7 @@ class BeamState(flax.struct.PyTreeNode):
     ended_tokens: Any   # [batch, beam, length]
     ended_probs: Any    # [batch, beam] log-probabilities
     ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is no hypothesis
+    ended_count: Any    # [batch] number of hypotheses that have ended, including those that are no longer kept
     cache: Any
     prefixes: Any = None  # [batch, length]
     places: Any = None    # [batch, beam]
@@ -277,7 +287,8 @@ class Beam:
     Hypotheses that end, or reach their limit, move from the beam to the list of ended hypotheses. So a beam of 1 is
     greedy search, and a beam that holds all hypotheses is exhaustive search. The search for a sentence stops when no
     alive hypothesis can become one of the n best. The bound for the score of an alive hypothesis is its current
-    log-probability, which can only decrease, divided by the penalty of the maximum length.
+    log-probability, which can only decrease, divided by the penalty of the maximum length. With `patience`, the search
+    also stops when round(beam * patience) hypotheses have ended (Kasai et al. 2022, arXiv:2204.05424).
 
     Attributes:
       vocabulary: the special tokens.
@@ -285,6 +296,8 @@ class Beam:
       beam: the number of hypotheses of a sentence that are alive at a time.
       alpha: the exponent of the length penalty: the score is log-probability / length_penalty.
       n_best: the number of hypotheses to return.
+      patience: the number of ended hypotheses at which the search stops, divided by `beam`, but at least n_best
+        hypotheses; 0: no such limit.
       cut: whether a hypothesis that reaches its limit has no end token. If false, the end token is forced.
     """
     vocabulary: Vocabulary
@@ -292,6 +305,7 @@ class Beam:
     beam: int
     alpha: float = 0.6
     n_best: int = 1
+    patience: float = 0.0
     cut: bool = False
 
     def begin(self, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
@@ -306,8 +320,8 @@ class Beam:
         return BeamState(step=jnp.zeros((), jnp.int32), limits=limits,
                      last=jnp.broadcast_to(start[:, None], shape).astype(jnp.int32),
                      alive_tokens=empty, alive_scores=no_scores.at[:, 0].set(jnp.where(ends, IMPOSSIBLE, 0.0)),
-                     ended_tokens=empty, ended_probs=ended, ended_scores=ended, cache=cache,
-                     prefixes=prefixes, places=_spread(places, shape))
+                     ended_tokens=empty, ended_probs=ended, ended_scores=ended,
+                     ended_count=ends.astype(jnp.int32), cache=cache, prefixes=prefixes, places=_spread(places, shape))
 
     def open(self, state: BeamState) -> Bool[Array, ' batch']:
         """Returns a mask of the sentences that have a hypothesis that may still become one of the n best."""
@@ -316,7 +330,10 @@ class Beam:
         attainable = jnp.where(best_alive > IMPOSSIBLE, attainable, IMPOSSIBLE)
         if self.alpha < 0:  # the penalty decreases with the length, so the shortest continuation is the bound
             attainable = best_alive / length_penalty(state.step + 1, self.alpha)
-        return (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
+        is_open = (state.ended_scores[:, self.n_best - 1] < attainable) & (state.limits > state.step)
+        if self.patience:
+            is_open &= state.ended_count < max(self.n_best, round(self.beam * self.patience))
+        return is_open
 
     def step(self, decode_step: DecodeStep, state: BeamState, follow: Follow | None = None) -> BeamState:
         """Selects the `beam` best extensions of each hypothesis, then the `beam` best extensions of each sentence."""
@@ -329,10 +346,14 @@ class Beam:
             possible &= ~self._given_up(logits, tokens[..., 0], state, follow)[..., None]
         candidates = jnp.where(possible, state.alive_scores[..., None] + log_probs, IMPOSSIBLE)
         scores, index = jax.lax.top_k(candidates.reshape(batch, -1), beam)
+        if state.places is not None and beam > 1:
+            scores, index = self._with_free(candidates, scores, index, tokens, state, follow)
         parent, token = index // width, tokens.reshape(batch, -1)[rows, index].astype(jnp.int32)
         sequences = state.alive_tokens[rows, parent].at[:, :, state.step].set(token)
         ends = (token == self.vocabulary.eos) | (state.step >= state.limits - 1)[:, None]
         ends &= scores > IMPOSSIBLE
+        if self.patience:  # a finished sentence may stay in the batch for some steps, which must not change its result
+            ends &= self.open(state)[:, None]
 
         new_scores = jnp.where(ends, scores / length_penalty(state.step + 1, self.alpha), IMPOSSIBLE)
         ended_scores, best = jax.lax.top_k(jnp.concatenate([state.ended_scores, new_scores], axis=1), beam)
@@ -341,12 +362,24 @@ class Beam:
             alive_tokens=sequences, alive_scores=jnp.where(ends, IMPOSSIBLE, scores),
             ended_tokens=jnp.concatenate([state.ended_tokens, sequences], axis=1)[rows, best],
             ended_probs=jnp.concatenate([state.ended_probs, scores], axis=1)[rows, best],
-            ended_scores=ended_scores,
+            ended_scores=ended_scores, ended_count=state.ended_count + ends.sum(axis=1),
             places=None if state.places is None else _next_places(state.places[rows, parent], token, follow),
             cache=cache.replace(state=jax.tree.map(lambda leaf: leaf[rows, parent], cache.state)))
 
+    def _with_free(self, candidates, scores, index, tokens, state, follow):
+        """Replaces the worst of the selected candidates if all of them end with a word to avoid.
+
+        The next step drops such hypotheses (`_given_up`), so another hypothesis must remain.
+        """
+        free = jnp.where(follow.table[state.places[..., None], tokens] < follow.ends, candidates, IMPOSSIBLE)
+        free = free.reshape(len(index), -1)
+        has_free = (jnp.take_along_axis(free, index, axis=1) > IMPOSSIBLE).any(axis=1)
+        index = index.at[:, -1].set(jnp.where(has_free | (free.max(axis=1) <= IMPOSSIBLE), index[:, -1],
+                                              free.argmax(axis=1)))
+        return jnp.take_along_axis(candidates.reshape(free.shape), index, axis=1), index
+
     def _given_up(self, logits, best, state, follow):
-        """Returns a mask [batch, beam] of hypotheses to drop, because the model would end a word to avoid here.
+        """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
 
         After the last letter of a word to avoid, only a letter may follow. If an excluded token is the most probable
         token, the letter would make a word that does not exist. A sentence without other hypotheses keeps the
@@ -359,7 +392,7 @@ class Beam:
         return given_up & others[:, None]
 
     def found(self, state: BeamState) -> Hypotheses:
-        """Returns the ended hypotheses so far."""
+        """Returns the hypotheses that have ended so far."""
         return Hypotheses(*(array[:, :self.n_best] for array in (state.ended_tokens, state.ended_probs,
                                                                state.ended_scores)))
 
@@ -378,7 +411,7 @@ def advance(search: Search, decode_step: DecodeStep, state: Any, until: Int[Arra
 
 def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'], *,
            keys: Key[Array, ' batch'] | None = None, **settings: Any) -> Hypotheses:
-    """Returns the result of `Sample(**settings)`. `keys` are required for a temperature above 0."""
+    """Runs `Sample(**settings)` to its end, and returns the outputs. `keys` are required for a temperature above 0."""
     search = Sample(**settings)
     state = search.begin(cache, start, limits, keys)
     return search.found(advance(search, decode_step, state, search.max_length))
@@ -386,6 +419,6 @@ def sample(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], l
 
 def beam_search(decode_step: DecodeStep, cache: Cache, start: Int[Array, ' batch'], limits: Int[Array, ' batch'],
                 **settings: Any) -> Hypotheses:
-    """Returns the result of `Beam(**settings)`."""
+    """Runs `Beam(**settings)` to its end, and returns the hypotheses."""
     search = Beam(**settings)
     return search.found(advance(search, decode_step, search.begin(cache, start, limits), search.max_length))

@@ -33,6 +33,7 @@ def to_pandas(outputs: Sequence[Output]) -> Any:
         pandas = importlib.import_module('pandas')
     except ImportError:
         raise UserError('tables need pandas, which is not installed. Run pip install pandas') from None
-    rows = [(line, rank, output.source, each.text, len(each.tokens), each.log_prob, each.score, each.ended)
-            for line, output in enumerate(outputs, 1) for rank, each in enumerate(output.hypotheses, 1)]
+    rows = [(line, rank, output.source, hypothesis.text, len(hypothesis.tokens), hypothesis.log_prob, hypothesis.score,
+             hypothesis.ended) for line, output in enumerate(outputs, 1)
+            for rank, hypothesis in enumerate(output.hypotheses, 1)]
     return pandas.DataFrame(rows, columns=['line', 'rank', 'source', 'text', 'tokens', 'log_prob', 'score', 'ended'])

@@ -1,4 +1,4 @@
-"""The common base of models that write text: translators and language models."""
+"""The base classes of models that write text: translators and language models."""
 
 import abc
 import collections
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from inference import search
 from inference.arriving import PAUSE, Arriving
 from inference.batches import Batch, BatchSearch, find_in_threads, threads_for
-from inference.constraints import Automaton, begin_words
+from inference.constraints import Automaton, begin_words, join_words
 from inference.forced import Forced, forced_log_probs
 from inference.options import SearchOptions
 from inference.options import search_options as search_options  # notebooks import search_options from here
@@ -81,7 +81,7 @@ class Output:
 
 
 class TokenProbability(NamedTuple):
-    """A token, its probability, and the most probable alternatives at its position, best first."""
+    """A token with its probability, and the most probable alternative tokens at the same position, best first."""
     piece: str
     probability: float
     alternatives: list[tuple[str, float]]
@@ -198,7 +198,10 @@ class TextModel(abc.ABC):
 
     @abc.abstractmethod
     def text_names(self, output: Output) -> tuple[str, str]:
-        """Returns names of the input and the output: ('source', 'translation'). The second is '' without an output."""
+        """Returns the names of the input and the output, such as ('source', 'translation').
+
+        The name of the output is '' if the output has no text.
+        """
 
     @abc.abstractmethod
     def _read_and_written(self, output: Output) -> tuple[dict[str, list[int]], list[int]]:
@@ -221,7 +224,7 @@ class TextModel(abc.ABC):
         result = []
         for place, (token, piece) in enumerate(zip(written, pieces(written), strict=True)):
             ranked = zip(best[place].tolist(), pieces(best[place]), best_probabilities[place].tolist(), strict=True)
-            alternatives = [(name, probability) for other, name, probability in ranked if other != token]
+            alternatives = [(name, probability) for rival, name, probability in ranked if rival != token]
             result.append(TokenProbability(piece, float(probabilities[place]), alternatives[:top]))
         return result
 
@@ -235,7 +238,7 @@ class TextModel(abc.ABC):
         return length, first, list(last)
 
     def _forced_log_probs(self, texts: Sequence[Forced], batch_size: int) -> list[list[float]]:
-        """Returns the log-probability of each target of each text."""
+        """Returns the log-probability of each target token of each text."""
         return forced_log_probs(functools.partial(self._log_probs, self.params), self._padded, texts, batch_size)
 
     def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
@@ -282,7 +285,7 @@ class SearchModel(TextModel):
 
     @abc.abstractmethod
     def _max_length(self, width: int, options: SearchOptions) -> int:
-        """Returns the maximum `SearchInput.limit` of sources that are padded to `width`."""
+        """Returns the largest possible `SearchInput.limit` for sources that are padded to `width` tokens."""
 
     def automaton(self, options: SearchOptions) -> Automaton | None:
         """Returns the automaton that excludes the words to avoid, or None if there are none."""
@@ -293,7 +296,7 @@ class SearchModel(TextModel):
     def find_all(self, sources: Sequence[Sequence[int]], numbers: Sequence[int], options: SearchOptions,
                  draw: int = 0, limits: Sequence[int] | None = None,
                  begins: Sequence[Begin] | None = None) -> list[list[Hypothesis]]:
-        """Returns the hypotheses for each tokenised source, best first; see `find`."""
+        """Returns the hypotheses for each tokenised source, best first. `find` explains the arguments."""
         threads = threads_for(options.batch_size)
         share = dataclasses.replace(options, batch_size=-(-options.batch_size // threads))
         self.automaton(options)  # built once, before the threads start
@@ -307,14 +310,14 @@ class SearchModel(TextModel):
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
         results: list[list[Hypothesis]] = [[] for _ in sources]
         batches = [order[begin:begin + share.batch_size] for begin in range(0, len(order), share.batch_size)]
-        for rows, found in zip(batches, find_in_threads(find, batches, threads), strict=True):
+        for rows, hypotheses in zip(batches, find_in_threads(find, batches, threads), strict=True):
             for index, row in enumerate(rows):
-                results[row] = [self._hypothesis(found, index, rank) for rank in range(options.n_best)
-                                if found.scores[index, rank] > search.IMPOSSIBLE]
+                results[row] = [self._hypothesis(hypotheses, index, rank) for rank in range(options.n_best)
+                                if hypotheses.scores[index, rank] > search.IMPOSSIBLE]
         if not all(results):
             finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self.params))
-            what = 'logits' if finite else 'parameters and logits'
-            raise UserError(f'{self.name}: the search finds no output, because the {what} are NaN or infinite. '
+            infinite = 'logits' if finite else 'parameters and logits'
+            raise UserError(f'{self.name}: the search finds no output, because the {infinite} are NaN or infinite. '
                             'Use another --checkpoint, or train again with a lower learning rate')
         return results
 
@@ -348,29 +351,30 @@ class SearchModel(TextModel):
                                   self._follow(automaton, batch))
 
     def _follow(self, automaton: Automaton | None, batch: Batch) -> search.Follow | None:
-        """Returns the rules about the tokens that may follow in this batch, or None if there are no rules."""
-        new_word = None
+        """Returns the rules that restrict the next tokens of a batch, or None if there are no rules."""
+        tokenizer = self.tokenizers['target']
+        if automaton is not None:
+            return search.Follow(automaton.padded, np.int32(automaton.ends), begin_words(tokenizer),
+                                 join_words(tokenizer))
         if batch.prefixes is not None and (batch.prefixes == search.NEW_WORD).any():
-            new_word = begin_words(self.tokenizers['target'])
-        if automaton is None:
-            return None if new_word is None else search.Follow(new_word=new_word)
-        return search.Follow(automaton.padded, np.int32(automaton.ends), new_word)
+            return search.Follow(new_word=begin_words(tokenizer))
+        return None
 
     def _settings(self, max_length: int, options: SearchOptions) -> search.Search:
         max_length = min(2 ** (max_length - 1).bit_length(), self.module.length_limit or max_length)
         common = {'vocabulary': VOCABULARY, 'max_length': max_length, 'alpha': options.alpha, 'cut': self.cut}
         if options.method == 'beam':
-            return search.Beam(**common, beam=options.beam, n_best=options.n_best)
+            return search.Beam(**common, beam=options.beam, n_best=options.n_best, patience=options.patience)
         return search.Sample(**common, num_samples=options.n_best, top_k=options.top_k, top_p=options.top_p,
                              temperature=options.temperature if options.method == 'sample' else 0.0)
 
-    def _hypothesis(self, found: search.Hypotheses, row: int, rank: int) -> Hypothesis:
-        tokens = found.tokens[row, rank]
+    def _hypothesis(self, hypotheses: search.Hypotheses, row: int, rank: int) -> Hypothesis:
+        tokens = hypotheses.tokens[row, rank]
         tokens = tokens[tokens != PAD].tolist()
         ended = tokens[-1:] == [EOS]
         tokens = tokens[:-1] if ended else tokens
-        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(found.log_probs[row, rank]),
-                          float(found.scores[row, rank]), ended)
+        return Hypothesis(self.tokenizers['target'].decode(tokens), tokens, float(hypotheses.log_probs[row, rank]),
+                          float(hypotheses.scores[row, rank]), ended)
 
 
 def _chunk(lines: Iterator[str], count: int) -> list[str]:
@@ -396,7 +400,7 @@ def attention_weights(collections: Mapping[str, Any]) -> dict[str, Float[np.ndar
       UserError: for an ensemble, because each run of an ensemble has its own weights.
     """
     if 'members_0' in collections.get('attention', {}):
-        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open one run')
+        raise UserError('an ensemble has no attention weights, because each run has its own weights. Open a single run')
     weights: dict[str, np.ndarray] = {}
     # In a training with several processes, each process has only a part of the weights.
     for stack, layers in process_allgather(dict(collections.get('attention', {})), tiled=True).items():

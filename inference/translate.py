@@ -43,7 +43,7 @@ TokenPair = tuple[Sequence[int], Sequence[int]]  # the tokens of a source and a 
 
 
 def note_on_case(config: ConfigDict) -> dict[str, str]:
-    """Returns {'note': ...} about scores if the run's tokenizer folds case, and logs the note once; otherwise {}."""
+    """Returns {'note': text} for the scores of a run whose tokenizer folds case, and logs the note; otherwise {}."""
     if config.data.tokenizer.normalization != 'nfkc_cf':
         return {}
     note = ('the translations have no capitals (config.data.tokenizer.normalization=nfkc_cf), but the references have '
@@ -98,11 +98,11 @@ class Translator(SearchModel):
                 for row, (text, tokens) in enumerate(zip(sentences, sources, strict=True))]
 
     def _begins(self, sentences, sources, prefixes, options, first) -> list[Begin]:
-        """Returns the beginning of each translation."""
+        """Returns the required beginning of each translation, from its prefix."""
         prefixes = checked_texts(prefixes)
         if len(prefixes) != len(sentences):
-            raise UserError(f'{len(prefixes)} prefixes for {len(sentences)} sentences: each sentence needs '
-                            "a prefix; use '' for no prefix")
+            raise UserError(f'there are {len(prefixes)} prefixes for {len(sentences)} sentences. Each sentence needs a '
+                            "prefix. Use '' for a sentence without prefix")
         tokenizer, automaton = self.tokenizers['target'], self.automaton(options)
         begins = []
         for number, (tokens, prefix) in enumerate(zip(sources, prefixes, strict=True), first + 1):
@@ -171,9 +171,9 @@ class Translator(SearchModel):
 
     def score(self, data: PairData, split: str, config: ConfigDict,
               options: SearchOptions) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-        """Returns corpus scores of a split, and its sources, references and translations.
+        """Translates a split. Returns its corpus scores, and its sources, references and translations.
 
-        First logs a warning about sentences that are too long to be read or scored completely.
+        Logs a warning if sentences are too long to be read or scored completely.
         """
         pairs = data.pairs(split)
         sources, references = zip(*pairs, strict=True)

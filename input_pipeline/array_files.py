@@ -25,8 +25,8 @@ IDX_IMAGES, IDX_LABELS = 'images-idx3-ubyte', 'labels-idx1-ubyte'
 IMAGES = 'images'
 
 
-def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
-                image_size: int = 0) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
+def open_folder(folder: Path, names: Mapping[str, str], validation_share: float, image_size: int = 0,
+                missing: bool = False) -> tuple[Callable[[str], Examples], Parts, Callable[[str], bool]]:
     """Opens the data set in `folder`.
 
     Args:
@@ -34,6 +34,7 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
       names: {split: name of the split on disk}, config.data.splits.
       validation_share: config.data.validation_share.
       image_size: config.data.image_size.
+      missing: whether values of series may be missing.
 
     Returns:
       (read, parts, has_file): `read` is a function that reads the examples of a split. `parts` are the splits without
@@ -62,8 +63,8 @@ def open_folder(folder: Path, names: Mapping[str, str], validation_share: float,
         parts = Parts(('validation',), validation_share, last=True)
 
     def read(split: str) -> Examples:
-        size = {'size': image_size} if kind == IMAGES else {}
-        return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **size)
+        options = {IMAGES: {'size': image_size}, 'csv': {'missing': missing}}.get(kind, {})
+        return FORMATS[kind](_needed(folder, split, names, kind), _needed(folder, 'train', names, kind), **options)
 
     return read, parts, has_file
 
@@ -103,8 +104,8 @@ def _needed(folder: Path, split: str, names: Mapping[str, str], kind: str) -> Pa
     if kind == IMAGES:
         raise UserError(f'{path} has no folders of images CLASS/FILE.png. See config.data.dir and {option}')
     compressed = '' if kind == 'npz' else f' (or {path.name}.gz)'  # an NPZ archive is itself compressed
-    raise UserError(f'{path}{compressed} does not exist. See config.data.dir and {option}. A split of images or series '
-                    'is one file')
+    raise UserError(f'{path}{compressed} does not exist. Check config.data.dir and {option}. A split of images or '
+                    'series is one file')
 
 
 def read_idx(images_path: Path, training: Path) -> Examples:
@@ -194,8 +195,8 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
       form: the form of the inputs of the model.
 
     Returns:
-      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or the index
-      in the array), and the raw inputs as `form.prepare` returns them.
+      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or '' in an
+      array), and the raw inputs as `form.prepare` returns them.
 
     Raises:
       UserError: if the examples cannot be read, or do not have the form.
@@ -212,18 +213,18 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
         inputs = read_images(paths, form.shape[-1], form.shape[:2] if form.resized else ())
         where = path
     elif not os.path.isfile(file):
-        raise UserError(f'{path} is not a file. Give a folder of images, an image, a .csv file of series, or an .npz '
+        raise UserError(f'{path} is not a file. Use a folder of images, an image, a .csv file of series, or an .npz '
                         'file with an array inputs [n, *space, channels]')
     elif suffix == 'csv':
         if images or not form.channels:
-            raise UserError(f'{path}: series, but the model was not trained on a table of series. Give an .npz file'
+            raise UserError(f'{path} is a table of series, but the model was not trained on tables. Use an .npz file'
                             f'{" or images" if images else ""}')
-        names, inputs = read_unlabelled(file, form.channels)
+        names, inputs = read_unlabelled(file, form.channels, form.missing)
         where = path
     else:
         inputs, = _arrays(file, ('inputs',))
         where = f'{path}: inputs'
-        names = list(map(str, range(len(inputs) if inputs.ndim else 0)))
+        names = [''] * (len(inputs) if inputs.ndim else 0)
     return names, form.prepare(inputs, where)
 
 

@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Num
 from ml_collections import ConfigDict
 
 from input_pipeline import dynamics
 from input_pipeline.array_files import open_folder
 from input_pipeline.batches import ALL, Batch, Part
 from input_pipeline.examples import Examples, warn_of_classes, warn_of_shared
-from input_pipeline.input_format import InputFormat, check_numbers, described_inputs, is_name
+from input_pipeline.input_format import (
+    InputFormat,
+    check_numbers,
+    check_series,
+    described_inputs,
+    is_name,
+    pad_series,
+    visible_steps,
+)
 from input_pipeline.preprocessing import Inputs, Preprocessing, Targets, is_byte_images, mean_and_std, recorded
 from input_pipeline.sources import source_of
-from input_pipeline.splits import HeldOut, Parts, key, warn
+from input_pipeline.splits import HeldOut, Parts, key, say, warn
 from input_pipeline.tfds import Dataset
 from runtime.errors import UserError, did_you_mean
 from runtime.files import expanded
@@ -38,7 +46,7 @@ class ArrayData:
 
     def __init__(self, load: Callable[[str], Examples], labelled: bool, classes: list[str] | None = None,
                  parts: Parts = Parts(),  # noqa: B008 (Parts is immutable)
-                 has_file: Callable[[str], bool] = lambda split: True):
+                 has_file: Callable[[str], bool] = lambda split: True, missing: bool = False, multiple: int = 1):
         """Stores the arguments. No split is read yet.
 
         Args:
@@ -47,8 +55,11 @@ class ArrayData:
           classes: the names of the classes. If None, the names are '0', '1', ...
           parts: the splits that are held out from the training split; see input_pipeline/splits.py.
           has_file: a function that returns whether a split has a file. The test split may have none.
+          missing: whether values of series may be missing (NaN).
+          multiple: series of different lengths are padded to a multiple of this number of steps.
         """
         self._labelled, self._names, self.parts, self._has_file = labelled, classes, parts, has_file
+        self._missing, self._multiple = missing, multiple
         self._raw = functools.cache(load)
         self._split, self._whole = functools.cache(self._read), functools.cache(self._checked)
 
@@ -111,16 +122,17 @@ class ArrayData:
         targets = None if self.classes else list(train.values) or list(map(str, range(train.targets.shape[1])))
         return {'classes': self.classes, 'targets': targets,
                 'preprocessing': dataclasses.asdict(self.preprocessing),
-                'inputs': described_inputs(train.inputs, train.channels, train.resized)}
+                'inputs': described_inputs(train.inputs, train.channels, resized=train.resized, padded=train.padded,
+                                           missing=self._missing)}
 
     @functools.cached_property
     def form(self) -> InputFormat:
-        """The form of the training inputs, to which the inputs of the other splits are converted."""
+        """Shape, encoding and range of the training inputs. The inputs of other splits must have the same format."""
         return InputFormat.of(self.sizes | self.described)
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing, fitted to the training split."""
+        """The standardisation of inputs and targets, with statistics of the training split."""
         inputs, targets, where, *_ = self._split('train')
         scale = ([[127.5] * inputs.shape[-1]] * 2 if is_byte_images(inputs) else  # maps 0..255 to -1..1
                  mean_and_std(inputs, f'{where}: inputs'))
@@ -168,9 +180,13 @@ class ArrayData:
         if not len(inputs) or not inputs.size:
             raise UserError(f'{where} has no examples. Add examples, or use other files')
         if targets.ndim not in (1, 2) or len(inputs) != len(targets) or not targets.size:
-            raise UserError(f'{where}: {len(inputs)} inputs, but targets of shape {targets.shape}. The targets '
+            raise UserError(f'{where} has {len(inputs)} inputs, but targets of the shape {targets.shape}. The targets '
                             f'must have the shape [{len(inputs)}] or [{len(inputs)}, values]')
-        check_numbers(inputs, f'{where}: inputs')
+        if inputs.ndim == 3 and (self._raw('train').padded or self._missing):
+            inputs = self._padded(inputs, split, f'{where}: inputs')
+            examples = examples._replace(inputs=inputs)
+        else:
+            check_numbers(inputs, f'{where}: inputs')
         self._warn_of_many_channels(inputs, where)
         if self._labelled and targets.dtype.kind == 'U' and targets.ndim == 1:
             return examples._replace(targets=self._numbered(examples))
@@ -181,7 +197,7 @@ class ArrayData:
         if not self._labelled:
             return examples._replace(targets=targets.astype(np.float64).reshape(len(targets), -1))
         if targets.ndim == 2 and targets.shape[1] != 1:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but an example has one class. The targets '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but an example has one class. They '
                             'must have the shape [n]. Use task=regression for values')
         targets = targets.reshape(-1)
         wrong = (targets < 0) | (targets % 1 != 0) | (targets >= MOST_CLASSES)
@@ -194,6 +210,26 @@ class ArrayData:
                             f'are names, such as {next(iter(self._numbers))!r}. Use the names')
         return examples._replace(targets=targets.astype(np.int32))
 
+    def _padded(self, inputs: Num[np.ndarray, 'examples time channels'], split: str,
+                where: str) -> Num[np.ndarray, 'examples longest channels']:
+        """Returns series of which all have the length of the longest training series. Shorter series end with NaN.
+
+        Raises:
+          UserError: if a series has no values, is longer than the training series, or if a channel has no values.
+        """
+        if split == 'train':
+            steps = -(-inputs.shape[1] // self._multiple) * self._multiple
+        else:
+            steps = self._whole('train').inputs.shape[1]
+        inputs = pad_series(inputs, (steps, inputs.shape[2]), where)
+        check_series(inputs, where, self._missing)
+        absent = np.isnan(inputs[visible_steps(inputs)])
+        if absent.all(axis=0).any():
+            raise UserError(f'{where}: channel {int(absent.all(axis=0).argmax())} has no values. Remove the channel')
+        if absent.any():
+            say(f'{where}: {absent.sum():,} of {absent.size:,} values are missing. They get the mean of the channel')
+        return inputs
+
     def _numbered(self, examples: Examples) -> Targets:
         """Returns the numbers of the classes whose names are the targets.
 
@@ -205,7 +241,7 @@ class ArrayData:
             raise UserError(f'{where}: the classes are names, such as {str(examples.targets[0])!r:.100}, but in the '
                             'training split they are numbers. Use numbers')
         if len(numbers) > MOST_CLASSES:
-            raise UserError(f'{where}: {len(numbers):,} different classes, but at most {MOST_CLASSES:,} are supported. '
+            raise UserError(f'{where} has {len(numbers):,} classes, but at most {MOST_CLASSES:,} are supported. '
                             'Check that the targets are classes')
         names, members = np.unique(examples.targets, return_inverse=True)
         for name, index in zip(map(str, names), np.unique(members, return_index=True)[1], strict=True):
@@ -230,18 +266,18 @@ class ArrayData:
         train, inputs, targets, where = self._split('train'), examples.inputs, examples.targets, examples.where
         if inputs.shape[1:] != train.inputs.shape[1:]:
             raise UserError(f'{where}: inputs are {inputs.dtype} {inputs.shape[1:]}, but in the training split they '
-                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}')
+                            f'are {train.inputs.dtype} {train.inputs.shape[1:]}. Use the same type and shape')
         if targets.shape[1:] != train.targets.shape[1:]:
-            raise UserError(f'{where}: targets of shape {targets.shape}, but in the training split they have '
+            raise UserError(f'{where}: the targets have the shape {targets.shape}, but in the training split they have '
                             f'the shape {train.targets.shape}. Each example must have the same number of values')
         if self.classes and targets.max() >= len(self.classes):
-            raise UserError(f'{where}: class {targets.max()} of {examples.named(targets.argmax())}, but the classes of '
-                            f'the training split are 0 to {len(self.classes) - 1}')
+            raise UserError(f'{where}: {examples.named(targets.argmax())} has class {targets.max()}, but the classes '
+                            f'of the training split are 0 to {len(self.classes) - 1}. Correct the targets')
         self.preprocessing.check_targets(targets, f'{where}: targets')
 
 
-def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
-    """Opens the data set that `config.data` describes.
+def open_arrays(data: ConfigDict, labelled: bool, multiple: int = 1) -> ArrayData:
+    """Opens the data set that `config.data` describes. `multiple` is explained in `ArrayData`.
 
     The targets are classes if `labelled` is True, and values otherwise. `labelled` follows from the task, not from the
     type of the targets.
@@ -249,17 +285,17 @@ def open_arrays(data: ConfigDict, labelled: bool) -> ArrayData:
     Raises:
       UserError: if there is no such source, folder or dataset.
     """
-    return source_of(data, SOURCES)(data, labelled)
+    return source_of(data, SOURCES)(data, labelled, multiple)
 
 
-def open_files(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_files(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens a folder of files; input_pipeline/array_files.py describes the formats."""
     load, parts, has_file = open_folder(expanded(data['dir']), dict(data['splits']), data['validation_share'],
-                                        data['image_size'])
-    return ArrayData(load, labelled, parts=parts, has_file=has_file)
+                                        data['image_size'], missing := data['missing'] == 'mean')
+    return ArrayData(load, labelled, parts=parts, has_file=has_file, missing=missing, multiple=multiple)
 
 
-def open_builtin(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_builtin(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens scikit-learn's digits, or series made by input_pipeline/dynamics.py."""
     name = data['name']
     splits = BUILTIN[name](data['seed'])
@@ -285,7 +321,7 @@ def digits(seed: int) -> dict[str, tuple[Inputs, Targets]]:
             for split, members in (('train', train), ('validation', validation), ('test', test))}
 
 
-def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
+def open_tfds_images(data: ConfigDict, labelled: bool, multiple: int) -> ArrayData:
     """Opens a TensorFlow Datasets dataset, such as mnist, with images of the same size and one label per image."""
     name, names = data['name'], dict(data['splits'])
     dataset = Dataset(name, data['dir'], names, ('image', 'label'), 'config.task')
@@ -306,7 +342,7 @@ def open_tfds_images(data: ConfigDict, labelled: bool) -> ArrayData:
 BUILTIN = {'digits': digits, 'dynamics': dynamics.make_dynamics, 'pendulum': dynamics.make_pendulum}
 
 # Sources of examples: the value of config.data.source -> the function that opens the source.
-SOURCES: Mapping[str, Callable[[ConfigDict, bool], ArrayData]] = {
+SOURCES: Mapping[str, Callable[[ConfigDict, bool, int], ArrayData]] = {
     'builtin': open_builtin, 'files': open_files, 'tfds': open_tfds_images}
 
 
@@ -344,6 +380,7 @@ class ArrayPlan:
                             f'{" x ".join(map(str, self._inputs.shape[1:3]))} pixels')
         self.rows = [rows]
         self._preprocessing, self._split = preprocessing or data.preprocessing, split
+        self._masked = data.form.masked
         self._seed, self._crop, self._flip = seed, crop, flip
         self._epoch = functools.lru_cache(maxsize=2)(self._order)
 
@@ -351,7 +388,7 @@ class ArrayPlan:
         return -(-len(self._targets) // self.rows[0])
 
     def __call__(self, step: int) -> Int[np.ndarray, ' members']:
-        """Returns the indices of the examples in batch `step`."""
+        """Returns the indices of the examples in the batch of step `step`."""
         epoch, index = divmod(step, len(self))
         return self._epoch(epoch)[index * self.rows[0]:(index + 1) * self.rows[0]]
 
@@ -359,13 +396,16 @@ class ArrayPlan:
         """Returns the batch of step `step`. All batches have the same shape. Padding rows are 0 and have weight 0."""
         rows = part.rows(self.rows[0])
         members = self(step)[rows]
-        inputs = self._preprocessing.inputs(self._augmented(self._inputs[members], step, rows))
+        raw = self._augmented(self._inputs[members], step, rows)
         targets = self._preprocessing.targets(self._targets[members])
 
-        def filled(array):
-            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1))
+        def filled(array, value=0):
+            return np.pad(array, [(0, rows.stop - rows.start - len(members))] + [(0, 0)] * (array.ndim - 1),
+                          constant_values=value)
 
-        return {'inputs': {'inputs': filled(inputs)}, 'targets': filled(targets),
+        # In rows without an example, all steps are visible, because a mean over no steps would be NaN.
+        mask = {'visible': filled(visible_steps(raw), True)} if self._masked else {}
+        return {'inputs': {'inputs': filled(self._preprocessing.inputs(raw)), **mask}, 'targets': filled(targets),
                 'weights': filled(np.ones(len(members), np.float32))}
 
     def describe(self) -> str:

@@ -67,7 +67,7 @@ class Plan(Protocol):
 
     @property
     def rows(self) -> Sequence[int] | Int[np.ndarray, ' buckets']:
-        """The possible numbers of rows of a batch."""
+        """The numbers of rows that batches of this plan can have."""
         ...
 
     def __len__(self) -> int: ...
@@ -110,7 +110,7 @@ def bucket_lengths(lengths: Int[np.ndarray, ' pairs'], num_buckets: int) -> Int[
 
 
 class Epoch(NamedTuple):
-    """The batches of one epoch, a list of (length bucket, rows of the store), and the store of the sentences."""
+    """The batches of one epoch, each as (length bucket, rows of the token store), and the token store."""
     store: TokenStore
     batches: list[tuple[int | np.integer, Int[np.ndarray, ' rows']]]
 

@@ -143,7 +143,7 @@ def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
 # The draw functions draw a random value for a form. They return the value as a tuple of the arguments that a write
 # function has between the form and the locale.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
-    """Draws a moment from 1900 to 2050."""
+    """Draws a random date and time from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
     moment = datetime.datetime(1900, 1, 1) + datetime.timedelta(rng.randrange(days), rng.randrange(DAY))
     # Short dates may have a year of two digits, which is unambiguous only within a century: 1951 to 2050.
@@ -176,7 +176,7 @@ def draw_letters(rng: random.Random, form: tuple) -> tuple[list[Writer]]:
 
 
 class Kind(NamedTuple):
-    """A kind of sentence: its forms, a function that draws values and a function that writes values."""
+    """A kind of sentence, such as dates: its forms (such as 'long'), and functions that draw and write values."""
     share: int  # the share of this kind among the sentences, in percent
     write: Callable[..., str]
     forms: list[tuple]
@@ -200,12 +200,12 @@ PARTS = ('date', 'relative', 'quantity', 'amount', 'percentage', 'language', 'te
 
 
 def usable_kinds(source: Locale, target: Locale) -> dict[str, Kind]:
-    """Returns the kinds with the forms that both locales have, and the rivals of each form.
+    """Returns the kinds of sentences for two locales, with the forms that both locales have and their rivals.
 
-    Two forms may have the same source text. For example, 'May 25, 1922' is both a long and a medium date in English,
-    but the long and the medium date differ in German. Two currencies may also share a sign. A model cannot distinguish
-    such forms, so the target of such a text is always written in the first of the forms. The rivals are found by
-    writing the same 36 values in each form.
+    The rivals of a form are other forms that may have the same source text. For example, 'May 25, 1922' is both a long
+    and a medium date in English, but the long and the medium date differ in German. Two currencies may also have the
+    same sign. A model cannot distinguish such forms, so the target of such a text is always written in the first of the
+    forms. To find the rivals, this function writes the same 36 values in each form.
     """
     usable = {}
     for name, kind in KINDS.items():
@@ -252,7 +252,8 @@ def make_corpus(source_locale: str = 'en', target_locale: str = 'fr', *, seed: i
                 writers: dict[tuple[str, str], Writer] | None = None) -> dict[str, list[tuple[str, str]]]:
     """Returns pairs (source, target) for each split in `sizes`. All source sentences of all splits are different.
 
-    If `writers` is given, the writer of each pair is added to `writers`. links.py uses it to link words.
+    If `writers` is given, it receives {pair: function that writes this pair in any locale}. links.py uses these
+    functions to link words.
     """
     source, target = parse_locale(source_locale), parse_locale(target_locale)
     kinds = usable_kinds(source, target)

@@ -121,7 +121,7 @@ def read_sizes(run: Path, task: str) -> dict[str, Any]:
 
 
 class PairData:
-    """Sentence pairs, for translation."""
+    """The data of translation: sentence pairs."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'source_vocab_size', 'target_vocab_size'})
 
@@ -156,7 +156,7 @@ class PairData:
                          longest=model.max_length if model.position == 'learned' else None, **shapes)
 
     def has_links(self, split: str) -> bool:
-        """Returns whether the split has gold links."""
+        """Returns whether a split has gold links, which are known word alignments."""
         return isinstance(self._corpus, LinkedCorpus) and self._corpus.has_links(split)
 
     def links(self, split: str) -> list[Links]:
@@ -188,13 +188,13 @@ class PairData:
                             for side, tokens in (('source', source), ('target', target)))
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes."""
+        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
 
 class DocumentData:
-    """Documents, for language models."""
+    """The data of language models: documents."""
 
     needed: ClassVar[frozenset[str]] = frozenset({'vocab_size'})
 
@@ -205,20 +205,20 @@ class DocumentData:
         self.sizes = {'vocab_size': len(self.tokenizers['text'])} | _absent(self.tokenizers['text'])
 
     def store(self, split: str) -> TokenStore:
-        """Returns the split's token store."""
+        """Returns the token store of a split. Builds the store first if it is not cached."""
         return open_document_store(self._documents, split, self.tokenizers, self._cache)
 
     def characters(self, split: str) -> int:
-        """Returns the number of characters in the split's documents."""
+        """Returns the number of characters in the documents of a split."""
         return self.store(split).stats['characters']
 
     def plan(self, split: str) -> WindowPlan:
-        """Returns batches of windows of `config.data.context` tokens."""
+        """Returns the batches of a split. A row is a window of config.data.context tokens."""
         return WindowPlan(self.store(split), rows=self._config.batch.rows, context=self._config.data.context,
                           packing=self._config.data.packing, seed=_seed(self._config, split))
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the documents' fingerprint of the split."""
+        """Returns the fingerprint of a split of the documents."""
         return self._documents.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -227,7 +227,7 @@ class DocumentData:
             yield _pieces(self.tokenizers['text'], tokens)
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizers and the sizes."""
+        """Writes the tokenizers and the sizes of the data, which decoding needs, to `folder`."""
         save_tokenizers(folder, self.tokenizers)
         _keep_sizes(folder, self.sizes)
 
@@ -239,7 +239,8 @@ class ExampleData:
     labelled: ClassVar[bool]
 
     def __init__(self, config: ConfigDict, kept: Path | None, asked: Collection[str] = ()):
-        self._config, self.arrays = config, open_arrays(config.data, self.labelled)
+        self._config, self.arrays = config, open_arrays(
+            config.data, self.labelled, config.model.patches.patch)
         if kept:
             sizes = _read_sizes(kept)
             if {name: sizes[name] for name in self.arrays.sizes} != self.arrays.sizes:
@@ -260,7 +261,7 @@ class ExampleData:
                          preprocessing=self._preprocessing, **training)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """Returns the arrays' fingerprint of the split."""
+        """Returns the fingerprint of a split of the images or series."""
         return self.arrays.fingerprint(split)
 
     def show(self, batch: Batch) -> Iterator[str]:
@@ -271,18 +272,18 @@ class ExampleData:
                 yield f'{target}\t{shape}, mean {inputs.mean():.3f}, standard deviation {inputs.std():.3f}'
 
     def keep(self, folder: Path) -> None:
-        """Writes the sizes."""
+        """Writes the sizes of the data, which decoding needs, to `folder`."""
         _keep_sizes(folder, self.sizes)
 
 
 class LabelledData(ExampleData):
-    """Examples with classes as targets."""
+    """The data of classification: images or series with classes as targets."""
 
     labelled = True
 
 
 class MeasuredData(ExampleData):
-    """Examples with values as targets."""
+    """The data of regression: images or series with values as targets."""
 
     labelled = False
 
@@ -366,9 +367,10 @@ def _is_size(name: str, value: Any) -> bool:
     if name == 'targets':
         return value is None or isinstance(value, list) and all(map(is_name, value))
     if name == 'inputs':
-        entries = {'dtype', 'encoding', 'low', 'high', 'channels', 'resized'}
-        return isinstance(value, dict) and value.keys() == entries and (
-            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str) and isinstance(value['resized'], bool)
+        flags, entries = {'resized', 'padded', 'missing'}, {'dtype', 'encoding', 'low', 'high', 'channels'}
+        return isinstance(value, dict) and value.keys() == entries | flags and (
+            value['encoding'] in ENCODINGS and isinstance(value['dtype'], str)
+            and all(isinstance(value[flag], bool) for flag in flags)
             and all(numbers(value[end], FLOAT32_END) for end in ('low', 'high'))
             and isinstance(value['channels'], list) and all(map(is_name, value['channels'])))
     if name == 'preprocessing':

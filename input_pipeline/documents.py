@@ -125,7 +125,7 @@ class FileDocuments(Documents):
         if files := self._found(split):
             return files
         name = self._names[split]
-        raise UserError(f'For the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
+        raise UserError(f'for the {split} split, {self._folder} must have {name}.txt, {name}.txt.gz or a folder {name} '
                         f'of text files. See config.data.dir and {naming_option(split)}')
 
 

@@ -22,6 +22,7 @@ class Examples(NamedTuple):
       values: the names of the target values; () if they have no names.
       places: the place of each example in the files, for messages; () if the index of the example says enough.
       resized: whether images were scaled to one size.
+      padded: whether series of different lengths end with steps of NaN.
     """
     inputs: np.ndarray
     targets: np.ndarray
@@ -31,6 +32,7 @@ class Examples(NamedTuple):
     values: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     resized: bool = False
+    padded: bool = False
 
     def named(self, index: int | np.integer) -> str:
         """Returns the name of an example in messages."""

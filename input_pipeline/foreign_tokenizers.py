@@ -92,14 +92,14 @@ class SentencePieceTokenizer(ForeignTokenizer):
         super().__init__(model)
         original = base64.b64decode(self._settings['model'], validate=True)
         if not original:
-            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the model is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=original)
         self._numbers: dict[str, int] | None = self._settings['vocabulary']
         self._unknown: int = self._settings['special'][UNK]
 
     @property
     def parts(self) -> tuple[bytes, Mapping[str, int] | None]:
-        """The original model, and the vocabulary or None."""
+        """The original SentencePiece model, and its separate vocabulary or None."""
         return base64.b64decode(self._settings['model']), self._numbers
 
     @override

@@ -1,4 +1,4 @@
-"""The form of the inputs of a model of images or series. A run stores it, and new inputs are checked against it."""
+"""The format of the inputs of a model of images or series. A run stores the format, to check new inputs."""
 
 import dataclasses
 import unicodedata
@@ -23,7 +23,7 @@ EXACT = 0.01  # largest distance of a value from a whole byte; rounding of bytes
 
 @dataclasses.dataclass(frozen=True)
 class InputFormat:
-    """The form of the inputs of a model, and the names of its outputs.
+    """The format of the inputs of a model of images or series, and the names of its outputs.
 
     Attributes:
       shape: the shape of one input, [*space, channels].
@@ -36,6 +36,8 @@ class InputFormat:
       low: the smallest training input of each channel; () in runs of earlier versions.
       high: the largest training input of each channel.
       resized: whether images from files are scaled to `shape`.
+      padded: whether series may be shorter than `shape`. Shorter series end with steps of NaN.
+      missing: whether values of series may be missing (NaN).
     """
     shape: tuple[int, ...]
     preprocessing: Preprocessing
@@ -47,10 +49,24 @@ class InputFormat:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     resized: bool = False
+    padded: bool = False
+    missing: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """Whether the model gets a mask of the steps that have values."""
+        return self.padded or self.missing
+
+    def arguments(self, raw: Num[np.ndarray, 'examples *space channels']) -> dict[str, np.ndarray]:
+        """Returns the arguments of the model for raw inputs of `prepare`: 'inputs', and 'visible' if it gets a mask."""
+        return {'inputs': self.preprocessing.inputs(raw)} | ({'visible': visible_steps(raw)} if self.masked else {})
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> 'InputFormat':
-        """Returns the form that the sizes of a run describe. Runs of earlier versions have no entry 'inputs'."""
+        """Returns the input format in `sizes`, the content of a run's sizes.json.
+
+        Runs of earlier versions have no entry 'inputs' in this file.
+        """
         preprocessing, classes = Preprocessing(**sizes['preprocessing']), sizes['classes']
         shape, inputs = tuple(sizes['shape']), sizes.get('inputs')
         if inputs is None:
@@ -69,14 +85,19 @@ class InputFormat:
         Images of bytes and images of bytes divided by 255 are converted into each other, because this is exact.
 
         Args:
-          inputs: the inputs [n, *shape], as an array or as nested lists.
+          inputs: the inputs [n, *shape], as an array or as nested lists. If the model was trained on series of
+            different lengths or with missing values, the series may be shorter, and values may be NaN.
           where: the name of the inputs in messages.
 
         Raises:
           UserError: if the inputs have another shape or are not finite numbers. Also if images have another encoding,
             or are far outside the range of the training images.
         """
-        array = as_inputs(inputs, self.shape, where)
+        if self.masked:
+            array = pad_series(inputs, self.shape, where)
+            check_series(array, where, self.missing)
+        else:
+            array = as_inputs(inputs, self.shape, where)
         if array.size and self.encoding != NUMBERS:
             array = self._as_bytes(array, where)
         self.preprocessing.check_inputs(array, where)
@@ -94,8 +115,8 @@ class InputFormat:
             return array
         floats = array.dtype.kind == 'f'
         if floats and array.max() == 1 and self.encoding == BYTES and np.isin(array, (0, 1)).all():
-            raise UserError(f'{where} are {array.dtype} and only 0 or 1, but the model was trained on images of '
-                            f'{MEANINGS[BYTES]}, so 1 may mean 1 or 255. Give the images as uint8')
+            raise UserError(f'{where} have the type {array.dtype} and only the values 0 and 1. The model was trained '
+                            f'on images of {MEANINGS[BYTES]}, so 1 may mean 1 or 255. Convert the images to uint8')
         scale = 255 if floats and array.max() <= 1 else 1
         numbers = np.round(array.astype(np.float64) * scale)
         wrong = (np.abs(array.astype(np.float64) * scale - numbers) > EXACT) | (numbers < 0) | (numbers > 255)
@@ -103,8 +124,8 @@ class InputFormat:
             index = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
             value = array[index][wrong[index]][0]
             raise UserError(f'{where}: value {value:g} of example {index} is neither a byte (0 to 255) nor a byte '
-                            f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. Give '
-                            'the images as uint8')
+                            f'divided by 255, but the model was trained on images of {MEANINGS[self.encoding]}. '
+                            'Convert the images to uint8')
         if self.encoding == UNIT:
             return array if scale == 255 else (numbers / 255).astype(self.dtype)
         return numbers.astype(self.dtype)
@@ -135,10 +156,10 @@ class InputFormat:
 
 
 def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
-                     channels: Sequence[str] = (), resized: bool = False) -> dict[str, Any]:
+                     channels: Sequence[str] = (), **more: bool) -> dict[str, Any]:
     """Returns the dtype, the encoding and the range of training inputs, as JSON: the entry 'inputs' of the sizes."""
     flat = inputs.reshape(-1, inputs.shape[-1])
-    low, high = flat.min(axis=0), flat.max(axis=0)
+    low, high = np.fmin.reduce(flat), np.fmax.reduce(flat)  # ignore NaN
     encoding = NUMBERS
     if inputs.ndim == 4 and low.min() >= 0 and high.max() <= 255:
         scale = 255 if high.max() <= 1 and inputs.dtype != np.uint8 else 1
@@ -147,12 +168,53 @@ def described_inputs(inputs: Num[np.ndarray, 'examples *space channels'],
                 scale == 1 or not np.isin(inputs, (0, 1)).all()):
             encoding = UNIT if scale == 255 else BYTES
     return {'dtype': str(inputs.dtype), 'encoding': encoding, 'low': low.astype(float).tolist(),
-            'high': high.astype(float).tolist(), 'channels': list(channels), 'resized': resized}
+            'high': high.astype(float).tolist(), 'channels': list(channels), **more}
 
 
 def _are_bytes(image: Num[np.ndarray, '*axes'], scale: int) -> bool:
     numbers = image.astype(np.float64) * scale
     return bool((np.abs(numbers - np.round(numbers)) <= EXACT).all())
+
+
+def visible_steps(series: Num[np.ndarray, 'examples time channels']) -> Bool[np.ndarray, 'examples time']:
+    """Returns which steps of series have at least one value. The values of the other steps are NaN."""
+    return np.logical_not(np.isnan(series).all(axis=-1))
+
+
+def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, ...],
+               where: str) -> Num[np.ndarray, 'examples time channels']:
+    """Returns series of different lengths as one array. Shorter series end with steps of NaN.
+
+    Raises:
+      UserError: if a series has another number of channels, or is longer than `shape`.
+    """
+    if not len(inputs):
+        return np.empty((0, *shape))
+    padded = np.full((len(inputs), *shape), np.nan)
+    for index, series in enumerate(inputs):
+        try:
+            array = np.asarray(series, np.float64)
+        except (TypeError, ValueError) as error:
+            raise UserError(f'{where}: example {index} is not an array of numbers: {error}') from None
+        if array.ndim != 2 or array.shape[1] != shape[1] or len(array) > shape[0]:
+            raise UserError(f'{where}: example {index} has the shape {array.shape}, but the model reads series of at '
+                            f'most {shape[0]} steps with {shape[1]} channels')
+        padded[index, :len(array)] = array
+    return padded
+
+
+def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
+    """Checks series that may end with steps of NaN, and, if `missing` is True, may have missing values (NaN).
+
+    Raises:
+      UserError: if another value is not a finite number, or a series has no values.
+    """
+    absent = np.isnan(series)
+    within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding
+    check_numbers(np.where(absent & (missing | ~within[..., None]), 0, series), where)
+    empty = ~within.any(axis=1)
+    if empty.any():
+        raise UserError(f'{where}: example {int(empty.argmax())} has no values. Remove the example')
 
 
 def is_name(value: Any) -> bool:
@@ -204,8 +266,10 @@ def check_numbers(array: Shaped[np.ndarray, '*axes'], where: str) -> None:
     # is False.
     if array.size and not max(-float(array.min()), float(array.max())) < FLOAT32_END:
         example, value = _first(array, ~(np.abs(array) < FLOAT32_END))
+        series = array.ndim == 3 and value != value
+        hint = '. To train with missing values, set config.data.missing=mean' if series else ''
         raise UserError(f'{where} must be finite numbers below 3.4e38, the maximum of float32, but example {example} '
-                        f'contains {value}. Their type is {array.dtype}')
+                        f'contains {value}. Their type is {array.dtype}{hint}')
 
 
 def _first(array: Shaped[np.ndarray, '*axes'], wrong: Bool[np.ndarray, '*axes']) -> tuple[int, Any]:

@@ -39,8 +39,12 @@ class Preprocessing:
     target_std: list[float] | None
 
     def inputs(self, raw: Inputs) -> Float[np.ndarray, 'examples *space channels']:
-        """Returns the standardised inputs in float32. These are the inputs of the model."""
-        return _standardised(raw, self.input_mean, self.input_std)
+        """Returns the standardised inputs in float32. These are the inputs of the model.
+
+        A missing value (NaN) becomes 0, the mean of the channel.
+        """
+        result = _standardised(raw, self.input_mean, self.input_std)
+        return np.nan_to_num(result, copy=False) if has_missing(raw) else result
 
     def check_inputs(self, raw: Inputs, where: str) -> None:
         """Checks that the standardised inputs are small enough for the model.
@@ -85,6 +89,11 @@ def is_byte_images(inputs: Inputs) -> bool:
     return inputs.ndim == 4 and inputs.dtype == np.uint8
 
 
+def has_missing(array: Num[np.ndarray, '*axes']) -> bool:
+    """Returns whether values are missing (NaN)."""
+    return array.dtype.kind == 'f' and bool(np.isnan(np.min(array, initial=0)))
+
+
 def recorded(array: Num[np.ndarray, '*batch channels']) -> Num[np.ndarray, '*batch channels']:
     """Converts examples to the dtype whose bytes identify an example.
 
@@ -116,6 +125,8 @@ def mean_and_std(array: Num[np.ndarray, '*batch channels'], where: str) -> tuple
     """
     flat = array.reshape(-1, array.shape[-1])
     mean, std = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
+    if has_missing(array):
+        mean, std = (np.asarray(function(flat, axis=0, dtype=np.float64)) for function in (np.nanmean, np.nanstd))
     wrong = np.maximum(np.abs(mean), std) > LARGEST_SCALE
     if wrong.any():
         channel = int(wrong.argmax())
@@ -130,8 +141,8 @@ def _check_distance(array: Num[np.ndarray, '*batch channels'], mean: list[float]
     if not array.size:
         return
     flat = array.reshape(-1, array.shape[-1])
-    ends = np.stack([flat.min(axis=0), flat.max(axis=0)]).astype(np.float64)
-    far = np.abs(ends - mean) / std
+    ends = np.stack([np.fmin.reduce(flat), np.fmax.reduce(flat)]).astype(np.float64)  # ignore NaN
+    far = np.nan_to_num(np.abs(ends - mean) / std, posinf=np.inf)
     if far.max() > FARTHEST:
         end, channel = np.unravel_index(far.argmax(), far.shape)
         raise UserError(f'{where} cannot be standardised: index {channel} of the last axis has a value of '

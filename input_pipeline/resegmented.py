@@ -22,7 +22,7 @@ TOGETHER = 2048  # rows that are segmented at a time, with one random generator
 
 
 class Resegmented(TokenStore):
-    """A token store whose text is segmented again. A side of a row that would become too long is not changed."""
+    """A token store with another segmentation of the text. A sentence that would become too long is not changed."""
 
     def __init__(self, store: TokenStore, dropouts: Mapping[str, BpeDropout], seed: int, epoch: int, longest: int):
         """Segments all rows.

@@ -18,6 +18,7 @@ from input_pipeline.splits import say, warn
 from runtime.errors import UserError
 
 NOT_CHANNELS = ('series', 'time', 'group', 'target')  # every other column is a channel
+MISSING = ('', 'na', 'nan', 'null')  # cells of missing values, in lower case
 REGULAR = 0.1  # a step of time is irregular if it differs from the median step by more than this share
 
 
@@ -33,7 +34,7 @@ def is_channel(name: str) -> bool:
     return name not in NOT_CHANNELS and not name.startswith('target_')
 
 
-def read_csv(path: Path, training: Path) -> Examples:
+def read_csv(path: Path, training: Path, missing: bool = False) -> Examples:
     """Reads series with targets from a table, which has a row for each time step:
 
         series,time,height,speed,target
@@ -42,14 +43,15 @@ def read_csv(path: Path, training: Path) -> Examples:
         b,0.0,...
 
     The rows of a series are sorted by the optional column `time`: numbers, or dates such as 2024-01-31T12:00. Without
-    this column, the rows of a series must be consecutive and in the order of time. All series have the same length. A
-    series has one target: a number, or the name of a class. Several values are in columns target_NAME. The optional
+    this column, the rows of a series must be consecutive and in the order of time. Shorter series are padded with NaN.
+    A series has one target: a number, or the name of a class. Several values are in columns target_NAME. The optional
     column `group` names the group of a series: all series of a group are in the same split. Every other column is a
     channel.
 
     Args:
       path: the table.
       training: the table of the training split, which determines the channels.
+      missing: whether cells may be empty (config.data.missing). Then they become NaN.
 
     Raises:
       UserError: if the table has another form. The message has file:line.
@@ -63,20 +65,25 @@ def read_csv(path: Path, training: Path) -> Examples:
     groups = None
     if all('group' in first.cells for first in firsts):
         groups = np.array([first.cells['group'] for first in firsts])
-    return Examples(_channels(series, channels, path), targets[0] if len(targets) == 1 else np.stack(targets, axis=1),
-                    str(path), groups, tuple(channels),
+    lengths = [len(rows) for rows in series.values()]
+    if min(lengths) < max(lengths):
+        say(f'{path}: the series have {min(lengths)} to {max(lengths)} steps. Shorter series are padded, and the model '
+            'does not see the padding')
+    return Examples(_channels(series, channels, path, missing),
+                    targets[0] if len(targets) == 1 else np.stack(targets, axis=1), str(path), groups, tuple(channels),
                     tuple(value.removeprefix('target_') for value in values) if len(values) > 1 else (),
-                    tuple(f'{path.name}:{first.line}' for first in firsts))
+                    tuple(f'{path.name}:{first.line}' for first in firsts), padded=min(lengths) < max(lengths))
 
 
-def read_unlabelled(path: Path, channels: Sequence[str]) -> tuple[list[str], Float[np.ndarray, 'series time channels']]:
+def read_unlabelled(path: Path, channels: Sequence[str],
+                    missing: bool) -> tuple[list[str], Float[np.ndarray, 'series time channels']]:
     """Reads the names and the channels of series from a table that may have no targets.
 
     Raises:
       UserError: if the table has another form, or other channels.
     """
     series = _read_series(path, None, channels, [])
-    return list(series), _channels(series, channels, path)
+    return list(series), _channels(series, channels, path, missing)
 
 
 def _read_series(path: Path, training: Path | None, channels: Sequence[str],
@@ -98,19 +105,14 @@ def _read_series(path: Path, training: Path | None, channels: Sequence[str],
                             'another series is between these lines. Sort the rows by series, or add a column time')
         for column in constant:
             if rows and cells[column] != rows[0].cells[column]:
-                raise UserError(f'{path}:{line}: {column} {cells[column]!r}, but {rows[0].cells[column]!r} at line '
-                                f'{rows[0].line}. All rows of a series must have the same {column}')
+                raise UserError(f'{path}:{line}: {column} is {cells[column]!r}, but it is {rows[0].cells[column]!r} at '
+                                f'line {rows[0].line}. All rows of a series must have the same {column}')
         rows.append(Row(line, cells))
         previous = name
     if not series:
         raise UserError(f'{path} has a header but no rows. Add a row for each time step')
     if 'time' in header:
         series = _in_order_of_time(series, path)
-    first, *others = series
-    for name in others:
-        if len(series[name]) != len(series[first]):
-            raise UserError(f'{path}:{series[name][0].line}: series {name!r} has {len(series[name])} rows, but the '
-                            f'first series, {first!r}, has {len(series[first])}. All series must have the same length')
     return series
 
 
@@ -158,10 +160,16 @@ def _time_parser(first: Row, path: Path):
     return parse
 
 
-def _channels(series: dict[str, list[Row]], channels: Sequence[str],
-              path: Path) -> Float[np.ndarray, 'series time channels']:
-    return np.array([[[_number(row.cells[channel], f'{path}:{row.line}: {channel}') for channel in channels]
-                      for row in rows] for rows in series.values()], np.float64)
+def _channels(series: dict[str, list[Row]], channels: Sequence[str], path: Path,
+              missing: bool) -> Float[np.ndarray, 'series time channels']:
+    """Returns the channels. Shorter series end with NaN. If `missing` is True, empty cells are NaN, too."""
+    array = np.full((len(series), max(map(len, series.values())), len(channels)), np.nan)
+    for index, rows in enumerate(series.values()):
+        for step, row in enumerate(rows):
+            for channel, name in enumerate(channels):
+                if not (missing and row.cells[name].lower() in MISSING):
+                    array[index, step, channel] = _number(row.cells[name], f'{path}:{row.line}: {name}')
+    return array
 
 
 def _targets(firsts: Sequence[Row], column: str, path: Path) -> np.ndarray:
@@ -226,7 +234,8 @@ def _is_number(text: str) -> bool:
 
 def _number(text: str, where: str) -> float:
     if not _is_number(text):
-        raise UserError(f'{where} is {text!r}, not a number')
+        hint = '. To train with missing values, set config.data.missing=mean' if text.lower() in MISSING else ''
+        raise UserError(f'{where} is {text!r}, not a number{hint}')
     if not abs(float(text)) < FLOAT32_END:
         raise UserError(f'{where} is {text!r}, which exceeds 3.4e38, the maximum of float32')
     return float(text)

@@ -50,7 +50,7 @@ class LinkedCorpus(Corpus, Protocol):
     """A parallel corpus that can have gold links."""
 
     def has_links(self, split: str) -> bool:
-        """Returns whether the split has gold links."""
+        """Returns whether a split has gold links, which are known word alignments."""
         ...
 
     def links(self, split: str) -> list[Links]:
@@ -255,7 +255,7 @@ def _read_pairs(files: Sequence[Path]) -> Iterator[Pair]:
 
 
 class TfdsCorpus(Corpus):
-    """A TensorFlow Datasets translation dataset."""
+    """A parallel corpus from a translation dataset of TensorFlow Datasets."""
 
     def __init__(self, name: str, folder: str, source_lang: str, target_lang: str, names: Mapping[str, str]):
         import tensorflow_datasets.translate  # noqa: F401  (registers wmt and flores; slow, so imported here)

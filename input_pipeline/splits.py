@@ -62,7 +62,7 @@ class Parts:
     last: bool = False  # whether the last examples are held out; otherwise a hash of the examples decides
 
     def is_part(self, split: str) -> bool:
-        """Returns whether a split consists of a part of the training files."""
+        """Returns whether a split has no files of its own and is made from a part of the training files."""
         return bool(self.names) and split in ('train', *self.names)
 
     def origin(self, split: str) -> str:
@@ -170,12 +170,12 @@ def say(message: str) -> None:
 
 @functools.cache
 def warn(message: str) -> None:
-    """Logs a warning only once per process, like `say`."""
+    """Logs a warning only once per process, because data is opened twice: for the checks and for training."""
     log.warning('%s', message)
 
 
 def key(content: bytes) -> int:
-    """Returns the 64-bit hash of an example."""
+    """Returns the 64-bit hash of the bytes of an example."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 

@@ -1,6 +1,7 @@
 """Writes the files of a token store, and joins the stores of several shards.
 
-A store is a folder. For each side of a row, the folder has SIDE.tokens (uint32, the concatenation of all rows) and
+A store is a folder. A row of a store is a sentence pair with the sides 'source' and 'target', or a document with the
+only side 'text'. For each side, the folder has two files: SIDE.tokens (uint32, the concatenation of all rows) and
 SIDE.offsets.npy (int64, the index at which each row begins, and the end of the last row). stats.json has counts.
 """
 
@@ -56,7 +57,7 @@ def write_documents(documents: Iterable[str], folder: Path, *, tokenizer: Tokeni
 
 
 class _SideWriter(contextlib.AbstractContextManager):
-    """Writes the tokens of a side row by row, and the offsets of the rows at the end."""
+    """Writes the two files of one side ('source', 'target' or 'text') of a token store, row by row."""
 
     def __init__(self, folder: Path, side: str):
         self._file = open(folder / f'{side}.tokens', 'wb')  # noqa: SIM115 (__exit__ closes it)
@@ -84,7 +85,7 @@ class _SideWriter(contextlib.AbstractContextManager):
 
 
 def sides_of(folder: Path) -> list[str]:
-    """Returns the names of the sides of a store."""
+    """Returns the sides of a token store: ['source', 'target'] or ['text']."""
     return sorted(path.name.removesuffix('.tokens') for path in folder.glob('*.tokens'))
 
 

@@ -102,11 +102,11 @@ class TokenStore:
         return len(next(iter(self._offsets.values()))) - 1
 
     def lengths(self, side: str) -> Int[np.ndarray, ' rows']:
-        """Returns the number of tokens of a side in each row."""
+        """Returns the number of tokens in each row of one side, such as 'source'."""
         return np.diff(self._offsets[side])
 
     def tokens(self, side: str, row: int | np.integer) -> UInt32[np.ndarray, ' length']:
-        """Returns the tokens of one side of one row."""
+        """Returns the tokens of one side, such as 'source', of the row `row`."""
         begin, end = self._offsets[side][row:row + 2]
         return self._tokens[side][begin:end]
 
@@ -116,7 +116,7 @@ class TokenStore:
         return self._tokens[side][offsets[begin]:offsets[end]]
 
     def at(self, side: str, places: Int[np.ndarray, ' places']) -> UInt32[np.ndarray, ' places']:
-        """Returns the tokens of a side at the indices `places` of the concatenation of all rows."""
+        """Returns the tokens at the indices `places`. The rows of one side, concatenated, have these indices."""
         return self._tokens[side][places]
 
 
@@ -176,7 +176,7 @@ def open_store(corpus: Corpus, split: str, tokenizers: Mapping[str, Tokenizer], 
     store = _open(cache / 'tokens' / key, functools.partial(corpus.pairs, split), functools.partial(
         write_pairs, tokenizers=dict(tokenizers), max_length=max_length), tokenizers)
     stats = store.stats
-    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d with an empty side, %d longer than %d',
+    log.info('%s: %d pairs, %d source and %d target tokens; dropped %d pairs with an empty side, and %d longer than %d',
              split, stats['pairs'], stats['source_tokens'], stats['target_tokens'], stats['dropped_empty'],
              stats['dropped_long'], max_length)
     if not len(store):
@@ -200,7 +200,7 @@ def open_document_store(documents: Documents, split: str, tokenizers: Mapping[st
     store = _open(cache / 'tokens' / key, functools.partial(documents.documents, split), functools.partial(
         write_documents, tokenizer=tokenizers[TEXT]), tokenizers)
     stats = store.stats
-    log.info('%s: %d documents, %d characters in %d tokens; dropped %d without text',
+    log.info('%s: %d documents, %d characters in %d tokens; dropped %d documents without text',
              split, stats['documents'], stats['characters'], stats['text_tokens'], stats['dropped_empty'])
     if not len(store):
         raise UserError(f'the {split} split is empty: {stats["dropped_empty"]} documents without text were dropped. '

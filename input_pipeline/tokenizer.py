@@ -65,10 +65,10 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self.model = model
         if not model:
-            raise ValueError('it is empty')  # SentencePiece accepts an empty model, which can be loaded later
+            raise ValueError('the file is empty')  # SentencePiece accepts an empty model, which can be loaded later
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if [self._processor.id_to_piece(token) for token in range(4)] != list(SPECIAL):
-            raise ValueError(f'its first pieces are not {" ".join(SPECIAL)}')
+            raise ValueError(f'the first pieces of the vocabulary must be {" ".join(SPECIAL)}')
         self._space = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class CharTokenizer(Tokenizer):
         self.characters = json.loads(model)['characters']
         self._codes = np.array([ord(character) for character in self.characters], np.uint32)
         if not len(self._codes) or (self._codes[1:] <= self._codes[:-1]).any():
-            raise ValueError('its characters are not in ascending order')
+            raise ValueError('the characters are not in ascending order')
 
     def __len__(self) -> int:
         return len(SPECIAL) + len(self.characters)

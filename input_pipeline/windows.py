@@ -44,7 +44,7 @@ class WindowPlan:
     """
 
     def __init__(self, store: TokenStore, *, rows: int, context: int, packing: str, seed: int | None):
-        """Plans every epoch. If `seed` is None, the windows are in order and the phase is 0, for evaluation."""
+        """Plans every epoch. If `seed` is None, as for evaluation, the windows are in order and begin at token 0."""
         self.rows, self.context = (rows,), context
         self.characters, self.bytes = store.stats['characters'], store.stats['bytes']
         self._store, self._seed = store, seed

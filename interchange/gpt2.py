@@ -37,6 +37,8 @@ class Config(ForeignConfig, kw_only=True):
 
 
 CONFIGS = {'gpt2': Config}
+EMBEDDINGS = ('transformer.wte.weight',)
+COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -116,9 +118,9 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 def is_derived(name: str) -> bool:
     """Returns whether an array can be derived from the config or from other arrays.
 
-    Such arrays are attention masks and a copy of the embedding.
+    Such arrays are attention masks.
     """
-    return name.endswith(('.attn.bias', '.attn.masked_bias')) or name == 'lm_head.weight'
+    return name.endswith(('.attn.bias', '.attn.masked_bias'))
 
 
 def full_name(name: str) -> str:

@@ -213,17 +213,28 @@ def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, di
                      ours: dict[str, Shape], allow_nonfinite: bool) -> dict[str, Any]:
     """Reads the parameters of a Hugging Face model. `ours` are the shapes of the same parameters in this project."""
     theirs = {name: shape for arrays in files.values() for name, shape in arrays.items()}
+    by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
+    copies = {name for name in family.COPIES if name in theirs and name not in by_name}
     try:
-        check_arrays(links, ours, theirs, family.is_derived)
+        check_arrays(links, ours, theirs, lambda name: name in copies or family.is_derived(name))
     except UserError as error:
         raise UserError(f'{folder}: {error}') from None
-    by_name, params, full = {link.theirs: link for link in links}, {}, getattr(family, 'full_name', str)
+    tied = copies and copies | {next(name for name in family.EMBEDDINGS if name in by_name)}
+    first: tuple[str, Any] | None = None  # the name and the content of the first array in `tied`
     for path in files:
         with open_arrays(path) as file:
             for name in file.shapes:
-                if link := by_name.get(full(name)):
-                    params |= {ours: jnp.asarray(array) for ours, array in
-                               to_ours(link, file.array(name, allow_nonfinite)).items()}
+                link = by_name.get(full(name))
+                if not link and full(name) not in tied:
+                    continue
+                array = file.array(name, allow_nonfinite)
+                if full(name) in tied:
+                    first = first or (name, array)
+                    if not np.array_equal(array, first[1], equal_nan=True):
+                        raise UserError(f'{path}: the arrays {first[0]} and {name} differ, but by config.json they are '
+                                        'tied (tie_word_embeddings). Use config.json and weights of the same model')
+                if link:
+                    params |= {ours: jnp.asarray(array) for ours, array in to_ours(link, array).items()}
     return unflatten_dict(params, sep='/')
 
 

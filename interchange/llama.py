@@ -82,6 +82,8 @@ class Qwen2(Llama, kw_only=True):
 
 
 CONFIGS = {'llama': Llama, 'mistral': Mistral, 'qwen2': Qwen2}
+EMBEDDINGS = ('model.embed_tokens.weight',)
+COPIES = ('lm_head.weight',)  # if embeddings are tied, the weights may contain these copies of the embedding
 
 
 def options(config: Llama) -> dict[str, Any]:
@@ -178,9 +180,9 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 def is_derived(name: str) -> bool:
     """Returns whether an array can be derived from the config or from other arrays.
 
-    Such arrays are the frequencies of the rotary positions and a copy of the embedding.
+    Such arrays are the frequencies of the rotary positions.
     """
-    return name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight'
+    return name.endswith('rotary_emb.inv_freq')
 
 
 def _attention(model: ConfigDict, theirs: str, ours: str) -> list[Link]:

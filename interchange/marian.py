@@ -48,6 +48,9 @@ class Config(ForeignConfig, kw_only=True):
 
 
 CONFIGS = {'marian': Config}
+# The embedding of the target. If embeddings are tied, the weights may contain copies of this array.
+EMBEDDINGS = ('model.shared.weight', 'model.decoder.embed_tokens.weight')
+COPIES = ('lm_head.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -145,12 +148,8 @@ def links(model: ConfigDict, orders: Mapping[str, Int[np.ndarray, ' tokens']]) -
 
 
 def is_derived(name: str) -> bool:
-    """Returns whether an array can be derived from the config or from other arrays.
-
-    Such arrays are sinusoids and copies of the embeddings.
-    """
-    return name.endswith('embed_positions.weight') or name in (
-        'lm_head.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight')
+    """Returns whether an array can be derived from the config. Such arrays are sinusoids."""
+    return name.endswith('embed_positions.weight')
 
 
 def _link(theirs: str, ours: str, way: Way) -> Link:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 from typing_extensions import override
 
-from kernels.attention import fused_attention, in_chunks
+from kernels.attention import fused_attention, in_chunks, of_used_keys
 from kernels.heads import einsum_per_head
 from kernels.product import dot_general, products
 from model.dropout import drop
@@ -255,11 +255,15 @@ class MultiHeadAttention(nn.Module):
         return self.look(query, key, value, relation, deterministic)
 
     def look(self, query: Query, key: Keys, value: Values, relation: Relation = UNRESTRICTED,
-             deterministic: bool = True) -> Float[Array, 'batch target d_model']:
-        """Returns the output of attention for projected queries, keys and values. Sows the weights if requested."""
+             deterministic: bool = True, used: Int[Array, ''] | None = None) -> Float[Array, 'batch target d_model']:
+        """Returns the output of attention for projected queries, keys and values. Sows the weights if requested.
+
+        `used` is the number of keys after which `relation` hides all keys. None means that the number is unknown.
+        """
         # Nothing is sown during `init`, because `init` would return the weights together with the parameters.
         keep_weights = self.is_mutable_collection('attention') and not self.is_initializing()
-        kernel = 'plain' if keep_weights or wanted(self, 'scores', 'weights') else self.kernel
+        watched = keep_weights or wanted(self, 'scores', 'weights')
+        kernel = 'plain' if watched else self.kernel
         if kernel == 'auto':
             kernel = 'chunked' if key.shape[1] >= LONG and query.shape[1] > CHUNK else 'plain'
         score = SCORES[self.score]
@@ -273,6 +277,15 @@ class MultiHeadAttention(nn.Module):
         elif kernel == 'fused':
             pooled = fused_attention(query, key, value, relation.whole_mask(), relation.whole_bias(),
                                      scale=None if self.score == 'scaled_dot' else 1.0)
+        elif used is not None and not watched:
+            # The arrays get the layout of a past before they enter the branches, so that XLA copies no whole past.
+            pasts = [jnp.moveaxis(array, 1, 3) for array in (key, value)]
+
+            def of_first(count):
+                keys, values = (jnp.moveaxis(past[..., :count], 3, 1) for past in pasts)
+                return attention(query, keys, values, relation.first_keys(count), score, drop)[0]
+
+            pooled = of_used_keys(of_first, key.shape[1], used)
         else:
             pooled, weights = attention(query, key, value, relation, score, drop,
                                         functools.partial(place, self, relation=relation))

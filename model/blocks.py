@@ -102,7 +102,8 @@ def attend_to_past(attention: MultiHeadAttention, x: Float[Array, 'batch beam d_
     """
     query, key, value = attention.queries_keys_values(x, relation.target)
     past = write(past, key, value, first)
-    return attention.look(query, from_past(past['key']), from_past(past['value']), relation), past
+    keys, values = from_past(past['key']), from_past(past['value'])
+    return attention.look(query, keys, values, relation, used=first + x.shape[1]), past
 
 
 class FeedForward(nn.Module):
@@ -328,7 +329,7 @@ class SelfAttentionStack(nn.Module):
 
     def decode_step(self, x: Float[Array, 'batch beam d_model'], pasts: list[Past], first: Int[Array, ''],
                     relation: Relation) -> tuple[Float[Array, 'batch beam d_model'], list[Past]]:
-        """Computes the newest position of every hypothesis; see `attend_to_past`."""
+        """Computes the newest position of every hypothesis, with the arguments of `attend_to_past`."""
         relation = relation.replace(bias=self.relative(), window=self.config.window)
         x, new = place(self, 'input', x), []
         for layer, past in zip(self.layers, pasts, strict=True):

@@ -46,7 +46,7 @@ class Projection(flax.struct.PyTreeNode):
     devices: int = flax.struct.field(pytree_node=False, default=1)
 
     def logits(self) -> Float[Array, '*batch vocab']:
-        """Returns the logits in float32; see `logits_product`."""
+        """Returns the logits in float32, computed by `logits_product`."""
         logits = logits_product(self.states, self.table)
         return logits if self.bias is None else logits + self.bias
 

@@ -16,13 +16,15 @@ import math
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from kernels.product import dot_general
 from model.blocks import BlockConfig, SelfAttentionStack
 from model.dropout import Dropout
 from model.places import place
 from model.positional import sinusoids
+from model.relation import Relation
 
 POOLINGS = ('class_token', 'mean')
 
@@ -38,7 +40,7 @@ def patch_grid(space: tuple[int, ...], patch: int | tuple[int, ...]) -> tuple[tu
     sizes = (patch,) * len(space) if isinstance(patch, int) else patch
     if len(sizes) != len(space):
         raise ValueError(f'patch={sizes} has {len(sizes)} sizes, but the inputs have {len(space)} axes besides the '
-                         f'batch and the channels: {space}')
+                         f'batch and the channels: {space}. Use {len(space)} sizes, or one number for all axes')
     if not all(size >= 1 and length % size == 0 for length, size in zip(space, sizes, strict=True)):
         raise ValueError(f'patch={sizes} does not divide inputs of {" x ".join(map(str, space))}. '
                          'Choose sizes that divide the inputs, or pad or crop the inputs')
@@ -101,9 +103,12 @@ class PatchTransformer(nn.Module):
     pooling: str = 'class_token'
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, 'batch *space channels'],
-                 deterministic: bool = True) -> Float[Array, 'batch outputs']:
+    def __call__(self, inputs: Float[Array, 'batch *space channels'], deterministic: bool = True,
+                 visible: Bool[Array, 'batch time'] | None = None) -> Float[Array, 'batch outputs']:
         """Maps series [batch, time, channels] or images [batch, height, width, channels] to float32 logits or values.
+
+        `visible` is False at steps of series that are padding or missing. A patch without a visible step is hidden from
+        the other patches, and is not part of the mean.
 
         Raises:
           ValueError: if the patches do not cover the inputs exactly, or `pooling` is unknown.
@@ -121,8 +126,14 @@ class PatchTransformer(nn.Module):
         x = x + self._positions(x.shape[1], patch_grid(inputs.shape[1:-1], self.patch)[0]).astype(x.dtype)
         x = Dropout(config.dropout)(x, deterministic)
         encoder = SelfAttentionStack(config, self.num_layers, name='encoder')
-        x = encoder(x, deterministic=deterministic)
-        pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else x.mean(axis=1))
+        tokens, relation = None, None
+        if visible is not None:
+            tokens = patches(visible[..., None].astype(jnp.float32), self.patch).max(axis=-1) > 0
+            tokens = jnp.pad(tokens, ((0, 0), (x.shape[1] - tokens.shape[1], 0)), constant_values=True)
+            relation = Relation.within(np.arange(x.shape[1])[None], tokens)
+        x = encoder(x, relation, deterministic)
+        mean = x.mean(axis=1) if tokens is None else x.mean(axis=1, where=tokens[..., None])
+        pooled = place(self, 'pooled', x[:, 0] if self.pooling == 'class_token' else mean)
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
         # The logits are float32, because logits in bfloat16 are often equal, so that the argmax would be arbitrary.

@@ -67,7 +67,7 @@ def path_tree(tree: Any) -> Any:
 
 
 def checksums(tree: Any) -> dict[str, list[int]]:
-    """Returns {path: checksum} of the arrays of a tree."""
+    """Returns the checksums of the arrays in a tree, as {path: checksum}."""
     # The checksums are computed one after the other, because concurrent programs on several devices may deadlock.
     return {path: np.asarray(numpy_checksum(np.asarray(leaf)) if _is_small(leaf) else checksum(leaf)).tolist()
             for path, leaf in by_path(tree).items()}
@@ -80,7 +80,7 @@ def _is_small(leaf: Any) -> bool:
 
 
 def shapes(tree: Any) -> dict[str, str]:
-    """Returns {path: dtype and shape} of the arrays of a tree, with values such as 'float32[4,3]'."""
+    """Returns the dtypes and shapes of the arrays in a tree, as {path: text}, with texts such as 'float32[4,3]'."""
     return {path: f'{leaf.dtype}[{",".join(map(str, leaf.shape))}]' for path, leaf in by_path(tree).items()}
 
 

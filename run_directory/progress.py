@@ -48,7 +48,7 @@ class Progress:
         return dataclasses.replace(self, sums=None, seconds=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a dictionary for JSON. `Progress(**content)` is the inverse."""
+        """Returns the progress as a dictionary for JSON. `Progress(**content)` restores the progress."""
         return dataclasses.asdict(self)
 
 
@@ -59,7 +59,7 @@ def judge_all(values: Iterable[float], *, metric: str, patience: int) -> Progres
 
 
 class Due(NamedTuple):
-    """The actions of the training loop after a step, in the order in which the loop does them."""
+    """Which actions are due after a training step. The fields are in the order in which the loop does the actions."""
     log: bool
     save: bool
     stop: bool

@@ -86,7 +86,7 @@ def _metrics(workdir: Path) -> tuple[list[dict[str, int | float]], list[int]]:
         try:
             metrics = json.loads(line)
             if not isinstance(metrics, dict) or type(metrics.get('step')) is not int:
-                raise ValueError('it has no step')
+                raise ValueError('the line has no step')
         except (ValueError, RecursionError):
             if line.endswith(b'\n'):
                 damaged.append(number)

@@ -129,6 +129,10 @@ def join_models(models: Sequence[TrainedModel]) -> TrainedModel:
     if TASKS[first.config.task].answerer not in CAN_JOIN:
         raise UserError(f'{first.workdirs[0]} is a run of task={first.config.task}, which cannot be in an ensemble. '
                         'Use runs that translate or generate text')
+    for each in models:
+        if each.config.train.edits:
+            raise UserError(f'{each.workdirs[0]} was trained with config.train.edits. An ensemble cannot apply these '
+                            'edits. Use runs without config.train.edits')
     for other in others:
         if difference := vocabulary_difference(first.config, first.tokenizers, other):
             raise UserError(f'{other.workdirs[0]} {difference} than {first.workdirs[0]}. The runs of an ensemble must '
@@ -185,11 +189,11 @@ def read_teacher(config: ConfigDict, data: Data) -> TrainedModel:
     teacher = join_models([read_model(path, config.train.teacher_checkpoint)
                            for path in run_paths(config.train.teacher)])
     if difference := vocabulary_difference(config, data.tokenizers, teacher):
-        raise UserError(f'{option}: {teacher.workdirs[0]} {difference} than this run. Use a teacher with the same task '
-                        'and vocabulary')
+        raise UserError(f'{option}: the teacher {teacher.workdirs[0]} {difference} than this run. Use a teacher with '
+                        'the same task and vocabulary')
     longest, limit = TASKS[config.task].longest, teacher.module.length_limit
     if limit and flatten(config)[longest] > limit:
-        raise UserError(f'{option} has learned positions for {limit} tokens, but config.{longest}='
+        raise UserError(f'{option}: the teacher has learned positions for {limit} tokens, but config.{longest}='
                         f'{flatten(config)[longest]}. Lower config.{longest} to {limit}')
     return teacher
 

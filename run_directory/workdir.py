@@ -222,7 +222,7 @@ class RunDirectory:
             return ''
 
     def close(self) -> None:
-        """Releases the lock."""
+        """Releases the lock of the run directory."""
         if self._lock:
             self._lock.close()
             self._lock = None

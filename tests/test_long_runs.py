@@ -60,7 +60,7 @@ def test_the_profile_and_what_is_measured(tmp_path, cache, caplog):
     traces = list((tmp_path / 'run' / 'tensorboard' / 'plugins' / 'profile').rglob('*'))
     assert any(path.name.endswith('.xplane.pb') and path.stat().st_size > 1000 for path in traces)
     assert any(path.name == 'perfetto_trace.json.gz' and path.stat().st_size > 1000 for path in traces)
-    [advice] = re.findall('profile: (tensorboard --logdir=.*), or open perfetto_trace.json.gz below', caplog.text)
+    [advice] = re.findall('profile, run (tensorboard --logdir=.*), or open perfetto_trace.json.gz below', caplog.text)
     missing = [name for name in ('tensorboard', 'xprof') if importlib.util.find_spec(name) is None]
     assert advice.endswith(f'(after pip install {" ".join(missing)})' if missing else '/tensorboard')
     assert re.search(r'compilation 1: batches of 64, \d+\.\d s', caplog.text)

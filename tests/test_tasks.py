@@ -57,6 +57,25 @@ def test_a_prompt_is_continued_beyond_the_window(language_run, tmp_path):
     assert len(explained(tmp_path / 'page.html')) == 2
 
 
+def test_texts_of_several_lines_are_scored_and_continued(language_run):
+    text = b'def ghi.\nabc def ghi.\n\nabc def ghi.\nabc 7'
+    done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=blank_line', '--score',
+                  '--format=jsonl', stdin=text)
+    assert done.returncode == 0, done.stderr.decode()
+    first, second = map(json.loads, done.stdout.decode().splitlines())
+    assert first['text'] == 'def ghi.\nabc def ghi.' and (first['window'], first['stride']) == (16, 8)
+    assert first['bits_per_byte'] == pytest.approx(-first['log_prob'] / np.log(2) / 21, rel=1e-6)
+    said = done.stderr.decode()
+    assert "the model reads it as <unk>: '7' (1). The first is character 18 of document 2" in said
+    assert said.count('not in the vocabulary') == 1
+    total = (first['log_prob'] + second['log_prob']) / -np.log(2) / 39
+    assert f'39 bytes, 39 characters and 41 tokens (with end tokens): {total:.4f} bits per byte' in said
+    assert 'the tokenizer does not restore 1 of 2 documents' in said
+    done = script('decode.py', f'--workdir={language_run}', '--input=-', '--documents=file', '--method=greedy',
+                  '--extra_length=9', stdin=text[:22])
+    assert done.stdout == b'abc def g\n'
+
+
 def test_generating_in_a_notebook(language_run):
     run = inference.load(language_run)
     greedy = SearchOptions(method='greedy', extra_length=6)
@@ -120,7 +139,7 @@ def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
                   f'--pictures={tmp_path / "pictures"}', '--picture_count=1', f'--explain={tmp_path / "page.html"}')
     assert done.returncode == 0, done.stderr.decode()
     assert expected in json.loads(done.stdout)
-    assert len(list((tmp_path / 'pictures').glob('*.png'))) == 1
+    assert len(list((tmp_path / 'pictures').glob('0*.png'))) == 1
     assert len(explained(tmp_path / 'page.html')) == 200
 
 

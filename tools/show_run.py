@@ -24,7 +24,7 @@ def main(folder: str) -> None:
     """Prints the summary of the run in `folder`."""
     workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Give the --workdir of a training')
+        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Use the --workdir of a training')
     [run] = load_runs([workdir])
     for name, lines in describe(run):
         for index, line in enumerate(lines):

@@ -47,7 +47,7 @@ class LiveCurve:
         self._draw()
 
     def figure(self) -> 'Figure':
-        """Returns the plot of the steps so far."""
+        """Returns the plot of the metrics so far as a matplotlib figure."""
         from matplotlib.figure import Figure
 
         losses = 'train_loss', EVALUATED + 'loss'

@@ -143,16 +143,16 @@ def guided_head(config: ConfigDict) -> tuple[int, int | None]:
 
 
 def guided(measure: Measure, variant: Variant, head: tuple[int, int | None], weight: float) -> Objective:
-    """Returns the objective of guided alignment (Chen et al. 2016, arXiv:1607.01628; Garg et al. 2019,
-    arXiv:1909.02074, section 3.2).
+    """Returns the objective of guided alignment, which trains a head of cross-attention to align words.
 
-    It adds the cross-entropy between gold links and the weights A of a head of cross-attention to the loss:
+    The sources are Chen et al. 2016 (arXiv:1607.01628) and Garg et al. 2019 (arXiv:1909.02074, section 3.2). The
+    objective adds the cross-entropy between gold links and the attention weights A of the head to the loss L:
 
         L + weight * sum_t CE_t,    CE_t = -sum_s G_ts log A_ts
 
-    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A are
-    the weights of the step that predicts token t. So tokens without links, such as the end token, have CE_t = 0. With
-    two passes, such as those of R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
+    G_ts is 1 / n if target token t is linked to n source tokens and s is one of them, and otherwise 0. Row t of A has
+    the weights of the step that predicts token t. Tokens without links, such as the end token, have CE_t = 0. If there
+    are two forward passes, as in R-Drop, CE_t is the mean over the passes. The metric 'alignment_loss' is the mean of
     CE_t over the targets. An evaluation does not use the links. `variant` makes the objective of L from `measure`.
     """
     objective, (layer, number) = variant(measure), head

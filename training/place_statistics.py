@@ -22,7 +22,10 @@ PLACES = 'places'  # the entry of Sums.others with the sums of the statistics
 
 
 def tracked(objective: Objective, names: Sequence[str]) -> Objective:
-    """Returns an objective for evaluations. Its sums also have the statistics of the places with these names."""
+    """Returns an objective like `objective` whose sums also contain the statistics of the places in `names`.
+
+    Evaluations use this objective.
+    """
     read = set(names).__contains__
 
     def observed(apply, params, batch, key):
@@ -58,7 +61,7 @@ def place_sums(name: str, value: Float[Array, 'batch ...'], batch: Batch) -> dic
 
 
 def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
-    """Returns which tokens are not padding. Images and series have no padding, but rows of weight 0."""
+    """Returns a mask of the tokens that are not padding. Images and series have no padding, but rows of weight 0."""
     inputs = batch['inputs'][argument_of(name, axis, list(batch['inputs']))]
     if jnp.issubdtype(inputs.dtype, jnp.integer):
         return inputs != PAD
@@ -66,7 +69,7 @@ def _real(name: str, axis: str, batch: Batch) -> Bool[Array, 'batch #tokens']:
 
 
 def separated(sums: Sums) -> tuple[Sums, dict[str, float]]:
-    """Returns sums without the statistics of places, and the statistics as metrics, {name of the metric: mean}."""
+    """Splits sums into the sums without statistics of places, and the statistics as {name of the metric: mean}."""
     others = dict(sums.others)
     metrics = {}
     for name, numbers in others.pop(PLACES, {}).items():

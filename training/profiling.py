@@ -52,5 +52,5 @@ class ProfilerWindow:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            log.info('profile: %s, or open perfetto_trace.json.gz below %s in ui.perfetto.dev',
+            log.info('to view the profile, run %s, or open perfetto_trace.json.gz below %s in ui.perfetto.dev',
                      tensorboard(self._folder, 'xprof'), self._folder / 'plugins' / 'profile')

@@ -63,7 +63,7 @@ class WeightsAndBiases:
         self._first = self._run.step  # the first step that the server does not have
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         if step >= self._first:
             self._run.log(dict(metrics), step=step)
 
@@ -105,7 +105,7 @@ class MLflow:
         self.id = {'experiment': experiment, 'server': server, 'run': run}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         now = round(1000 * time.time())
         self._client.log_batch(self.id['run'], metrics=[
             self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()
@@ -134,12 +134,12 @@ class Tolerant:
         self._tracker, self._name, self._flat = tracker, name, flat
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of a step."""
+        """Sends the metrics of one training step to the tracker."""
         named = metrics if self._flat else {grouped(name): value for name, value in metrics.items()}
         self._send(lambda tracker: tracker.write(step, named))
 
     def show(self, step: int, samples: str, figure: 'Figure | None') -> None:
-        """Sends the samples and the figure of an evaluation."""
+        """Sends the samples and the figure of an evaluation to the tracker."""
         self._send(lambda tracker: tracker.show(step, samples, figure))
 
     def close(self, failed: bool) -> None:

@@ -52,7 +52,7 @@ def zipped(*sweeps: Sweep) -> Sweep:
     """
     if len({len(sweep) for sweep in sweeps}) > 1:
         raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs must have the same '
-                        'length')
+                        'length. Add or remove values')
     return [_merged(parts) for parts in zip(*sweeps, strict=True)]
 
 

@@ -50,6 +50,6 @@ def test_otherwise_a_short_one_is_made(root, capfd):
 
 def test_a_failure_is_told(root, capfd):
     (root / 'train.py').write_text('raise SystemExit("no such recipe")')
-    with pytest.raises(UserError, match='train.py failed, with the arguments --config=configs/demo.py'):
+    with pytest.raises(UserError, match='the command python train.py --config=configs/demo.py'):
         examples.example_run('demo')
     assert 'no such recipe' in capfd.readouterr().err

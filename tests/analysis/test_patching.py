@@ -110,7 +110,7 @@ def test_language_models_and_recurrent_models_have_paths_too():
 
 @pytest.mark.parametrize('arguments, message', [
     (('encoder/layers_7', 'decoder'), "place 'encoder/layers_7': the model has no such place. Did you mean"),
-    ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. The heads are 0 to 1'),
+    ((Node(f'{CROSS}/heads', [4]), 'decoder'), 'senders: .*/heads: there is no head 4. Use numbers from 0 to 1'),
     (('encoder', Node('decoder', [1])), 'receivers: decoder: the values at this place are not split into heads'),
     (('encoder', []), 'receivers: the list is empty'),
     (('encoder', 'decoder', ['nothing/*']), "place 'nothing/.': the model has no such place")])

@@ -50,13 +50,19 @@ def test_predictions_have_labels_probabilities_and_attention(run, images):
     assert run.predict(images[:0]).labels == []
 
 
+def test_a_notebook_predicts_for_files(run, images, folder):
+    predictions = run.predict(folder / 'png')
+    assert [each.name for each in predictions] == ['0.png', '1.png', '2.png']
+    assert predictions.labels == run.predict(images).labels == run.predict(f'{folder}/in.npz').labels
+
+
 def test_what_a_model_does_not_predict_is_said(run, images):
     predictions = run.predict(images)
     for read in (lambda: predictions.values, lambda: predictions[0].values):
         with pytest.raises(UserError, match='predicts classes, not values. Use .label'):
             read()
     for ask in (run.translate, run.generate, run.forced):
-        with pytest.raises(UserError, match='task=classification does not support'):
+        with pytest.raises(UserError, match='task=classification does not support .*. Use run.predict'):
             ask(['one'])
 
 
@@ -66,7 +72,7 @@ def test_what_a_model_does_not_predict_is_said(run, images):
     (lambda images: images[:, :4], r'the model reads \[n, 8, 8, 1\]'),
     (lambda images: images.astype(str), 'inputs must be finite numbers'),
     (lambda images: [images[0], 'cat.png'], 'inputs are not an array'),
-    (lambda images: 'cat.png', r'inputs have the shape \(\)'),
+    (lambda images: 'cat.png', 'cat.png'),
     (lambda images: [], r'inputs have the shape \(0,\)'),
     (lambda images: images - 300.0, 'inputs'),
 ])

@@ -77,9 +77,14 @@ TRAIN = [
     arrays(csv('a,2024-01-01,1,0', 'a,2024-02-30,2,0'), "train.csv:3: time is '2024-02-30', not a date"),
     arrays(csv('a,1,0', 'b,1,0', 'a,2,0', header='series,x,target'), 'train.csv:4: ', 'or add a column time'),
     arrays(csv('a,0,1,0', 'b,0,1,cat'), "train.csv:3: target is 'cat', not a number, but 1 of 2"),
-    arrays(csv('a,p,1,0', 'a,q,2,0', header='series,group,x,target'), "train.csv:3: group 'q', but 'p'"),
+    arrays(csv('a,p,1,0', 'a,q,2,0', header='series,group,x,target'), "train.csv:3: group is 'q', but it is 'p'"),
     Case(SHARE, ("class 'cow' of example 0 (validation.csv:2) is not in the training split",),
          csv('a,0,1,cat', 'b,0,2,dog') | csv('a,0,1,cow', name='validation')),
+    arrays(csv('a,0,,0'), "train.csv:2: x is '', not a number", 'config.data.missing=mean'),
+    Case(NPZ + '--config.data.missing=mean', 'example 1 has no values', csv('a,0,1,0', 'b,0,,1')),
+    Case(NPZ + '--config.data.missing=drop', 'config.data.missing', csv('a,0,1,0', 'b,0,,1')),
+    Case(SHARE, ('validation.csv: inputs: example 0 has the shape (3, 1)', 'at most 2 steps'),
+         csv('a,0,1,0', 'a,1,1,0', 'b,0,2,1') | csv('a,0,1,0', 'a,1,1,0', 'a,2,2,0', name='validation')),
     # Folders of images
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': b'text'})),
     Case(SHARE, ('validation/a/2.png cannot be read as an image',), pngs(**{'a/2.png': cut(png())})),
@@ -92,8 +97,8 @@ TRAIN = [
     Case(SHARE, ('validation has no folders of images CLASS/FILE.png',), {'data/train/a/1.png': png()}),
 ]
 DECODE = [
-    seen(np.full((2, 8, 8, 1), 0.3), 'in.npz: inputs: value 0.3 of example 0', 'Give the images as uint8'),
-    seen(PIXELS[None, ..., None] % 2 * 1.0, 'are float64 and only 0 or 1'),
+    seen(np.full((2, 8, 8, 1), 0.3), 'in.npz: inputs: value 0.3 of example 0', 'Convert the images to uint8'),
+    seen(PIXELS[None, ..., None] % 2 * 1.0, 'have the type float64 and only the values 0 and 1'),
     seen(np.full((2, 8, 8, 1), -5), 'value -5 of example 0 is neither a byte'),
     seen(PIXELS[None], 'inputs[..., None]'),
     seen(PIXELS[..., None], 'inputs[None]'),

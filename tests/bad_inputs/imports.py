@@ -148,6 +148,10 @@ ROWS = [
     ('gpt2', WEIGHTS, with_arrays(h__0__ln_1__weight=lambda array: array[:, None]), 'ln_1.weight'),
     ('gpt2', WEIGHTS, with_arrays(h__0__mlp__c_fc__weight=np.transpose), 'c_fc.weight'),
     ('gpt2', WEIGHTS, with_arrays(h__0__ln_1__weight=None), 'ln_1.weight'),
+    ('gpt2', CONFIG, with_values(tie_word_embeddings=True), (WEIGHTS, 'lm_head.weight', 'wte.weight', 'differ')),
+    ('marian', WEIGHTS, with_arrays(**{'lm_head.weight': lambda array: array}), (WEIGHTS, 'lm_head.weight', 'differ')),
+    ('marian', WEIGHTS, with_arrays(**{'model.encoder.embed_tokens.weight': lambda array: array}), (
+        WEIGHTS, 'encoder.embed_tokens.weight', 'differ')),
     ('gpt2', WEIGHTS, with_arrays(wte__weight=lambda array: (array.astype(np.float64) + 1) * 1e300), 'infinity'),
     ('llama', WEIGHTS, with_arrays(k_proj__weight=np.transpose), 'k_proj.weight'),
     ('llama', WEIGHTS, with_arrays(q_proj__weight=np.ravel), 'q_proj.weight'),

@@ -44,7 +44,7 @@ QUICK = [
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --hours=inf --executor=slurm', 'hours'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --split=all', 'split=all'),
     Case('{text} --workdir={new} --config.data.splits.test=a,b --sweep={root}/configs/sweeps/seeds.py --split=test',
-         '--split=test contains 2 sets. Use one of a, b'),
+         '--split=test consists of 2 test sets. Use one of a, b'),
     Case(DEMO + '--sweep={root}/configs/sweeps/seeds.py --config.seed=-1', 'config.seed=-1'),
     Case('--config={root}/configs/demo.py --sweep={root}/configs/sweeps/seeds.py --workdir=/dev/null/sweep',
          '/dev/null/sweep'),

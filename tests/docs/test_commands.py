@@ -4,7 +4,7 @@ Blocks that need the extra `interchange` are tested in tests/interchange/test_co
 do not run, but their options are checked.
 
 In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
-targets. DIR, FILE, PAIRS.tsv and other names of the reader's files exist.
+targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
 """
 
 import os
@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from input_pipeline.builtin import make_corpus
 from tests.scripts import ROOT
@@ -78,6 +80,10 @@ def tree(tmp_path_factory):
         pairs = corpus['train'][:2000] if split == 'train' else corpus['test'][:20]
         for language, lines in zip(('en', 'de'), zip(*pairs, strict=True), strict=True):
             (folder / f'{split}.{language}').write_text('\n'.join(lines) + '\n')
+    for number in range(60):
+        path = tree / 'IMAGES' / ('cat', 'dog')[number % 2] / f'{number}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((20, 24), number, np.uint8)).save(path)
     (tree / 'FILE').write_text('\n'.join(lines * 20) + '\n')
     (tree / 'PAIRS.tsv').write_text(''.join(f'{line}\t{line}\n' for line in lines))
     (tree / 'FILE.tsv').write_text(''.join(f'{line}\tle \n' for line in lines))

@@ -44,6 +44,7 @@ MODULES = {
 SEARCHES = {
     'greedy': SearchOptions(method='greedy'),
     'beam': SearchOptions(beam=3, n_best=2),
+    'beam, patience': SearchOptions(beam=3, n_best=2, patience=1.0),
     'beam, short ones first': SearchOptions(beam=4, n_best=4, alpha=-0.5),
     'samples': SearchOptions(method='sample', n_best=3, temperature=0.8, top_k=6, top_p=0.9),
 }
@@ -94,11 +95,13 @@ def penalty(length, alpha):
 
 def beam_alone(after, limit, options, cut):
     """[(score, log-probability, tokens)], the best first."""
-    alive, ended = [(0.0, ())], []
+    alive, ended, count = [(0.0, ())], [], 0
     for step in range(limit):
         best = max((log_prob for log_prob, _ in alive), default=-np.inf)
         reachable = best / penalty(limit if options.alpha >= 0 else step + 1, options.alpha)
         if not alive or len(ended) >= options.n_best and ended[options.n_best - 1][0] >= reachable:
+            break
+        if options.patience and count >= max(options.n_best, round(options.beam * options.patience)):
             break
         log_probs = np.asarray(jax.nn.log_softmax(after([tokens for _, tokens in alive])), np.float64)
         allowed = [EOS] if step == limit - 1 and not cut else [each for each in range(SIZE) if each not in FORBIDDEN]
@@ -107,7 +110,7 @@ def beam_alone(after, limit, options, cut):
         over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
         alive = [each for each in found if each not in over]
         ended += [(log_prob / penalty(step + 1, options.alpha), log_prob, tokens) for log_prob, tokens in over]
-        ended = sorted(ended, reverse=True)[:options.beam]
+        ended, count = sorted(ended, reverse=True)[:options.beam], count + len(over)
     return ended[:options.n_best]
 
 

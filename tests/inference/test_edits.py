@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from inference.edits import Edit, read_edits, without
+from inference.edits import Edit, check_without, read_edits, without
 from inference.options import SearchOptions
 from model.places import EDITS
 from runtime.errors import UserError
@@ -106,6 +106,20 @@ def test_a_head_set_to_zero_is_a_head_without_its_rows_of_the_output_projection(
     np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize('heads, says', [
+    ('cross:9:1', '--without=cross:9:1: the model has 2 layers of this kind. Use a layer from 1 to 2'),
+    ('cross:1:1,99', '--without=cross:1:1,99: this layer has 2 heads. Use heads from 1 to 2')])
+def test_heads_that_do_not_exist_cannot_be_set_to_zero(heads, says, runs):
+    with pytest.raises(UserError) as refused:
+        check_without(heads, runs['transformer'].places())
+    assert str(refused.value) == says
+
+
+def test_heads_of_an_ensemble_are_named():
+    with pytest.raises(UserError, match='--edit with a place of this model, such as members_0/encoder/layers_0/heads'):
+        check_without('cross:1:1', {'members_0/encoder/layers_0/heads': {'head': 2}})
+
+
 @pytest.mark.slow
 def test_a_sentence_patched_with_itself_is_unchanged(runs):
     pair, run = ('one two', 'three'), runs['transformer']
@@ -161,14 +175,14 @@ def test_edits_in_json_are_the_edits_of_python(tmp_path):
 @pytest.mark.parametrize('edit, message', [
     (('zero', 'decoder/layer_1'), "place 'decoder/layer_1': the model has no such place. Did you mean decoder/"),
     (('zero', 'decoder/layers_7/*'), "place 'decoder/layers_7/.': the model has no such place. Did you mean decoder/l"),
-    (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. The heads are 0 to 1'),
+    (('zero', f'{CROSS}/heads', None, [2]), 'there is no head 2. Use numbers from 0 to 1'),
     (('zero', 'decoder', None, [0]), 'the values at this place are not split into heads'),
     (('zero', 'decoder', None, None, [-1]), r'positions=\[-1\] must be at least 0'),
     (('zer', 'decoder'), "there is no edit 'zer'. Did you mean zero"),
     (('zero', 'decoder', 3), '"by" has no effect'),
     (('scale', 'decoder'), '"by" is missing'),
     (('add', 'decoder', [1.0, 2.0]),
-     r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Give numbers of this shape"),
+     r"edit 'add' at decoder: the numbers have the shape \[2\], but the place has \[8\]. Use numbers of this shape"),
     (('replace', 'decoder', [[1.0, 2.0]]), r'the numbers have the shape \[1, 2\], but the place has \[position, 8\]'),
     (('freeze', f'{CROSS}/weights', [1.0]), r'have the shape \[1\], but the place has \[2, query, key\]'),
     (('freeze', 'decoder', 'uniform'), 'only attention weights can be frozen'),

@@ -179,6 +179,17 @@ def test_another_vocabulary_is_refused(runs, tmp_path):
         inference.load([runs / 'run', tmp_path / 'nowhere'])
 
 
+def test_runs_that_were_trained_under_edits_are_no_members(runs, tmp_path):
+    shutil.copytree(runs / 'run', tmp_path / 'edited')
+    path = tmp_path / 'edited' / 'config.json'
+    config = json.loads(path.read_text())
+    config['train']['edits'] = '[{"edit": "zero", "place": "encoder/layers_0"}]'
+    path.write_text(json.dumps(config))
+    for workdirs in [tmp_path / 'edited', runs / 'run'], [runs / 'run', tmp_path / 'edited']:
+        with pytest.raises(UserError, match=r'edited was trained with config.train.edits. An ensemble cannot apply'):
+            inference.load(workdirs)
+
+
 @pytest.mark.slow
 def test_the_command_line_makes_an_ensemble(runs):
     both = f'--workdir={runs}/run,{runs}/norm=pre,seed=1'

@@ -5,6 +5,7 @@ import pytest
 
 from inference.options import SearchOptions
 from runtime.errors import UserError
+from runtime.resources import compile_time
 from tests.random_run import random_run
 
 OPTIONS = SearchOptions(method='greedy', extra_length=2)
@@ -47,3 +48,10 @@ def test_places_are_listed_in_the_order_of_the_layers_with_sizes():
 def test_impossible_requests_are_refused(given, place, limit, message, run):
     with pytest.raises(UserError, match=message):
         run.inspect(given, place, OPTIONS, limit)
+
+
+def test_a_second_call_with_the_same_places_compiles_nothing(run):
+    run.inspect([('one', 'un')], 'decoder')
+    before = compile_time.seconds
+    run.inspect([('two', 'de')], 'decoder')
+    assert compile_time.seconds == before

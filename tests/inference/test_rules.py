@@ -111,6 +111,10 @@ def may_come(tokens, token, step, limit, cut, prefix, prompt=''):
     return True
 
 
+def may_end(tokens, prompt):
+    return tokens[-1] == EOS or may_come(tokens, EOS, 0, 9 ** 9, True, (), prompt)
+
+
 def alone(model, source, limit, options, allowed, number):
     """[(score, log-probability, tokens)], the best first."""
     after, penalty = next_logits(model, source), lambda length: ((5 + length) / 6) ** options.alpha
@@ -124,12 +128,16 @@ def alone(model, source, limit, options, allowed, number):
             found, given_up = [], []
             for log_prob, tokens in alive:
                 row = np.asarray(jax.nn.log_softmax(after(tokens)), np.float64)
-                new = [(log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)]
+                new = sorted(((log_prob + row[token], (*tokens, token)) for token in possible(tokens, step)),
+                             reverse=True)[:options.beam]
                 # The text ends with a word to avoid, and the model's best token would end the word, too.
                 stops = not allowed(tokens, EOS, step) and int(row.argmax()) not in possible(tokens, step)
                 (given_up if stops else found).extend(new)
             found = found or ([] if ended else given_up)
+            others = sorted(each for each in found if may_end(each[1], allowed.keywords.get('prompt', '')))
             found = sorted(found, reverse=True)[:options.beam]
+            if others and not {*others} & {*found}:
+                found[-1] = others[-1]
             over = [each for each in found if each[1][-1] == EOS or step == limit - 1]
             alive = [each for each in found if each not in over]
             ended += [(log_prob / penalty(step + 1), log_prob, tokens) for log_prob, tokens in over]
@@ -197,6 +205,17 @@ def test_words_are_avoided_from_window_to_window():
     assert not any(AVOIDED.search(output.text) for output in after)
 
 
+def best_of(probabilities, follow):
+    """The best output of a model in which the next token depends only on the last one."""
+    def decode_step(tokens, cache):
+        return jnp.log(jnp.asarray(probabilities, jnp.float32))[tokens], cache
+
+    search = Beam(VOCABULARY, max_length=4, beam=2)
+    state = search.begin(Cache((), (), jnp.int32(0)), jnp.array([BOS]), jnp.array([4]), places=jnp.array([0]))
+    found = search.found(advance(search, decode_step, state, 4, follow=follow))
+    return [token for token in found.tokens[0, 0] if token != PAD]
+
+
 @pytest.mark.parametrize('longer, expected', [(0.01, 'Frau'), (0.6, 'Mannschaft')])
 def test_a_beam_continues_a_word_to_avoid_only_if_the_model_would(longer, expected):
     """A language of the tokens Mann, schaft and Frau, in which Mann is nearly certain; `longer` is p(schaft | Mann)."""
@@ -206,16 +225,35 @@ def test_a_beam_continues_a_word_to_avoid_only_if_the_model_would(longer, expect
     probabilities[mann, [schaft, EOS]] = longer, 1 - longer
     probabilities[[schaft, frau], EOS] = 1.0
 
-    def decode_step(tokens, cache):
-        return jnp.log(jnp.asarray(probabilities, jnp.float32))[tokens], cache
-
     # The state after each token: 0, or 1 after Mann, where the text cannot end.
     table = jnp.array([[0] * mann + [1, 0, 0], [DEAD] * mann + [DEAD, 0, DEAD]])
-    search = Beam(VOCABULARY, max_length=4, beam=2)
-    state = search.begin(Cache((), (), jnp.int32(0)), jnp.array([BOS]), jnp.array([4]), places=jnp.array([0]))
-    found = search.found(advance(search, decode_step, state, 4, follow=Follow(table, jnp.int32(1))))
     words = {'Frau': [frau, EOS], 'Mannschaft': [mann, schaft, EOS]}
-    assert [token for token in found.tokens[0, 0] if token != PAD] == words[expected]
+    assert best_of(probabilities, Follow(table, jnp.int32(1))) == words[expected]
+
+
+def test_a_beam_keeps_a_hypothesis_without_the_word_to_avoid():
+    """All likely sentences contain Mann: after 'der' and after 'ein', Frau is unlikely."""
+    mann, schaft, frau, der, ein = range(UNK + 1, UNK + 6)
+    probabilities = np.full((9, 9), 1e-9)
+    probabilities[BOS, [der, ein]] = 0.5, 0.5
+    probabilities[[der, ein], mann], probabilities[[der, ein], frau] = 0.999, 0.001
+    probabilities[mann, [schaft, EOS]] = 0.01, 0.99
+    probabilities[[schaft, frau], EOS] = 1.0
+    table = jnp.array([[0] * mann + [1, 0, 0, 0, 0], [DEAD] * mann + [DEAD, 0, DEAD, DEAD, DEAD]])
+    assert best_of(probabilities, Follow(table, jnp.int32(1))) in ([der, frau, EOS], [ein, frau, EOS])
+
+
+def test_no_letters_are_appended_where_the_model_would_begin_a_word_to_avoid():
+    """After Haus, the model writes ' Mann'. Without that word, 'x' (Hausx) is more likely than ' Frau'."""
+    mann, haus, x, frau = range(UNK + 1, UNK + 5)
+    probabilities = np.full((8, 8), 1e-9)
+    probabilities[BOS, haus] = probabilities[[x, frau], EOS] = 1.0
+    probabilities[haus, [mann, x, frau]] = 0.9, 0.06, 0.04
+    probabilities[mann, EOS] = 1.0
+    table = jnp.array([[0] * mann + [1, 0, 0, 0], [DEAD] * mann + [DEAD, DEAD, 0, DEAD]])
+    new_word = jnp.zeros(8, bool).at[jnp.array([mann, haus, frau])].set(True)
+    joins = jnp.zeros(8, bool).at[x].set(True)
+    assert best_of(probabilities, Follow(table, jnp.int32(1), new_word, joins)) == [haus, frau, EOS]
 
 
 # What is avoided, in any vocabulary
@@ -236,11 +274,12 @@ def vocabularies():
 def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
     """Random tokens: what the automaton says is what a regular expression says of the decoded text."""
     tokenizer = vocabularies()[kind]
-    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!'
+    avoid = 'Mann', 'guten  Tag', 'KÄSE', 'straße', 'x!', '9'
     automaton = Automaton(avoid, tokenizer, False)
-    words = re.compile(r'(?<!\w)(mann|guten\s+tag|käse|stra(ß|ss)e)(?!\w)|(?<!\w)x!', re.IGNORECASE)
+    letters = re.compile(r'(?<![^\W\d])(mann|guten\s+tag|käse|stra(ß|ss)e)(?![^\W\d])|(?<![^\W\d])x!', re.IGNORECASE)
+    number = re.compile(r'(?<!\d)9(?!\d)')
     rng, counts = np.random.default_rng(1), {True: 0, False: 0}
-    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '_', 'x', '!', '…']
+    parts = [*WORDS, 'STRASSE', 'KÄSE', 'mAnn', 'man', 'n', ' ', ' ', '\u00a0', '.', '-', '9', '3', '_', 'x', '!', '…']
     for _ in range(1500):
         text = ''.join(rng.choice(parts, rng.integers(1, 6)))
         tokens, cut = [], 0
@@ -250,7 +289,7 @@ def test_what_is_avoided_is_a_word_of_the_text_however_it_is_cut(kind):
             cut = end
         whole = tokenizer.decode(tokens)
         state = automaton.after(tokens)
-        expected = bool(words.search(whole))
+        expected = bool(letters.search(whole) or number.search(whole))
         assert (state == DEAD or automaton.table[state, EOS] == DEAD) == expected, whole
         counts[expected] += 1
     assert min(counts.values()) > 100
@@ -263,9 +302,9 @@ def test_forms_of_a_word():
         state = automaton.after(encode(text))
         return state == DEAD or automaton.table[state, EOS] == DEAD
 
-    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve'):
+    for text in ('NAI\u0308VE', 'naïve', 'sehr GROSS', 'groẞ.', '黒い猫が', 'STRASSE', 'é naïve', '3naïve', 'naïve2'):
         assert avoided(text), text
-    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', ''):
+    for text in ('naive', 'naïves', 'grosse', 'größe', '黒い犬', 'Straßen', 'énaïve', 'naïve\u0301', '3', ''):
         assert not avoided(text), text
 
 
@@ -339,5 +378,5 @@ def test_what_is_no_phrase(avoid):
 
 
 def test_as_many_prefixes_as_sentences():
-    with pytest.raises(UserError, match='1 prefixes for 2 sentences'):
+    with pytest.raises(UserError, match='there are 1 prefixes for 2 sentences'):
         of_kind('transformer').translate(['a', 'b'], prefixes=['a'])

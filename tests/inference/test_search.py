@@ -62,9 +62,9 @@ def every_hypothesis(sentence, limit, alpha, cut=False):
     return sorted(found, reverse=True)
 
 
-def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH, cut=False):
+def run_beam(beam, alpha=0.6, n_best=1, limits=(LENGTH,) * BATCH, cut=False, patience=0.0):
     search = functools.partial(beam_search, decode_step, vocabulary=VOCABULARY, max_length=LENGTH, beam=beam,
-                               alpha=alpha, n_best=n_best, cut=cut)
+                               alpha=alpha, n_best=n_best, cut=cut, patience=patience)
     return jax.jit(search)(empty_cache(beam), START, jnp.array(limits))
 
 
@@ -88,6 +88,28 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive(alpha, cut):
         assert [tokens_of(row) for row in found.tokens[sentence]] == [tokens for _, tokens, _ in expected]
         np.testing.assert_allclose(found.scores[sentence], [score for score, _, _ in expected], rtol=1e-5)
         np.testing.assert_allclose(found.log_probs[sentence], [log_prob for _, _, log_prob in expected], rtol=1e-5)
+
+
+def plain_beam(sentence, beam, alpha, patience):
+    """Tokens of the best hypothesis when the search stops at round(beam * patience) ended hypotheses."""
+    alive, ended = [()], []
+    for step in range(LENGTH):
+        extended = [(*words, token) for words in alive for token in ([EOS] if step == LENGTH - 1 else [*WORDS, EOS])]
+        best = sorted(extended, key=lambda tokens: -teacher_forced(sentence, tokens))[:beam]
+        alive, ended = [each for each in best if each[-1] != EOS], ended + [each for each in best if each[-1] == EOS]
+        if len(ended) >= round(beam * patience):
+            break
+    return max(ended, key=lambda tokens: teacher_forced(sentence, tokens) / length_penalty(len(tokens), alpha))
+
+
+@pytest.mark.parametrize('beam, patience', [(3, 0.34), (3, 1.0), (2, 2.0)])
+def test_patience_stops_at_the_number_of_ended_hypotheses(beam, patience):
+    alpha = 6.0  # favours long outputs, so that an early stop changes the result
+    found = run_beam(beam, alpha, patience=patience)
+    expected = [plain_beam(sentence, beam, alpha, patience) for sentence in range(BATCH)]
+    assert [tokens_of(rows[0]) for rows in found.tokens] == expected
+    if patience < 1:
+        assert expected != [tokens_of(rows[0]) for rows in run_beam(beam, alpha).tokens]
 
 
 def test_each_sentence_has_its_own_limit():

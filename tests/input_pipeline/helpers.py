@@ -15,7 +15,7 @@ SETTINGS = {'kind': 'bpe', 'vocab_size': 300, 'split_digits': False, 'normalizat
 def options(**changes):
     """config.data, as far as it concerns arrays."""
     return ConfigDict(dict(source='files', name='', dir='', seed=0, validation_share=0.25, image_size=0,
-                           splits={split: split for split in SPLITS}) | changes)
+                           missing='error', splits={split: split for split in SPLITS}) | changes)
 
 
 def assert_filled_up(plan, step, shares, accumulate, processes):

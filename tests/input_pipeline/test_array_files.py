@@ -12,7 +12,7 @@ from PIL import Image
 
 from input_pipeline import splits
 from input_pipeline.array_files import read_inputs
-from input_pipeline.arrays import open_arrays
+from input_pipeline.arrays import ArrayPlan, open_arrays
 from input_pipeline.input_format import InputFormat
 from input_pipeline.preprocessing import Preprocessing
 from runtime.errors import UserError
@@ -115,8 +115,8 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
 @pytest.mark.parametrize('arrays, message', [
     ({'inputs': INPUTS}, r"train\.npz has no array 'targets'\. It contains inputs\. Write it with numpy\.savez"),
     ({'inputs': INPUTS, 'targets': CLASSES.astype(object)}, r'train\.npz cannot be read: .*allow_pickle'),
-    ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz: 10 inputs, but targets of shape \(9,\)'),
-    ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz: 10 inputs, but targets of shape \(10, 7, 2\)'),
+    ({'inputs': INPUTS, 'targets': CLASSES[:-1]}, r'train\.npz has 10 inputs, but targets of the shape \(9,\)'),
+    ({'inputs': INPUTS, 'targets': INPUTS}, r'train\.npz has 10 inputs, but targets of the shape \(10, 7, 2\)'),
     ({'inputs': INPUTS, 'targets': CLASSES - 1}, r'train\.npz: class -1 of example 0: classes must be'),
     ({'inputs': INPUTS[:, :, 0], 'targets': CLASSES}, r'train\.npz: inputs have the shape \(10, 7\)\. They must be'),
     ({'inputs': INPUTS[:0], 'targets': CLASSES[:0]}, r'train\.npz has no examples'),
@@ -124,8 +124,8 @@ def test_npz_files(tmp_path, targets, expected, outputs, classes):
     ({'inputs': INPUTS * 1e300, 'targets': CLASSES}, r'train\.npz: inputs must be finite .*example 0 .*float64'),
     ({'inputs': INPUTS * np.longdouble('1e4000'), 'targets': CLASSES}, r'train\.npz: inputs must be finite numbers'),
     ({'inputs': INPUTS, 'targets': CLASSES * 1e300}, r'train\.npz: targets must be finite numbers .*float64'),
-    ({'inputs': INPUTS, 'targets': np.float64(3)}, r'train\.npz: 10 inputs, but targets of shape \(\)'),
-    ({'inputs': INPUTS, 'targets': np.zeros((10, 0))}, r'train\.npz: 10 inputs, but targets of shape \(10, 0\)'),
+    ({'inputs': INPUTS, 'targets': np.float64(3)}, r'train\.npz has 10 inputs, but targets of the shape \(\)'),
+    ({'inputs': INPUTS, 'targets': np.zeros((10, 0))}, r'train\.npz has 10 inputs, but targets of the shape \(10, 0\)'),
 ])
 def test_npz_mistakes(tmp_path, arrays, message):
     write_npz(tmp_path, **arrays)
@@ -148,7 +148,7 @@ def test_inputs_to_predict_from(tmp_path):
         np.savez_compressed(tmp_path / 'x.npz', inputs=inputs, others=['are', 'not', 'read'])
         names, found = read_inputs(str(tmp_path / 'x.npz'), SERIES)
         np.testing.assert_array_equal(found, inputs)
-        assert names == [str(number) for number in range(len(inputs))]
+        assert names == [''] * len(inputs)
 
 
 @pytest.mark.parametrize('inputs, message', [
@@ -272,8 +272,6 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,3'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, 'a,0,1,1,cat', 'b,0,1,1,nan'], r"train\.csv:2: target is 'cat', not a number, but 1 of 2 targets are"),
     ([HEADER, ROWS[0], 'a,1,2.5,3'], r'train\.csv:3: 4 columns instead of 5'),
-    ([HEADER, *ROWS[:3]], r"train\.csv:4: series 'b' has 1 rows, but the first series, 'a', has 2\. All series"),
-    ([HEADER, *ROWS[:3], 'c,0,1,1,1', 'c,1,1,1,1'], r"train\.csv:4: series 'b' has 1 rows"),
     ([HEADER, *ROWS, *ROWS[:2]], r"train\.csv:6: time '0' of series 'a' is also at line 2\. The times .* different"),
     (['series,x,target', 'a,1,1', 'b,1,1', 'a,2,1'],
      r"train\.csv:4: series 'a' continues here, but it began at line 2 .*Sort the rows by series, or add"),
@@ -281,7 +279,7 @@ def test_csv_targets_are_what_the_task_says(tmp_path, three):
     ([HEADER, 'a,0,1,1,1', 'a,2024-01-31,1,1,1'], r"train\.csv:3: time is '2024-01-31', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,,1,1,1'], r"train\.csv:3: time is '', not a number"),
     ([HEADER, 'a,0,1,1,1', 'a,nan,1,1,1'], r"train\.csv:3: time is 'nan', not a number"),
-    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target '0', but '1' at line 2\. All rows of a series"),
+    ([HEADER, ROWS[0], 'a,1,2.5,-3,0'], r"train\.csv:3: target is '0', but it is '1' at line 2\. All rows of a series"),
     ([HEADER, 'a,0,é'.encode().decode('latin-1')], r'train\.csv:2: 3 columns'),
 ])
 def test_csv_mistakes_are_located(tmp_path, lines, message):
@@ -299,7 +297,7 @@ def test_csv_split_with_other_columns(tmp_path):
     with pytest.raises(UserError, match=r"test\.csv:1: column 'z' is not in the training data"):
         read(tmp_path, 'test')
     (tmp_path / 'test.csv').unlink()
-    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. See config\.data\.dir'):
+    with pytest.raises(UserError, match=r'test\.csv \(or test\.csv\.gz\) does not exist. Check config\.data\.dir'):
         read(tmp_path, 'test')
 
 
@@ -451,7 +449,7 @@ def test_groups_are_one_for_each_example(tmp_path):
         read(tmp_path)
     write_csv(tmp_path, 'series,group,x,target', 'a,p,1,0', 'a,q,2,0')
     (tmp_path / 'train.npz').unlink()
-    with pytest.raises(UserError, match=r"train\.csv:3: group 'q', but 'p' at line 2\. All rows of a series must have"):
+    with pytest.raises(UserError, match=r"train\.csv:3: group is 'q', but it is 'p' at line 2"):
         read(tmp_path)
 
 
@@ -548,12 +546,70 @@ def test_inputs_are_read_from_a_folder_an_image_a_table_and_an_archive(tmp_path)
     assert names == ['a', 'b']
     np.testing.assert_array_equal(series, [[[6, 5], [2, 1]], [[8, 7], [4, 3]]])
     for path, form, message in ((tmp_path / 'images', table, 'images, but the model reads series'),
-                                (tmp_path / 'new.csv', pictures, 'was not trained on a table of series.* or images'),
-                                (tmp_path / 'new.csv', SERIES, 'was not trained on a table of series'),
+                                (tmp_path / 'new.csv', pictures, 'was not trained on tables.* or images'),
+                                (tmp_path / 'new.csv', SERIES, 'was not trained on tables'),
                                 (tmp_path / 'none.png', pictures, r'none\.png cannot be read as an image'),
-                                (tmp_path / 'none', pictures, 'is not a file. Give a folder of images')):
+                                (tmp_path / 'none', pictures, 'is not a file. Use a folder of images')):
         with pytest.raises(UserError, match=message):
             read_inputs(str(path), form)
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='empty has no images'):
         read_inputs(str(tmp_path / 'empty'), pictures)
+
+
+# Series of different lengths, and missing values
+
+def test_shorter_series_are_padded_and_the_padding_is_hidden(tmp_path, caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'b,1,2,1', 'b,3,4,1', 'b,5,6,1', 'c,7,8,0', 'c,9,9,0')
+    write_csv(tmp_path, 'series,x,y,target', 'd,3,4,0', split='test')
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.0), labelled=True, multiple=2)
+    assert data.sizes['shape'] == [4, 2] and 'the series have 1 to 3 steps' in caplog.text
+    values = np.array([[1, 2], [1, 2], [3, 4], [5, 6], [7, 8], [9, 9]])
+    np.testing.assert_allclose(data.preprocessing.input_mean, values.mean(axis=0))
+    np.testing.assert_allclose(data.preprocessing.input_std, values.std(axis=0))
+    batch = ArrayPlan(data, 'train', rows=4, seed=None).batch(0)
+    np.testing.assert_array_equal(batch['inputs']['visible'].sum(axis=1), [1, 3, 2, 4])  # the last row has no example
+    assert not batch['inputs']['inputs'][0, 1:].any() and np.isfinite(batch['inputs']['inputs']).all()
+    assert data.inputs('test').shape == (1, 4, 2)
+    prepared = data.form.prepare([[[1, 2]], [[3, 4], [5, 6]]])
+    np.testing.assert_array_equal(np.isnan(prepared).all(axis=-1).sum(axis=1), [3, 2])
+    for wrong, message in (([[[1, 2]] * 5], r'example 0 has the shape \(5, 2\), but .* at most 4 steps with 2'),
+                           ([[[1, 2]], [[1]]], r'example 1 has the shape \(1, 1\)'),
+                           ([[[1, 2], [np.nan, 1], [1, 2]]], 'example 0 contains nan'),
+                           ([[[1, 2]], []], r'example 1 has the shape \(0,\)'),
+                           ([[[1, 2]], [[np.nan, np.nan]]], 'example 1 has no values')):
+        with pytest.raises(UserError, match=message):
+            data.form.prepare(wrong)
+
+
+@pytest.mark.parametrize('kind', ['csv', 'npz'])
+def test_missing_values_get_the_mean_of_the_channel(tmp_path, kind, caplog):
+    splits.say.cache_clear()
+    caplog.set_level('INFO', logger='allyouneed')
+    if kind == 'csv':
+        write_csv(tmp_path, 'series,x,y,target', 'a,1,2,0', 'a,,NA,0', 'a,4,nan,0', 'b,7,8,1', 'b,1,1,1')
+    else:
+        nan = np.nan
+        write_npz(tmp_path, inputs=[[[1, 2], [nan, nan], [4, nan]], [[7, 8], [1, 1], [nan, nan]]], targets=[0, 1])
+    with pytest.raises(UserError, match=r"(x is '', not a number|example 0 contains nan).*data\.missing=mean"):
+        read(tmp_path, validation_share=0.0)
+    data = open_arrays(options(dir=str(tmp_path), validation_share=0.0, missing='mean'), labelled=True)
+    np.testing.assert_allclose(data.preprocessing.input_mean, [13 / 4, 11 / 3])
+    arguments = data.form.arguments(data.inputs('train'))
+    np.testing.assert_array_equal(arguments['visible'], [[True, False, True], [True, True, False]])
+    np.testing.assert_array_equal(arguments['inputs'] == 0, np.isnan(data.inputs('train')))
+    assert '1 of 8 values are missing. They get the mean of the channel' in caplog.text
+    assert data.form.missing and data.form.low == (1, 1) and data.form.high == (7, 8)
+
+
+@pytest.mark.parametrize('rows, message', [
+    (['a,1,2,0', 'b,,NA,1'], r'train\.csv: inputs: example 1 has no values'),
+    (['a,1,,0', 'b,2,,1'], r'train\.csv: inputs: channel 1 has no values'),
+    (['a,1,inf,0', 'b,2,,1'], r"train\.csv:2: y is 'inf', not a number"),
+])
+def test_missing_values_that_cannot_be_filled(tmp_path, rows, message):
+    write_csv(tmp_path, 'series,x,y,target', *rows)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, missing='mean', validation_share=0.0)

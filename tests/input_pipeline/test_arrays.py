@@ -97,7 +97,7 @@ def test_folder_without_a_data_set(tmp_path):
 
 @pytest.mark.parametrize('test, message', [
     ((INPUTS[:, :6], CLASSES), r'file of test: inputs are float64 \(6, 2\), but .* split they are float64 \(7, 2\)'),
-    ((INPUTS, CLASSES + 1), 'file of test: class 4 of example 3, but the classes of the training split are 0 to 3'),
+    ((INPUTS, CLASSES + 1), 'file of test: example 3 has class 4, but the classes of the training split are 0 to 3'),
     ((INPUTS, CLASSES / 2), r'file of test: class 0\.5 of example 1: classes must be whole numbers from 0'),
 ])
 def test_splits_must_fit_the_training_split(test, message):
@@ -139,7 +139,7 @@ def test_what_is_accepted_is_standardised_to_finite_numbers(scale):
 
 
 def test_a_split_has_as_many_values_as_the_training_split():
-    with pytest.raises(UserError, match=r'of test: targets of shape \(10, 1\), but in the training split .* \(10, 2\)'):
+    with pytest.raises(UserError, match=r'targets have the shape \(10, 1\), but in the training split .* \(10, 2\)'):
         in_memory(INPUTS, INPUTS[:, 0], False, test=(INPUTS, CLASSES)).targets('test')
 
 
@@ -157,7 +157,7 @@ def test_the_task_and_not_the_type_says_what_targets_are(kind):
     (CLASSES + 0.25, r'file of train: class 0\.25 of example 0: classes must be whole numbers from 0'),
     (np.where(CLASSES == 3, 2.5, CLASSES), r'file of train: class 2\.5 of example 3: .* Use task=regression'),
     (CLASSES - 1.0, r'file of train: class -1\.0 of example 0: classes must be'),
-    (INPUTS[:, 0], r'file of train: targets of shape \(10, 2\), but an example has one class\. .* Use task=regression'),
+    (INPUTS[:, 0], r'train: the targets have the shape \(10, 2\), but an example has one class\. .* task=regression'),
     (np.full(10, 2.0 ** 40), 'file of train: class 1099511627776.0 of example 0'),
 ])
 def test_what_is_no_class_is_refused(targets, message):

@@ -48,7 +48,7 @@ def test_documents_go_round(kind, tmp_path, logged):
     assert store.stats == {
         'documents': len(kept), 'dropped_empty': 2, 'text_tokens': sum(map(len, rows)),
         'characters': sum(map(len, kept)), 'bytes': sum(len(text.encode()) for text in kept)}
-    counts = f'{sum(map(len, kept))} characters in {sum(map(len, rows))} tokens; dropped 2 without text'
+    counts = f'{sum(map(len, kept))} characters in {sum(map(len, rows))} tokens; dropped 2 documents without text'
     assert f'train: 51 documents, {counts}' in logged.text
 
 

@@ -145,7 +145,7 @@ def test_what_is_not_there(options, message):
 def test_missing_split(tmp_path):
     (tmp_path / 'val').mkdir()
     for split, name in (('train', 'train'), ('validation', 'val')):
-        with pytest.raises(UserError, match=rf'For the {split} split, .* must have {name}\.txt, {name}\.txt\.gz or a '
+        with pytest.raises(UserError, match=rf'for the {split} split, .* must have {name}\.txt, {name}\.txt\.gz or a '
                                             rf'folder {name} of text files\. See config.data.dir and splits.{split}'):
             read(split, dir=tmp_path, splits={'train': 'train', 'validation': 'val', 'test': 'test'})
 

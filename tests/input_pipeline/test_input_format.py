@@ -34,10 +34,10 @@ def test_bytes_and_bytes_divided_by_255_are_converted_into_each_other(trained, n
 
 
 @pytest.mark.parametrize('trained, new, message', [
-    (BYTES, BYTES / 510, r'inputs: value 0\.\d+ of example \d is neither a byte \(0 to 255\) nor .* Give .* as uint8'),
+    (BYTES, BYTES / 510, r'value 0\.\d+ of example \d is neither a byte \(0 to 255\) nor .* Convert .* to uint8'),
     (BYTES, BYTES.astype(np.int64) - 300, 'inputs: value -.* of example 0 is neither a byte'),
     (BYTES, BYTES * np.int64(2), 'is neither a byte'),
-    (BYTES, BINARY.astype(np.float32), 'inputs are float32 and only 0 or 1, but .* 1 may mean 1 or 255'),
+    (BYTES, BINARY.astype(np.float32), 'inputs have the type float32 and only the values 0 and 1.* 1 or 255'),
     (BYTES / 255, BYTES / 100, 'is neither a byte'),
     (BYTES / 128 - 1, BYTES, r'6 of 6 examples are far outside .*value \d+ in channel 0 of example 0\. In training, '
                              r'this channel was -1 to 0\.9'),

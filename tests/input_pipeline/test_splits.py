@@ -151,7 +151,7 @@ def test_files_of_a_folder_are_cut_off_whole(tmp_path):
 def test_an_empty_folder_is_no_reason_to_cut(tmp_path):
     (tmp_path / 'train.txt').write_text('one\ntwo\nthree\n')
     (tmp_path / 'validation').mkdir()
-    with pytest.raises(UserError, match='For the validation split, .* must have validation.txt'):
+    with pytest.raises(UserError, match='for the validation split, .* must have validation.txt'):
         documents(tmp_path, documents='line')
 
 

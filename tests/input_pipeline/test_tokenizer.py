@@ -180,7 +180,7 @@ def test_subwords_of_another_making_are_refused(tmp_path):
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=model, vocab_size=300,
                                                  minloglevel=2)
         (tmp_path / 'x.model').write_bytes(model.getvalue())
-    with pytest.raises(UserError, match='its first pieces are not <pad> <s> </s> <unk>'):
+    with pytest.raises(UserError, match='the first pieces of the vocabulary must be <pad> <s> </s> <unk>'):
         load_tokenizer(tmp_path / 'x.model')
 
 

@@ -31,12 +31,11 @@ NAMED = {
     'marian/config.json': {'activation_function', 'scale_embedding', 'dropout', 'attention_dropout',
                            'activation_dropout', 'max_position_embeddings', 'pad_token_id', 'eos_token_id',
                            'decoder_start_token_id'},
-    # The same; the heads divide arrays whose shapes do not depend on their number; a file of a model with tied
-    # embeddings may contain the output's array, too.
+    # The same; the heads divide arrays whose shapes do not depend on their number.
     'gpt2/config.json': {'activation_function', 'layer_norm_epsilon', 'attn_pdrop', 'n_head', 'bos_token_id',
-                         'eos_token_id', 'tie_word_embeddings'},
+                         'eos_token_id'},
     'llama/config.json': {'hidden_act', 'rms_norm_eps', 'rope_parameters', 'attention_dropout', 'bos_token_id',
-                          'eos_token_id', 'pad_token_id', 'max_position_embeddings', 'tie_word_embeddings'},
+                          'eos_token_id', 'pad_token_id', 'max_position_embeddings'},
     'marian/vocab.json': 'the texts of the pieces',
     'marian/tokenizer_config.json': set(),
     'llama/tokenizer_config.json': {'add_bos_token'},

@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip('safetensors', reason="it is in the extra 'interchange', and is not installed here")
 
+import safetensors.numpy
+
 import inference
 from inference.options import SearchOptions
 from interchange import export as export_module
 from interchange.export import export
+from interchange.folders import read_models
 from runtime.errors import UserError
 from tests.bad_inputs.imports import with_arrays
 from tests.interchange.small_models import LINES, write_small
@@ -32,6 +35,20 @@ def test_a_marian_export_of_a_run_opens_again_and_is_the_same(name, tmp_path):
     again = dict(jax.tree_util.tree_leaves_with_path(run.model.params))
     for path, leaf in expected:
         np.testing.assert_array_equal(again[path], leaf)
+
+
+@pytest.mark.parametrize('other', [0.0, 1.0])
+def test_a_copy_of_tied_embeddings_is_accepted_only_if_it_is_equal(other, tmp_path):
+    trained = write_small('marian', tmp_path / 'model')
+    path = tmp_path / 'model' / 'model.safetensors'
+    table = safetensors.numpy.load_file(path)['model.shared.weight']
+    path.write_bytes(with_arrays(**{'lm_head.weight': lambda _: table + np.float32(other)})(path.read_bytes()))
+    if other:
+        with pytest.raises(UserError, match='lm_head.weight and model.shared.weight differ'):
+            read_models([tmp_path / 'model'], 'best')
+    else:
+        read, = jax.tree.leaves(read_models([tmp_path / 'model'], 'best').params['target_embedding'])
+        np.testing.assert_array_equal(read, *jax.tree.leaves(trained.params['target_embedding']))
 
 
 def test_an_export_inside_a_run_is_refused(tmp_path):

@@ -127,6 +127,20 @@ def test_sizes_other_than_those_of_the_training_need_no_learned_table():
     assert model.apply(variables, normal(3, 2, 20, 2)).shape == (2, 5)
 
 
+@pytest.mark.parametrize('pooling', POOLINGS)
+@pytest.mark.parametrize('position', ['sinusoidal', 'rotary', 'alibi'])
+def test_a_padded_series_has_the_outputs_of_the_series_alone(pooling, position):
+    """Also if a window in the middle is missing, its values have no effect."""
+    model, variables = build(SERIES, 4, tiny(position=position), pooling=pooling)
+    padded = jnp.pad(SERIES, ((0, 0), (0, 8), (0, 0)), constant_values=7.0)
+    visible = jnp.arange(20)[None] < jnp.array([[12], [12]])
+    close(model.apply(variables, padded, visible=visible), model.apply(variables, SERIES), atol=1e-5)
+    missing = visible & ~((jnp.arange(20) >= 4) & (jnp.arange(20) < 8))
+    close(model.apply(variables, padded.at[:, 4:8].set(-3.0), visible=missing),
+          model.apply(variables, padded, visible=missing), atol=1e-6)
+    assert jnp.abs(model.apply(variables, padded, visible=missing) - model.apply(variables, SERIES)).max() > 1e-3
+
+
 def test_attention_can_be_watched():
     model, variables = build(IMAGES, (2, 3))
     _, watched = model.apply(variables, IMAGES, mutable='attention')

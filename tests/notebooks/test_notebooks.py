@@ -58,7 +58,7 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
 
 
-PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'fine_tune': 5,
+PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'inside_a_model': 5, 'fine_tune': 5,
             'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
