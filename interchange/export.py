@@ -94,7 +94,7 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.in
         if f'{layer}/output/kernel' not in arrays or not 0 <= head < model.num_heads:
             raise UserError(f'{run}: there is no head {head} at {place}. Use places such as '
                             f'decoder/layers_0/cross_attention/heads, and heads 0 to {model.num_heads - 1}')
-        heads.setdefault(layer, set()).add(head)
+        heads.setdefault(layer, set()).add(int(head))
     options, arrays = without_heads(model, arrays, heads)
     new = ConfigDict({**config.to_dict(), 'model': options.to_dict()})
     module = build_model(new.model, **trained.sizes, pad=PAD)
