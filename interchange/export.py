@@ -48,7 +48,7 @@ def export(workdir: str | Path, output: str | Path, to: str, checkpoint: str | i
     return sorted(folder.iterdir())
 
 
-def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int]],
+def export_without_heads(workdir: str | Path, output: str | Path, removed: Iterable[tuple[str, int | np.integer]],
                          checkpoint: str | int = 'best') -> list[Path]:
     """Writes a run without some of its attention heads as safetensors, and returns the files.
 
@@ -73,7 +73,7 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
     return sorted(folder.iterdir())
 
 
-def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int]]) -> TrainedModel:
+def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int | np.integer]]) -> TrainedModel:
     """Returns a model without some of its attention heads; `export_without_heads` explains the arguments."""
     config, run = trained.config, trained.workdirs[0]
     model, heads = config.model, {}
@@ -94,7 +94,7 @@ def pruned_model(trained: TrainedModel, removed: Iterable[tuple[str, int]]) -> T
         if f'{layer}/output/kernel' not in arrays or not 0 <= head < model.num_heads:
             raise UserError(f'{run}: there is no head {head} at {place}. Use places such as '
                             f'decoder/layers_0/cross_attention/heads, and heads 0 to {model.num_heads - 1}')
-        heads.setdefault(layer, set()).add(head)
+        heads.setdefault(layer, set()).add(int(head))
     options, arrays = without_heads(model, arrays, heads)
     new = ConfigDict({**config.to_dict(), 'model': options.to_dict()})
     module = build_model(new.model, **trained.sizes, pad=PAD)
