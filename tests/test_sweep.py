@@ -112,7 +112,7 @@ def test_what_is_run_and_reported(bench):
 
     done = sweep(bench, '--jobs=2')
     assert done.returncode == 0, done.stderr
-    assert '4 runs: 0 finished, 0 failed before, 4 to do' in done.stderr
+    assert '4 runs: 0 finished, 0 failed before, 4 remaining' in done.stderr
     assert re.search(r'\d of 4: num_heads=1,seed=0 finished, bleu 10, ', done.stderr)
     assert re.search(r'\d of 4: num_heads=4,seed=1 finished, bleu 41, the best so far', done.stderr)
     rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in done.stdout.splitlines()]
@@ -191,7 +191,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again_when_told(bench):
     assert '| failed: exit status 1 |' in done.stdout and '10.50 ± 0.71' in done.stdout
     (bench / 'mended').touch()
     again = sweep(bench, heads=[2, 1])
-    assert again.returncode == 1 and '2 finished, 2 failed before, 0 to do' in again.stderr
+    assert again.returncode == 1 and '2 finished, 2 failed before, 0 remaining' in again.stderr
     retried = sweep(bench, '--retry_failed', heads=[2, 1])
     assert retried.returncode == 0 and '**20.50' in retried.stdout and 'failed:' not in retried.stdout
     assert set(times_begun(bench).values()) == {1, 2}
@@ -317,7 +317,7 @@ def test_a_real_sweep_killed_half_way(tmp_path):
     assert process.wait(100) == 130
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
-    assert '4 runs: 1 finished, 0 failed before, 3 to do' in done.stderr
+    assert '4 runs: 1 finished, 0 failed before, 3 remaining' in done.stderr
     assert 'resuming from step' in (tmp_path / 'out/logs/num_heads=1,seed=1.log').read_text()
     rows = list(csv.DictReader((tmp_path / 'out/report.csv').open()))
     assert [row['seeds'] for row in rows] == ['2', '2']

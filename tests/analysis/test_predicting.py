@@ -94,10 +94,10 @@ def folder(images, tmp_path_factory):
 def test_answers_are_text_json_lines_or_a_table(run, images, folder, tmp_path):
     predictions, out = run.predict(images), tmp_path / 'out'
     texts = [f'{each.label}\t{each.probability:.4f}' for each in predictions]
-    asked(run, input=f'{folder}/in.npz', output=str(out))
-    assert out.read_text().splitlines() == texts
-    asked(run, input=f'{folder}/in.npz', output=str(out), format='tsv')
     rows = [f'{index}\t{text}' for index, text in enumerate(texts)]
+    asked(run, input=f'{folder}/in.npz', output=str(out))
+    assert out.read_text().splitlines() == rows
+    asked(run, input=f'{folder}/in.npz', output=str(out), format='tsv')
     assert out.read_text().splitlines() == ['name\tclass\tprobability', *rows]
     asked(run, input=f'{folder}/in.npz', output=str(out), format='jsonl', n_best=10, attention=True)
     lines = [json.loads(line) for line in out.read_text().splitlines()]

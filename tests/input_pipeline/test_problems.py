@@ -166,7 +166,7 @@ def test_problems_of_arrays_are_told_together(folder, tmp_path):
     for split, values in (('train', np.arange(20) % 3), ('validation', np.full(20, 7)), ('test', np.full(20, 0.5))):
         np.savez(folder / f'{split}.npz', inputs=np.ones((20, 4, 1)), targets=values)
     found = data_problems(array_config(folder, tmp_path))
-    assert len(found) == 2 and 'class 7 of example 0' in found[0] and 'class 0.5 of example 0' in found[1]
+    assert len(found) == 2 and 'example 0 has class 7' in found[0] and 'class 0.5 of example 0' in found[1]
     assert data_problems(array_config(folder, tmp_path, task='regression')) == []
     np.savez(folder / 'train.npz', inputs=np.ones((20, 4)), targets=np.arange(20) % 3)
     np.savez(folder / 'validation.npz', inputs=np.ones((20, 4, 1)), targets=np.arange(20) % 3)

@@ -28,7 +28,7 @@ def test_what_training_writes_is_read(tmp_path):
 @pytest.mark.parametrize('part', ['input_std', 'target_std'])
 def test_impossible_deviations(tmp_path, part, std):
     scale = VALUES['preprocessing'] | {part: [1.0, std, 1.0][:len(VALUES['preprocessing'][part])]}
-    with pytest.raises(UserError, match='sizes.json is damaged: preprocessing='):
+    with pytest.raises(UserError, match='sizes.json is damaged: preprocessing has'):
         read(tmp_path, VALUES | {'preprocessing': scale}, 'regression')
 
 
@@ -42,11 +42,11 @@ def test_scales_are_of_every_channel_and_value(tmp_path, part, numbers):
 
 @pytest.mark.parametrize('changes, message', [
     ({'classes': None}, 'sizes.json: classes=None does not fit task=classification'),
-    ({'classes': ['a', 'a']}, 'damaged: classes='),
+    ({'classes': ['a', 'a']}, 'damaged: classes has'),
     ({'classes': ['a']}, 'sizes.json: 1 classes, but outputs=2'),
     ({'preprocessing': CLASSES['preprocessing'] | {'target_mean': [0.0] * 2}}, 'preprocessing: target_mean='),
     ({'preprocessing': CLASSES['preprocessing'] | {'target_std': [1.0] * 2}}, 'preprocessing: target_std='),
-    *(({'classes': ['a', f'b{character}c']}, 'damaged: classes=')
+    *(({'classes': ['a', f'b{character}c']}, 'damaged: classes has')
       for character in '\t\n\r\v\f\0\x1b\x85\u2028\u2029\ud800')])
 def test_classes_that_cannot_be(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):

@@ -76,7 +76,7 @@ def test_wavelengths_are_a_geometric_progression_from_2_pi_to_10000_times_2_pi()
 
 
 def test_odd_width_is_an_error():
-    with pytest.raises(ValueError, match='even d_model, not 5'):
+    with pytest.raises(ValueError, match='even d_model, not d_model=5'):
         sinusoids(jnp.arange(3), 5)
 
 
@@ -126,7 +126,7 @@ def test_rotation_is_that_of_its_definition():
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         expected[2 * j:2 * j + 2] = turn @ x[0, 0, 0, 2 * j:2 * j + 2]
     close(rotate(jnp.float32(x), jnp.array([[position]]))[0, 0, 0], expected)
-    with pytest.raises(ValueError, match='rotary positions need an even d_k, not 3'):
+    with pytest.raises(ValueError, match='rotary positions need an even d_k, not d_k=3'):
         rotate(jnp.zeros((1, 1, 1, 3)), jnp.array([[0]]))
 
 

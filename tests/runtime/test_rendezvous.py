@@ -64,7 +64,7 @@ def test_a_missing_process_0_is_no_error_of_the_user():
 @pytest.mark.parametrize('processes, message', [
     ([(3, 0), (3, 1), (3, 1)], 'two processes have --process_id=1: .* and .*processes 0, 1 arrived'),
     ([(3, 0), (2, 1)], 'process 1 .* has --num_processes=2, but process 0 .* has 3'),
-    ([(2, 0), (3, 2), (2, 1)], 'has --num_processes=3, but process 0 .* has 2')])
+    ([(2, 0), (3, 2)], 'has --num_processes=3, but process 0 .* has 2')])
 def test_wrong_numbers_are_errors_of_the_user_in_every_process(processes, message):
     errors = gather(*processes)
     assert all(isinstance(error, UserError) for error in errors), errors
