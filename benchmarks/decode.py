@@ -18,6 +18,7 @@ Use a machine without other work, and compare only figures of the same run.
 """
 
 import contextlib
+import importlib
 import json
 import tempfile
 from pathlib import Path
@@ -100,8 +101,7 @@ def real_sentences() -> None:
 def supported_types() -> list[str]:
     """Returns the peers in TYPES that CTranslate2 supports on this processor."""
     check_peers([*TYPES], dict.fromkeys(TYPES, 'ctranslate2'), DTYPE.value)
-    import ctranslate2
-
+    ctranslate2: Any = importlib.import_module('ctranslate2')
     supported = ctranslate2.get_supported_compute_types('cpu')
     return [peer for peer, compute_type in TYPES.items() if compute_type in supported]
 
