@@ -107,7 +107,7 @@ DECODE = [
     Case('--workdir={digits} --input={here}/x.png', 'x.png is a colour image (RGB)', {'x.png': png(COLOUR)}),
     Case('--workdir={digits} --input={here}/x.png', 'x.png cannot be read as an image', {'x.png': 'text'}),
     Case('--workdir={digits} --input={here}/none.png', 'none.png cannot be read as an image'),
-    Case('--workdir={digits} --input={here}/x.csv', 'x.csv: series, but', {'x.csv': 'series,x\na,1\n'}),
+    Case('--workdir={digits} --input={here}/x.csv', 'x.csv is a table of series, but', {'x.csv': 'series,x\na,1\n'}),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(inputs=3)}),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(inputs__low=[1, 2])}),
     Case('--workdir={digits} --split=test', 'sizes.json', {'digits/data/sizes.json': with_values(inputs__dtype=1)}),

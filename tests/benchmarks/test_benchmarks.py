@@ -246,7 +246,7 @@ def test_costs_of_a_trace():
 def test_a_profile(what, tmp_path):
     done = command('profile', f'--what={what}', '--runs=1', '--top=5', f'--hlo={tmp_path}')
     assert done.returncode == 0, done.stderr
-    assert any('train_step' in path.name or 'search' in path.name for path in tmp_path.iterdir())
+    assert any('train_step' in path.name or 'go_on' in path.name for path in tmp_path.iterdir())
     operations, kinds = done.stdout.split('\n\n')
     assert len(operations.splitlines()) == 1 + 1 + 5 + 1
     shares = {line.split('  ')[-1]: float(line.split()[2].rstrip('%')) for line in kinds.splitlines()[1:]}
@@ -293,6 +293,7 @@ def test_the_cost_of_checkpoints(tmp_path):
 def test_the_memory_of_a_corpus():
     *phases, summary = lines('corpus', '--pairs=20000', '--batches=2')
     assert [each['phase'] for each in phases] == [
-        'start', 'write text', 'tokenizer', 'token store', 'plan', 'first batch', 'batches', 'next epoch']
+        'start', 'write text', 'tokenizer', 'stage: read', 'stage: tokenise', 'stage: write', 'token store', 'plan',
+        'first batch', 'batches', 'batches, one of 64 hosts', 'next epoch']
     assert all(each['own_mb'] <= each['peak_mb'] for each in phases)
     assert summary['batches_taken'] == 2 and summary['batches_of_an_epoch'] > 2

@@ -118,4 +118,4 @@ def test_a_run_that_differs_from_the_reference_fails(tmp_path, monkeypatch):
     alone.start()
     monkeypatch.setattr(processes, 'OPTIONS', f'{processes.OPTIONS} seed=1')
     found = run_cell(ROW, 'train', tmp_path, alone.folder / 'run')
-    assert found['outcome'] == 'FAILED' and 'differ from those of one process' in found['reason']
+    assert found['outcome'] == 'FAILED' and 'differ from the reference run' in found['reason']

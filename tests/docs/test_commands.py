@@ -1,7 +1,8 @@
 """Every command block of README.md, CONTRIBUTING.md and docs/ runs unchanged in a copy of the tree.
 
-Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py. Trainings in text or tables
-do not run, but their options are checked.
+Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py, and the Python of
+docs/inside.md in tests/docs/test_inside.py. Blocks about RUN do not run: RUN is a run of several kinds. Trainings in text
+or tables do not run, but their options are checked.
 
 In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
 targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
@@ -55,7 +56,8 @@ def blocks(interchange):
     found = [(page, language, code) for page in PAGES for language, code in
              re.findall(r'^```(sh|python)\n(.*?)^```', (ROOT / page).read_text(), re.DOTALL | re.M)]
     return [(page, language, code) for page, language, code in found
-            if interchange == (page == 'docs/deploying.md' or 'ctranslate2' in code)]
+            if '--workdir=RUN' not in code and (page, language) != ('docs/inside.md', 'python')
+            and interchange == (page == 'docs/deploying.md' or 'ctranslate2' in code)]
 
 
 def trainings():
