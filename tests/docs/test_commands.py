@@ -1,8 +1,8 @@
 """Every command block of README.md, CONTRIBUTING.md and docs/ runs unchanged in a copy of the tree.
 
 Blocks that need the extra `interchange` are tested in tests/interchange/test_commands.py, and the Python of
-docs/inside.md in tests/docs/test_inside.py. Blocks about RUN do not run: RUN is a run of several kinds. Trainings in text
-or tables do not run, but their options are checked.
+docs/inside.md in tests/docs/test_inside.py. Blocks with RUN do not run, because RUN may be a run of any kind.
+Trainings in text or tables do not run, but their options are checked.
 
 In the blocks, `python` makes each training tiny (`SHORTER`), and `make` does nothing, because other tests run its
 targets. DIR, IMAGES, FILE, PAIRS.tsv and other names of the reader's files exist.
