@@ -75,7 +75,7 @@ def test_a_translator_of_ours_has_the_same_logits_there(sharing, tmp_path):
 def test_a_model_that_has_no_form_there_is_refused_by_the_name_of_the_option(kind, options, tmp_path):
     with pytest.raises(UserError, match=f'config.model.{[*options][-1]}=') as refused:
         write_huggingface(random_model(kind, options, tmp_path), tmp_path)
-    assert 'no such model' in str(refused.value) and not list(tmp_path.iterdir())
+    assert 'has no model with these options' in str(refused.value) and not list(tmp_path.iterdir())
 
 
 def test_a_translator_of_characters_has_no_form_there(tmp_path):
