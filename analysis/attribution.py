@@ -88,9 +88,9 @@ def attribute(run: Run, given: Any, method: str = 'integrated', instead: str = '
             others = [name for name in METHODS if name not in ATTENTION_METHODS]
             raise UserError(f'instead={instead!r}: method={method!r} uses only attention weights, which do not depend '
                             f'on the predicted token. Use {", ".join(others)}')
-        found = {'values': METHODS[method](_Weights(run, output, text)).T[:, text.first:]}
+        found = {'values': METHODS[method](Weights(run, output, text)).T[:, text.first:]}
     else:
-        found = METHODS[method](text, _Measure(text, instead))
+        found = METHODS[method](text, Measure(text, instead))
     return Attribution(method, text.source, text.prefix, text.target, **found)
 
 
@@ -118,7 +118,7 @@ def agreement(attributions: Sequence[Attribution]) -> Float[np.ndarray, 'method 
     return np.array([[tau(one, other) for other in attributions] for one in attributions])
 
 
-class _Measure:
+class Measure:
     """The numbers that are explained, and the passes that compute them.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Measure:
                                for name, argument in self.names.items()])
 
 
-def _along_path(text: Text, measure: _Measure, nodes: Any, node_weights: Any) -> dict[str, Any]:
+def _along_path(text: Text, measure: Measure, nodes: Any, node_weights: Any) -> dict[str, Any]:
     """Returns sum_i w_i grad(a_i x) * x for the embeddings x, with the nodes a_i and their weights w_i."""
     count, params = len(text.target), text.model.params
     inputs = text.arrays(count)[0]  # row t has the gradient of target token t
@@ -186,12 +186,12 @@ def _along_path(text: Text, measure: _Measure, nodes: Any, node_weights: Any) ->
     return {'values': measure.joined(sums), 'outputs': outputs, 'baseline': baseline}
 
 
-def gradient_times_input(text: Text, measure: _Measure) -> dict[str, Any]:
+def gradient_times_input(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the gradient with respect to the embedding of each token, times the embedding."""
     return _along_path(text, measure, np.ones(1, np.float32), np.ones(1, np.float32)) | {'baseline': None}
 
 
-def integrated_gradients(text: Text, measure: _Measure) -> dict[str, Any]:
+def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the integral of gradient times input from embeddings 0 to the embeddings of the text.
 
     The contributions to a prediction add up to the difference of the outputs (Sundararajan et al. 2017,
@@ -214,7 +214,7 @@ def integrated_gradients(text: Text, measure: _Measure) -> dict[str, Any]:
     return _along_path(text, measure, (ends[1:] + ends[:-1]).astype(np.float32) / 2, np.diff(ends).astype(np.float32))
 
 
-def leave_one_out(text: Text, measure: _Measure) -> dict[str, Any]:
+def leave_one_out(text: Text, measure: Measure) -> dict[str, Any]:
     """Returns the decrease of the outputs when a token is replaced by padding, which no query sees.
 
     The positions of the remaining tokens are unchanged.
@@ -231,7 +231,7 @@ def leave_one_out(text: Text, measure: _Measure) -> dict[str, Any]:
     return {'values': whole - np.concatenate(rows), 'outputs': whole}
 
 
-class _Weights:
+class Weights:
     """The attention weights of a text, as means over the heads.
 
     Attributes:
@@ -253,7 +253,7 @@ class _Weights:
                         if not text.source or name.startswith('decoder')]
 
 
-def mean_weights(weights: _Weights) -> Float[np.ndarray, 'prefix token']:
+def mean_weights(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns the mean of the attention weights over layers and heads: of cross-attention, and of self-attention."""
     def mean(cross, keys):
         parts = [part for to_source, part in weights.decoder if to_source == cross]
@@ -261,7 +261,7 @@ def mean_weights(weights: _Weights) -> Float[np.ndarray, 'prefix token']:
     return np.concatenate([mean(True, weights.source), mean(False, weights.prefix)], axis=1)
 
 
-def rollout(weights: _Weights) -> Float[np.ndarray, 'prefix token']:
+def rollout(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention rollout: the product of the weights of all layers (Abnar and Zuidema 2020, arXiv:2005.00928).
 
     Half of each output of a sublayer comes from the residual connection (section 3 of the paper). The paper describes
@@ -277,7 +277,7 @@ def rollout(weights: _Weights) -> Float[np.ndarray, 'prefix token']:
     return stream
 
 
-def flow(weights: _Weights) -> Float[np.ndarray, 'prefix token']:
+def flow(weights: Weights) -> Float[np.ndarray, 'prefix token']:
     """Returns attention flow: the maximum flow from an output to a token (Abnar and Zuidema 2020, arXiv:2005.00928).
 
     The edges of the network are the weights of `rollout`.

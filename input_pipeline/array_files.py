@@ -195,8 +195,8 @@ def read_inputs(path: str, form: InputFormat) -> tuple[list[str], Num[np.ndarray
       form: the form of the inputs of the model.
 
     Returns:
-      (names, inputs): the name of each example (the path of an image in the folder, the name of a series, or the index
-      in an array), and the raw inputs as `form.prepare` returns them.
+      The name of each example (the path of an image in the folder, the name of a series, or the index in an array),
+      and the raw inputs as `form.prepare` returns them.
 
     Raises:
       UserError: if the examples cannot be read, or do not have the form.
