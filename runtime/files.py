@@ -114,18 +114,24 @@ def check_folder(folder: Path) -> None:
     Raises:
       UserError: if files cannot be written in this folder.
     """
-    created = []
+    with naming(folder):
+        existing, missing = folder, []
+        while not _exists(existing):
+            missing.append(existing.name)
+            existing = existing.parent
+        for name in missing:
+            _exists(existing / name)  # raises an OSError for a name that is too long
+        # The folder is not created, because a process that is killed here must not leave an empty folder behind.
+        tempfile.TemporaryFile(dir=existing).close()
+
+
+def _exists(path: Path) -> bool:
+    """Returns whether there is a file, a folder or a link. Unlike Path.exists, it raises the other errors."""
     try:
-        with naming(folder):
-            for path in [*reversed(folder.parents), folder]:
-                if not path.exists():
-                    path.mkdir()
-                    created.append(path)
-            tempfile.TemporaryFile(dir=folder).close()
-    finally:
-        for path in reversed(created):
-            with contextlib.suppress(OSError):  # another process uses the folder
-                path.rmdir()
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def check_file(path: Path) -> None:

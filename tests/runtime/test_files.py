@@ -44,9 +44,12 @@ def test_what_cannot_be_written_is_named_and_nothing_is_left(tmp_path, name):
         assert sorted(tmp_path.rglob('*')) == before
 
 
-def test_what_can_be_written_is_looked_at_and_left_as_it_is(tmp_path):
+def test_checks_of_files_and_folders_change_nothing(tmp_path, monkeypatch):
     (tmp_path / 'old').write_text('precious')
+    made = []
+    monkeypatch.setattr(pathlib.Path, 'mkdir', lambda path, *_, **__: made.append(path))
     files.check_folder(tmp_path / 'a/b/c')
+    assert not made, 'a process that is killed here would leave this folder behind'
     files.check_file(tmp_path / 'old')
     files.check_file(tmp_path / 'new')
     files.check_file(pathlib.Path('/dev/null'))
