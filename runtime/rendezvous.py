@@ -112,6 +112,7 @@ def _receive(host: str, port: int, ticket: dict[str, Any], deadline: float) -> d
             watched.append(itself)
         arrived, verdict, waiting = {0: (ticket, None)}, None, Waiting('the start')
         while verdict is None:
+            _remove_ended(arrived)
             missing = set(range(ticket['count'])) - arrived.keys()
             if not missing:
                 verdict = {'all': 'arrived'}
@@ -142,12 +143,13 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
         ticket = None
     if not ticket or ticket.get('key') == own['key']:  # another program, or this process
         return None
+    _remove_ended(arrived)
     number = ticket['number']
     error = None
     if ticket['count'] != own['count']:
         error = (f'process {number} ({ticket["where"]}) has --num_processes={ticket["count"]}, but process 0 '
                  f'({own["where"]}) has {own["count"]}')
-    elif number in arrived and not _is_gone(arrived[number][1]):
+    elif number in arrived:
         error = f'two processes have --process_id={number}: {arrived[number][0]["where"]} and {ticket["where"]}'
     if error is None:
         arrived[number] = ticket, connection
@@ -156,6 +158,12 @@ def _take(connection: socket.socket, own: dict[str, Any], arrived: dict[int, Any
                         f'--process_id ({listed(arrived)} arrived)'}
     _send(verdict, [connection])
     return verdict
+
+
+def _remove_ended(arrived: dict[int, Any]) -> None:
+    """Removes the processes that have ended from `arrived`."""
+    for number in [number for number, (_, connection) in arrived.items() if _is_gone(connection)]:
+        del arrived[number]
 
 
 def _is_gone(connection: socket.socket | None) -> bool:

@@ -100,14 +100,16 @@ def test_a_port_that_is_taken_is_said_in_one_line():
 
 def test_a_process_that_was_started_again_takes_the_place_of_the_dead_one():
     port = free_port()
-    with futures.ThreadPoolExecutor(1) as pool:
+    with futures.ThreadPoolExecutor(2) as pool:
         first = pool.submit(gather, (4, 0), (4, 2), port=port)
         while (dead := socket.socket()).connect_ex(('localhost', port)):
             threading.Event().wait(0.05)
         dead.sendall(b'{"count": 4, "number": 1, "where": "here", "key": "dead"}\n')
         threading.Event().wait(0.5)
         dead.close()
-        assert gather((4, 1), (4, 3), port=port) == [None] * 2 and first.result() == [None, None]
+        last = pool.submit(gather, (4, 3), port=port)
+        threading.Event().wait(0.5)  # now each number has arrived, but process 1 is dead
+        assert gather((4, 1), port=port) == last.result() == [None] and first.result() == [None, None]
 
 
 @pytest.mark.slow
