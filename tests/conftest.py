@@ -21,6 +21,9 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions h
 os.environ.setdefault('XLA_FLAGS', FLAGS)
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+# JAX does not write an entry of this cache at once. A process that reads half of it warns, and compiles the program.
+HALF_WRITTEN = 'ignore:Error reading persistent compilation cache entry'
+os.environ.setdefault('PYTHONWARNINGS', HALF_WRITTEN)
 
 # In the background of a shell, the tests and the scripts that they start would ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

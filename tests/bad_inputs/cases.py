@@ -19,7 +19,7 @@ from configs.options import flatten
 ROOT = Path(__file__).parents[2]
 PIPES = ('_CHECKPOINT_METADATA', 'progress/metadata', 'state/_METADATA', 'state/_sharding', 'state/manifest.ocdbt',
          'state/array_metadatas/process_0', 'state/new')  # paths in a checkpoint that may be pipes
-SECONDS = 60  # time limit of a case
+SECONDS = 300  # time limit of a case
 GONE, FOLDER, FIFO, LOOP, NULL = 'is not there', 'is a folder', 'is a fifo', 'is a link to itself', 'is /dev/null'
 
 
@@ -190,7 +190,7 @@ class Server:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(600)
 
 
 def alone(script, arguments, cwd, environment, stdin, out, seconds) -> int | str:
