@@ -203,7 +203,7 @@ class Generator(SearchModel):
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]} for the prompt and the best continuation, at most one window."""
+        """Returns {'encoder': [layer, head, t, s]} for prompt and best continuation, truncated to one window."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}

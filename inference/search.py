@@ -181,8 +181,8 @@ class Sample:
       cut: whether an output that reaches its limit has no end token. If false, the end token is forced.
       temperature: the divisor of the logits.
       top_k: the number of most probable tokens from which a token is drawn (0: all).
-      top_p: a probability. The token is drawn from the smallest set of the most probable of these tokens that has at
-        least this probability (Holtzman et al. 2020, arXiv:1904.09751).
+      top_p: a probability, applied after top_k. A token is drawn from the smallest set of most probable tokens whose
+        total probability is at least top_p (Holtzman et al. 2020, arXiv:1904.09751).
     """
     vocabulary: Vocabulary
     max_length: int
@@ -274,7 +274,7 @@ class BeamState(flax.struct.PyTreeNode):
     ended_tokens: Any   # [batch, beam, length]
     ended_probs: Any    # [batch, beam] log-probabilities
     ended_scores: Any   # [batch, beam] with the length penalty; IMPOSSIBLE where there is no hypothesis
-    ended_count: Any    # [batch] number of hypotheses that have ended, including those that are no longer kept
+    ended_count: Any    # [batch] number of hypotheses that have ended, including hypotheses that are no longer kept
     cache: Any
     prefixes: Any = None  # [batch, length]
     places: Any = None    # [batch, beam]
