@@ -221,7 +221,7 @@ def resolved(model: Answerer, edit: Edit, places: Mapping[str, Sizes], options: 
              split: Any = None) -> dict[str, Any]:
     """Returns the numbers of an edit at each of its places. If the edit has texts, computes the numbers from the texts.
 
-    `split` is a function that returns the texts of the split with a name.
+    `split` is a function that takes the name of a split and returns the texts of this split.
 
     Raises:
       UserError: if no place matches, or the values of the texts are too large.

@@ -9,8 +9,8 @@ it has no end token (`cut`, a continuation).
 An output may be required to begin with a prefix, and an automaton may exclude tokens (`Follow`; words to avoid,
 inference/constraints.py). Without prefix and automaton, a step has no operations for these features.
 
-A search may forbid tokens, but this does not change any probability. The log-probabilities are those of the model over
-its whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
+A search may forbid tokens, but this does not change any probability. The model computes the log-probabilities over its
+whole vocabulary, even for a forced end token. Teacher forcing gives the same values for the same tokens.
 
 `Sample` and `Beam` define the beginning, the step and the end of the two searches; `advance` is the loop. `sample` and
 `beam_search` run a search to its end, in one program. inference/batches.py instead stops a search between two steps and
@@ -381,9 +381,9 @@ class Beam:
     def _given_up(self, logits, best, state, follow):
         """Returns a mask [batch, beam] of hypotheses to drop, because the model would next end a word to avoid.
 
-        After the last letter of a word to avoid, only a letter may follow. If an excluded token is the most probable
-        token, the letter would make a word that does not exist. A sentence without other hypotheses keeps the
-        masked hypotheses.
+        After the last letter of a word to avoid, only a letter may follow. But the most probable token of these
+        hypotheses is excluded, so a letter would make a word that does not exist. If a sentence has no other
+        hypotheses, its masked hypotheses are kept.
         """
         alive = state.alive_scores > IMPOSSIBLE
         most_probable = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0] >= logits.max(axis=-1)

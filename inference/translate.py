@@ -136,8 +136,8 @@ class Translator(SearchModel):
                    first: int = 0) -> list[Output]:
         """Scores given targets. Returns an output for each pair (source, target), with the target as only hypothesis.
 
-        The log-probability is that of the target's tokens and the end token, given the source. An empty target has only
-        the end token. Attention and token probabilities can also be computed for these outputs. A long source is
+        A log-probability includes the target's tokens and the end token, given the source. An empty target has only the
+        end token. Attention and token probabilities can also be computed for these outputs. A long source is
         truncated as in `translate`. `first` is the number of earlier pairs in the file.
 
         Raises:

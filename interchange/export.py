@@ -52,8 +52,8 @@ def export_without_heads(workdir: str | Path, output: str | Path, removed: Itera
                          checkpoint: str | int = 'best') -> list[Path]:
     """Writes a run without some of its attention heads as safetensors, and returns the files.
 
-    The folder can be loaded like a run directory. The outputs are those of the run with the removed heads set to zero;
-    `interchange.equal_models.without_heads` explains how many heads are left.
+    The folder can be loaded like a run directory. The outputs equal the run's outputs with the removed heads set to
+    zero. `interchange.equal_models.without_heads` explains how many heads remain.
 
     Args:
       workdir: the run directory.

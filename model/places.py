@@ -1,4 +1,4 @@
-"""Places: names for intermediate values of a model, by which the values can be read or replaced.
+"""Places: names of intermediate values of a model. Values can be read or replaced by the names of their places.
 
 The code of a model names a value in one line:
 

@@ -330,7 +330,7 @@ class Checkpoints:
 
 
 class _Kept:
-    """Orbax's preservation policy, which decides what to delete. It keeps the steps that `Checkpoints.kept` returns."""
+    """Orbax's preservation policy. Orbax deletes all checkpoints except the steps that `Checkpoints.kept` returns."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
