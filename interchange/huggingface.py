@@ -232,8 +232,8 @@ def _read_parameters(folder: Path, family: Any, links: Any, files: dict[Path, di
                     first = first or (name, array)
                     if not np.array_equal(array, first[1], equal_nan=True):
                         raise UserError(f'{path}: the arrays {first[0]} and {name} differ, but they are tied '
-                                        'according to config.json (tie_word_embeddings). Use config.json and weights of '
-                                        'the same model')
+                                        'according to config.json (tie_word_embeddings). Use config.json and weights '
+                                        'of the same model')
                 if link:
                     params |= {ours: jnp.asarray(array) for ours, array in to_ours(link, array).items()}
     return unflatten_dict(params, sep='/')
