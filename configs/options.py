@@ -91,8 +91,8 @@ OPTIONS = (
            "folder allyouneed in $XDG_CACHE_HOME or in ~/.cache", FILE, resume=''),
     Option('task', 'translation', 'what the model is trained to do', OneOf(tuple(TASKS))),
 
-    Option('model.kind', 'transformer', "the architecture; 'patches' is for images and time series, 'forecaster' is for "
-           'the next steps of time series',
+    Option('model.kind', 'transformer', "the architecture; 'patches' is for images and time series, 'forecaster' "
+           'forecasts time series',
            OneOf(('transformer', 'rnnsearch', 'language_model', 'patches', 'forecaster'))),
     Option('model.num_layers', 6, 'layers of the encoder and of the decoder (N in the paper)', Between(1, 256), STACKS),
     Option('model.num_decoder_layers', 0, 'layers of the decoder; 0: num_layers', Between(0, 256),
@@ -217,9 +217,9 @@ OPTIONS = (
     Option('data.missing', 'error', "series: missing values (NaN, or empty cells) are an 'error', or get the 'mean' of "
            'the channel; steps without any value are hidden from the model', OneOf(('error', 'mean')),
            EXAMPLES | {'data.source': ('files',)}),
-    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch, with shares '
-           'that are drawn from Beta(mixup, mixup), such as 0.2 (mixup, Zhang et al. 2018); 0: none', Between(0, 100),
-           {'task.data': ('classes',)}),
+    Option('data.mixup', 0.0, 'in training, mix each example and its class with another example of the batch (mixup, '
+           'Zhang et al. 2018), with shares that are drawn from Beta(mixup, mixup), such as 0.2; 0: none',
+           Between(0, 100), {'task.data': ('classes',)}),
     Option('data.crop', 0, 'in training, shift images by up to this many pixels', Between(0, 10_000), EXAMPLES),
     Option('data.flip', False, 'in training, mirror images with probability 1/2', SWITCH, EXAMPLES),
     Option('data.tokenizer.kind', 'bpe', 'kind of the tokens: subwords (bpe, unigram), characters or UTF-8 bytes; an '

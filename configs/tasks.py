@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 METRICS: Mapping[str, Callable[..., Any]] = {
     'bleu': max, 'bleu_lowercased_tokenised': max, 'bleu_lowercased_moses': max, 'chrf': max, 'chrf++': max, 'ter': min,
     'exact_match': max, 'accuracy': max, 'perplexity': min, 'loss': min,
-    'bits_per_character': min, 'r_squared': max, 'mean_absolute_error': min, 'root_mean_squared_error': min,
-    'mean_absolute_scaled_error': min, 'absolute_error': min,
+    'bits_per_character': min, 'bits_per_byte': min, 'r_squared': max, 'mean_absolute_error': min,
+    'root_mean_squared_error': min, 'mean_absolute_scaled_error': min, 'absolute_error': min,
 }
 SUBWORDS = ('bpe', 'unigram')
 TOKENIZERS = (*SUBWORDS, 'char', 'byte')  # kinds of tokenizer that a user can choose

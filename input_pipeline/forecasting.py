@@ -122,8 +122,8 @@ def co2() -> Float[np.ndarray, 'weeks 1']:
     try:
         from statsmodels.datasets import co2 as data  # an optional package
     except ImportError:
-        raise UserError('config.data.name=co2 needs the package statsmodels, which contains the data. Run pip install '
-                        'statsmodels') from None
+        raise UserError('config.data.name=co2 needs the package statsmodels, which contains the data. Run '
+                        'pip install statsmodels') from None
     frame: Any = data.load_pandas().data
     return frame['co2'].interpolate().to_numpy()[:, None]
 
