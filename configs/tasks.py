@@ -30,8 +30,8 @@ class Task(NamedTuple):
       data: the kind of training data: 'pairs' of sentences, 'documents', examples with 'classes' or 'values', or
         'series' to forecast.
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
-      answerer: what turns the outputs of a trained model into answers: 'translator', 'generator', 'predictor' or
-        'forecaster'.
+      answerer: the kind of object that computes the answers of a trained model: 'translator', 'generator',
+        'predictor' or 'forecaster'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.
