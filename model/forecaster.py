@@ -54,13 +54,14 @@ class Forecaster(nn.Module):
         x = place(self, 'embedding', x)
         x = Dropout(config.dropout)(x + self._positions(x.shape[1]).astype(x.dtype), deterministic)
         relation = Relation.within(np.arange(x.shape[1])[None], causal=True)
-        x = SelfAttentionStack(config, self.num_layers, name='decoder')(x, relation, deterministic)
+        # Like the stack of a language model, this stack has the name 'encoder', because it has no cross-attention.
+        x = SelfAttentionStack(config, self.num_layers, name='encoder')(x, relation, deterministic)
         first = inputs.shape[1] // patch - 1  # the last patch of the context predicts the first patch after it
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ('embed', 'vocab'))
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ('vocab',))
         head = nn.Dense(patch * channels, dtype=jnp.float32, kernel_init=init, bias_init=bias_init,
                         dot_general=dot_general, name='head')
-        changes = place(self, 'head', head(x[:, first:])).reshape(batch, -1, patch, channels)
+        changes = place(self, 'head', head(x[:, first:]).reshape(batch, -1)).reshape(batch, -1, patch, channels)
         last = series[:, patch - 1::patch][:, first:, None]
         return ((changes + last).reshape(following.shape) * scale + mean).reshape(batch, -1)
 

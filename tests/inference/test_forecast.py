@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from analysis.explain import explain_example
 from inference.forecast import Forecaster, forecast_scores, naive_forecasts
+from inference.inspection import inspect
 from inference.text import SearchOptions
 from input_pipeline.data import SeriesData
 from input_pipeline.forecasting import SeriesWindows
@@ -53,6 +55,16 @@ def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
     assert list(predictions[0].values) == ['x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
     np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :4], rtol=1e-5)
     assert model.attention(predictions[0])['decoder'].shape == (1, 2, 4, 4)
+
+
+def test_values_inside_a_forecast_can_be_read(model):
+    forecast = model.answer(SERIES[None, :6])[0]
+    inspected, = inspect(model, SERIES[None, :6], ['head', 'decoder/layers_0/self_attention/weights'], SearchOptions())
+    weights = inspected['decoder/layers_0/self_attention/weights'].values
+    np.testing.assert_allclose(weights, model.attention(forecast)['decoder'][0], rtol=1e-5)
+    assert inspected['head'].values.shape == (8,)
+    explanation = explain_example(model, forecast)
+    assert explanation.attention[0].keys == ['window 1', 'window 2', 'window 3', 'window 4']
 
 
 def test_naive_forecasts_repeat_the_last_value_or_the_last_season():
