@@ -134,7 +134,7 @@ class Measure:
             self._other = text.model.tokenizers['target'].encode(instead)[0]
 
     def __call__(self, params: Any, inputs: dict[str, Array], edit: Any = None) -> Float[Array, 'rows target']:
-        """Returns the log-probability of each target token, minus that of the alternative token."""
+        """Returns the log-probability of each target token minus the log-probability of the alternative token."""
         logits, _ = observing(self.text.model._apply, edit or (lambda name: None), lambda name: False)(params, **inputs)
         log_probs = jax.nn.log_softmax(logits)[:, self.text.first:len(self.text.written)]
         written = jnp.asarray(self.text.written[self.text.first:])[None, :, None]

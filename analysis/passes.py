@@ -95,7 +95,7 @@ def as_output(run: Run, given: Any) -> Output:
 
 
 def text_of(run: Run, given: Any) -> Text:
-    """Returns a text as arguments of the model of the run; `as_output` explains `given`."""
+    """Returns a text as arguments of the model of the run. The argument `given` is explained in `as_output`."""
     output, model = as_output(run, given), run.model
     assert isinstance(model, TextModel), 'as_output has checked the model'
     inputs, written = model._read_and_written(output)

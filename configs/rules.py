@@ -23,14 +23,15 @@ def cross_heads(model: ConfigDict) -> tuple[int, int]:
     return model.num_decoder_layers or model.num_layers, model.num_heads
 
 
-def cross_head(look: str, layers: int, heads: int) -> tuple[int, int | None] | None:
-    """Returns the layer and the head that `look` names, from 0; the head is None for the mean of the heads.
+def cross_head(name: str, layers: int, heads: int) -> tuple[int, int | None] | None:
+    """Returns the numbers of the layer and the head that `name` selects. Numbers in the result start at 0.
 
-    `look` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers from 1. Returns None if `look` has
-    another form, or if there is no such head.
+    `name` is 'cross:LAYER:HEAD', 'cross:LAYER:mean' or 'cross:LAYER', with numbers that start at 1. In the last two
+    forms, the head is None, which means the mean of all heads. Returns None if `name` has another form, or if there is
+    no such head.
     """
-    kind, layer, head, *rest = [*look.split(':'), 'mean'] if look.count(':') == 1 else [*look.split(':'), '', '']
-    numbers = [int(each) if each.isdecimal() else 0 for each in (layer, head)]
+    kind, layer, head, *rest = [*name.split(':'), 'mean'] if name.count(':') == 1 else [*name.split(':'), '', '']
+    numbers = [int(text) if text.isdecimal() else 0 for text in (layer, head)]
     exists = 1 <= numbers[0] <= layers and (head == 'mean' or 1 <= numbers[1] <= heads)
     if kind != 'cross' or any(rest) or not exists:
         return None

@@ -29,7 +29,8 @@ class Task(NamedTuple):
       meaning: a description in a few words.
       data: the kind of training data: 'pairs' of sentences, 'documents', or examples with 'classes' or 'values'.
       objective: the objective that training minimises: 'cross_entropy' or 'squared_error'.
-      answerer: what turns the outputs of a trained model into answers: 'translator', 'generator' or 'predictor'.
+      answerer: the kind of object that computes the answers of a trained model: 'translator', 'generator' or
+        'predictor'.
       models: the kinds of model that can be trained for the task.
       metrics: the metrics of an evaluation; config.eval.metric selects one metric.
       builtin: the allowed values of config.data.name for data.source=builtin; () if the built-in data has no names.

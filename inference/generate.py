@@ -123,9 +123,9 @@ class Generator(SearchModel):
     def forced_all(self, texts: Sequence[str], options: SearchOptions = SAMPLING, *, first: int = 0) -> list[Output]:
         """Scores each text as a whole document. Returns an output for each text, with the text as the only hypothesis.
 
-        The log-probability is that of the tokens and the end token, given the start token. A text that is longer than a
-        window is scored in several windows. Each window begins with the last half of the previous window. `first` has
-        no effect, because no text is too long for this method.
+        A log-probability includes the tokens of the text and the end token, given the start token. A text longer than a
+        window is scored in several windows. Each window begins with the last half of the previous window.
+        `first` has no effect, because no text is too long for this method.
         """
         texts = checked_texts(texts)
         tokens = [self.tokenizers['target'].encode(text) for text in texts]
@@ -203,7 +203,7 @@ class Generator(SearchModel):
 
     @override
     def attention(self, output: Output) -> dict[str, Float[np.ndarray, 'layer head t s']]:
-        """Returns {'encoder': [layer, head, t, s]} for the prompt and the best continuation, at most one window."""
+        """Returns {'encoder': [layer, head, t, s]} for prompt and best continuation, truncated to one window."""
         tokens = self._shown(output)
         weights = attention_weights(self._attention(self.params, {'tokens': self._padded([tokens])}))
         return {kind: array[:, 0, :, :len(tokens), :len(tokens)] for kind, array in weights.items()}

@@ -116,8 +116,8 @@ def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]
     """
     useful = {name: sizes for name, sizes in places.items() if not name.endswith('/scores')}
     patterns = [pattern.strip() for pattern in config.track.places.split(',') if pattern.strip()]
-    found = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
-    return sorted(found, key=list(places).index)
+    names = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
+    return sorted(names, key=list(places).index)
 
 
 class Run:

@@ -116,7 +116,8 @@ class InputFormat:
         floats = array.dtype.kind == 'f'
         if floats and array.max() == 1 and self.encoding == BYTES and np.isin(array, (0, 1)).all():
             raise UserError(f'{where} have the type {array.dtype} and only the values 0 and 1. The model was trained '
-                            f'on images of {MEANINGS[BYTES]}, so 1 may mean 1 or 255. Convert the images to uint8')
+                            f'on images of {MEANINGS[BYTES]}, so the value 1 is ambiguous: it may stand for 1 or 255. '
+                            'Convert the images to uint8')
         scale = 255 if floats and array.max() <= 1 else 1
         numbers = np.round(array.astype(np.float64) * scale)
         wrong = (np.abs(array.astype(np.float64) * scale - numbers) > EXACT) | (numbers < 0) | (numbers > 255)
@@ -204,10 +205,10 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
 
 
 def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:
-    """Checks series that may end with steps of NaN, and, if `missing` is True, may have missing values (NaN).
+    """Checks the values of series. NaN is allowed at the end, as padding, and elsewhere only if `missing` is True.
 
     Raises:
-      UserError: if another value is not a finite number, or a series has no values.
+      UserError: if any other value is not a finite number, or a series has no values.
     """
     absent = np.isnan(series)
     within = np.maximum.accumulate(visible_steps(series)[:, ::-1], axis=1)[:, ::-1]  # before the padding

@@ -57,7 +57,7 @@ class DocumentStats(msgspec.Struct, kw_only=True):
 class TokenStore:
     """The memory-mapped token ids of a split, without start and end tokens.
 
-    A row is a sentence pair with the sides 'source' and 'target', or a document with the only side 'text'.
+    A row is a sentence pair with the sides 'source' and 'target', or a document with one side, 'text'.
 
     Attributes:
       stats: counts. For pairs: 'pairs', 'dropped_empty', 'dropped_long', 'source_tokens', 'target_tokens'. For

@@ -141,7 +141,7 @@ class TrainingParts(NamedTuple):
 
 def run(config: ConfigDict, directory: RunDirectory, stop: StopSignals, profiler: ProfilerWindow,
         draw: 'Callable[..., Figure] | None' = None, writers: Sequence[Metrics] = ()) -> None:
-    """Trains. First builds the parts of the training, and restores the newest checkpoint or makes a fresh state.
+    """Builds the parts of a training, restores the newest checkpoint or makes a fresh state, and trains the model.
 
     `draw` is described in `TrainingParts`. `writers` receive the metrics, which are also written to the files of the
     run.
@@ -316,9 +316,10 @@ def count_skipped(progress: Progress, step: int, sums: Sums, parts: TrainingPart
 
 
 def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progress:
-    """Returns the progress with the sums of the `pending` steps, and with their duration in seconds, added.
+    """Adds the sums and the duration of the `pending` steps to the progress, and returns the new progress.
 
-    The sums are added one step after the other in float32. So an interruption of the run does not change the result.
+    `seconds` is the duration. The sums are added one step after the other in float32. So an interruption of the run
+    does not change the result.
     """
     parts = [sums.replace(skipped=None) for sums in jax.device_get(pending)]
     if progress.sums:
@@ -329,7 +330,7 @@ def add_up(progress: Progress, pending: Sequence[Sums], seconds: float) -> Progr
 
 
 def log_step(parts: TrainingParts, step: int, progress: Progress, metrics: Metrics, bar: ProgressBar) -> None:
-    """Writes the metrics of the steps since the previous call: means of the losses, learning rate, speed and others."""
+    """Writes metrics of the steps since the previous call: mean losses, learning rate, speed, epoch, skipped steps."""
     assert progress.sums is not None, 'sums are added up before they are logged'
     total = Sums(**progress.sums)
     means = total.means('train_') if total.tokens else {}  # empty if every step was skipped

@@ -31,12 +31,12 @@ def pngs(**changed):
 
 
 def splits(train, validation, **more):
-    """A case with a training split and a validation split."""
+    """Returns a function that makes a case with a training split and a validation split."""
     return lambda *says: Case(SHARE, says, {**npz(**train), **npz('validation', **validation)}, **more)
 
 
 def seen(content, *says):
-    """A case in which decode.py gets an array of inputs."""
+    """Returns a case in which decode.py gets an array of inputs."""
     return Case('--workdir={digits} --input={here}/data/in.npz', says, npz('in', inputs=content))
 
 

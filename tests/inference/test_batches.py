@@ -202,7 +202,7 @@ def use_cores(monkeypatch, cores, devices=1):
 
 def test_each_core_searches_a_batch(monkeypatch):
     """The batches are searched at one time, and what is found comes in their order."""
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=300)
 
     def find(rows):
         together.wait()  # fails unless three threads are here
