@@ -40,6 +40,7 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
     assert results['bits_per_character'] < 0.3
     nats = results['loss'] * results['n']
     assert results['bits_per_character'] == pytest.approx(nats / np.log(2) / 2600, rel=1e-4)
+    assert results['bytes'] == 2600 and results['bits_per_byte'] == results['bits_per_character']
     assert results['perplexity'] == pytest.approx(np.exp(results['loss']), rel=1e-4)
     assert len(results['samples']) == 3
 
