@@ -168,7 +168,7 @@ class Measure:
 
 
 def _explained(module, names, params, inputs, targets, alternative, scales, shifts=None):
-    """Returns the log-probability of each target token, minus that of the alternative. `shifts` are added to places."""
+    """Returns the log-probabilities of the target tokens relative to the alternative. `shifts` are added at places."""
     def edit_of(name):
         def edited(value, at):
             return scales[:, None, None] * value + (0 if shifts is None else shifts[name])

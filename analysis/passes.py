@@ -75,7 +75,7 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """The effects of changes of a model, each change alone, on the log-probability of a target.
+    """The effect of each change of a model on the log-probability of a target. Each change is made alone.
 
     Attributes:
       nodes: the changed part of the model, for each row.

@@ -53,8 +53,8 @@ class Forecaster(Predictor):
     def _decoded(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the autoregressive forecast [batch, horizon, channels]: each patch is an input of the next patches.
 
-        A pass computes all patches. By the causal mask, patch k depends only on the patches before it. So after k
-        passes, the first k patches no longer change. A cache would save time only for long series.
+        A pass computes all patches. Because of the causal mask, patch k depends only on the patches before it. So after
+        k passes, the first k patches no longer change. A cache would save time only for long series.
         """
         following = jnp.zeros((len(inputs), self.horizon, self.shape[-1]))
 

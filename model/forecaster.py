@@ -17,7 +17,7 @@ from model.places import place
 from model.positional import sinusoids
 from model.relation import Relation
 
-SMALLEST_VARIANCE = 1e-5  # of a context, relative to the training data; a constant context is divided by its root
+SMALLEST_VARIANCE = 1e-5  # of a context, relative to the training data, so that a constant context is not divided by 0
 
 
 class Forecaster(nn.Module):
