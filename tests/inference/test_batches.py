@@ -136,7 +136,7 @@ def draws_alone(after, limit, options, cut, number):
                    for log_prob, tokens in zip(log_probs, outputs, strict=True)), reverse=True)
 
 
-@pytest.mark.parametrize('search', [name if name in ('beam', 'samples') else pytest.param(name, marks=pytest.mark.slow)
+@pytest.mark.parametrize('search', [name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow)
                                     for name in SEARCHES])
 def test_what_a_batch_finds_is_what_each_sentence_finds_alone(model, search, monkeypatch):
     monkeypatch.setattr(batches, 'FEWEST', 2)

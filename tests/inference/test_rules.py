@@ -181,7 +181,8 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     assert [output.text for output in free] != [output.text for output in found]
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [
+    name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
 def test_a_continuation_avoids_words_that_its_prompt_begins(search):
     model, limit = of_kind('language model'), EXTRA
     options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, avoid=AVOID)
