@@ -176,7 +176,7 @@ def test_another_vocabulary_is_refused(runs, tmp_path):
     path.write_bytes(path.read_bytes() + b'\x98\x06\x01')  # a field that SentencePiece does not know
     with pytest.raises(UserError, match=r'other has another vocabulary \(data/source.model\) than '):
         inference.load([runs / 'run', tmp_path / 'other'])
-    with pytest.raises(UserError, match='nowhere is not a run directory'):
+    with pytest.raises(UserError, match='nowhere is not a run directory: it does not exist'):
         inference.load([runs / 'run', tmp_path / 'nowhere'])
 
 
