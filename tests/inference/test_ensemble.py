@@ -98,7 +98,8 @@ def test_log_probabilities_of_a_search_are_means_of_the_members_by_teacher_forci
     assert max(len(tokens) for _, tokens in pairs) < 14  # the least that the members' positions reach
 
 
-@pytest.mark.parametrize('method', SEARCHES)
+@pytest.mark.parametrize('method', [
+    name if name == 'samples' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
 def test_it_continues_a_text_as_the_mean_does(method):
     modules, params = language_models()
     forced = [jax.jit(module.apply) for module in modules]
