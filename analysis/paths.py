@@ -124,7 +124,7 @@ def _nodes(described: Nodes, listed: dict[str, Sizes], argument: str) -> list[No
 
 
 def _held(pattern: str, listed: dict[str, Sizes], held: str | Sequence[str]) -> list[str]:
-    """Returns the places that match a pattern of held places, or [] if a pattern of the default HELD has no match."""
+    """Returns the places that match a pattern of `held`. A pattern of the default HELD may have no match."""
     try:
         return matching(pattern, listed)
     except UserError:

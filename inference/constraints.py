@@ -253,7 +253,7 @@ def join_words(tokenizer: Tokenizer) -> Bool[np.ndarray, ' vocab']:
 
 def _token_table(by_symbol: Int[np.ndarray, 'states symbols'],
                  written: Sequence[Sequence[int]]) -> Int[np.ndarray, 'rows vocab']:
-    """Returns the state after each token. `written` has the symbols of each token. Special tokens have no symbols."""
+    """Returns the state after each token. `written` has the input symbols of each token; [] for special tokens."""
     dead = len(by_symbol) - 1
     table = np.repeat(np.arange(dead, dtype=np.int32)[:, None], len(written), axis=1)
     lengths = np.array([len(symbols) for symbols in written])

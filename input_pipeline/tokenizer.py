@@ -172,7 +172,7 @@ KINDS: Mapping[str, Callable[[bytes], Tokenizer]] = {
 
 
 def _visible(character: str, otherwise: str) -> str:
-    """Returns a character in the form in which pieces show it, or `otherwise` if it is not printable."""
+    """Returns the visible form of a character in a piece, or `otherwise` if the character is not printable."""
     return SPACE if character == ' ' else character if character.isprintable() else otherwise
 
 

@@ -184,7 +184,7 @@ def one_product(factors, targets, weights, label_smoothing, absent=(), devices=1
 
 
 def _sums(logits, targets, weights, normaliser, maximum, target_logit, mean_logit, label_smoothing):
-    """Returns the sums (loss, nll, accuracy) over positions. The sum of the list `mean_logit` is the mean logit."""
+    """Returns the sums (loss, nll, accuracy) over positions. `mean_logit` is a list of the terms of the mean logit."""
     losses = normaliser - (1 - label_smoothing) * target_logit
     if label_smoothing:
         for summand in mean_logit:
