@@ -107,9 +107,11 @@ def claim_directory(directory: Path, recipe: str, file: str, config: dict[str, A
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f'--workdir={directory} is not empty and has no {SWEEP}. Use a new or an empty directory')
     check_folder(directory / LOGS)
-    (directory / LOGS).mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     content = {'version': VERSION, 'recipe': recipe, 'sweep': file, 'config': config, 'runs': runs}
+    # This is the first file: a directory that has other files but no record of a sweep cannot be used again.
     write_text(path, json.dumps(content, indent=2) + '\n')
+    (directory / LOGS).mkdir(exist_ok=True)
 
 
 def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Folders that contain a trained model, in any format."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = No
 
 def _read(folder: Path, checkpoint: str, dtype: str | None) -> TrainedModel:
     huggingface = is_huggingface(folder)
-    if not huggingface and not (folder / WEIGHTS).is_file():
+    if not huggingface and not os.path.lexists(folder / WEIGHTS):
         return read_model(folder, checkpoint, dtype)
     if checkpoint not in ONE_CHECKPOINT:
         raise UserError(f'checkpoint={checkpoint!r}: {folder} is not a run directory and has only one checkpoint. '

@@ -51,11 +51,18 @@ class _Index(msgspec.Struct):
 
 
 def is_huggingface(folder: Path) -> bool:
-    """Returns whether a folder has Hugging Face's format, that is, whether config.json has the field model_type."""
+    """Returns whether a folder has Hugging Face's format, that is, whether config.json has the field model_type.
+
+    The file may be damaged. Then the field is searched in the text, because `read_huggingface` explains the damage.
+    """
     try:
-        return 'model_type' in decoded(read_bytes(folder / CONFIG), dict[str, Any])
-    except (OSError, ValueError):
+        content = read_bytes(folder / CONFIG)
+    except OSError:
         return False
+    try:
+        return 'model_type' in decoded(content, dict[str, Any])
+    except ValueError:
+        return b'"model_type"' in content
 
 
 def read_huggingface(folder: Path, dtype: str | None = None, recipe: ConfigDict | None = None,
@@ -196,7 +203,9 @@ def _shapes(folder: Path, family: Any) -> dict[Path, dict[str, Shape]]:
             raise UserError(f'{folder} has no {WEIGHTS}. {ADVICE}. If the folder has pickled weights, load the model '
                             'with from_pretrained and save the model again')
         names = sorted({*read_as(folder / INDEX, _Index, ADVICE).weight_map.values()})
-        if foreign := [name for name in names if Path(name).name != name]:
+        if not names:
+            raise UserError(f'{folder / INDEX}: weight_map is empty. {ADVICE}')
+        if foreign := [name for name in names if Path(name).name != name or name in ('', '..')]:
             raise UserError(f'{folder / INDEX}: weight_map: {foreign[0]!r:.200} is not the name of a file in the '
                             f'same folder. {ADVICE}')
     full, files, seen = getattr(family, 'full_name', str), {}, set()

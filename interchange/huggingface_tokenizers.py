@@ -1,6 +1,7 @@
 """Reads and writes the tokenizers in a model folder of Hugging Face's library transformers."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,9 +79,9 @@ def read_text_tokenizer(folder: Path, config: ForeignConfig) -> tuple[Tokenizer,
       UserError: if none of the files exists, or if a file is damaged or does not belong to the model of config.json.
     """
     size, own = config.vocab_size, _tokenizer_config(folder)
-    if (path := folder / 'tokenizer.json').is_file():
+    if os.path.lexists(path := folder / 'tokenizer.json'):  # a pipe or a broken link is an error, not a missing file
         original = _read(path, lambda: tokenizers_library().Tokenizer.from_str(read_bytes(path).decode()))
-    elif (path := folder / 'tokenizer.model').is_file():
+    elif os.path.lexists(path := folder / 'tokenizer.model'):
         return _sentencepiece(path, config), own.add_bos_token is not False
     elif (path := folder / 'vocab.json').is_file():
         _require(folder, ('merges.txt',))
@@ -243,7 +244,7 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
 
 def _tokenizer_config(folder: Path) -> _TokenizerConfig:
     path = folder / TOKENIZER_CONFIG
-    return read_as(path, _TokenizerConfig, ADVICE) if path.is_file() else _TokenizerConfig()
+    return read_as(path, _TokenizerConfig, ADVICE) if os.path.lexists(path) else _TokenizerConfig()
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -17,11 +17,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from runtime.errors import UserError
+from runtime.files import read_bytes
 from runtime.schema import Count, decoded
 
 DTYPES = ('F64', 'F32', 'F16', 'BF16')
 CHECKSUMS = 'crc32'  # the entry of the metadata with {array name: checksum of the array's bytes}, as JSON
 ADVICE = 'Copy the file again from its source'
+POINTER = b'version https://git-lfs'  # the beginning of a file that Git LFS has not downloaded
 
 
 class ArrayFile:
@@ -88,10 +90,16 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """
     library = _library()
     try:
+        if path.exists() and not path.is_file():  # opening a pipe might never end
+            raise OSError('it is a folder, a pipe or a device, not a file')
         with library.safe_open(path, 'np') as file:
             yield ArrayFile(path, file)
     except (OSError, library.SafetensorError, TypeError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}. {ADVICE}') from None
+        advice = ADVICE
+        with contextlib.suppress(OSError):
+            if path.stat().st_size < 1000 and read_bytes(path).startswith(POINTER):
+                advice = 'The file is only a pointer of Git LFS. Run git lfs pull in its repository'
+        raise UserError(f'{path} cannot be read: {error}. {advice}') from None
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

@@ -4,9 +4,13 @@ import os
 import shutil
 import subprocess
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from runtime.errors import UserError
 from tests.scripts import STEPS, script, train_arguments
+from tools.ahead import keep
 
 DISK = 64 * 2 ** 20
 
@@ -22,11 +26,24 @@ def disk(tmp_path):
     subprocess.run(['umount', '-l', folder], check=True)
 
 
+def fill(disk, left=0):
+    """Leaves `left` bytes of the file system free."""
+    with open(disk / 'filler', 'wb') as filler:
+        space = os.statvfs(disk)
+        os.posix_fallocate(filler.fileno(), 0, space.f_bavail * space.f_frsize - left)
+
+
+LEFT = {'train': 2 ** 13, 'save': 2 ** 15}  # bytes: space for the first files of a run, and until a checkpoint is saved
 COMMANDS = {
     'train': lambda disk, data, cache: train_arguments(disk / 'new', data, cache),
     'evaluate': lambda disk, data, cache: ['decode.py', f'--workdir={disk}/run', '--split=test'],
     'explore': lambda disk, data, cache: ['decode.py', f'--workdir={disk}/run', f'--input={disk}/lines',
                                           f'--explain={disk}/page.html'],
+    'save': lambda disk, data, cache: train_arguments(disk / 'run', data, cache, train__steps=STEPS + 6),
+    'distil': lambda disk, data, cache: ['-m', 'tools.distil', f'--workdir={disk}/run', f'--output={disk}/new',
+                                         '--sentences=8', '--beam=1'],
+    'sweep': lambda disk, data, cache: ['sweep.py', f'--sweep={disk}/grid.py', *train_arguments(
+        disk / 'new', data, cache, train__steps=2, optimizer__warmup=1)[1:]],
 }
 
 
@@ -36,10 +53,8 @@ def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
     shutil.copytree(run[0], disk / 'run')
     (disk / 'lines').write_text('one two\n')
     command = COMMANDS[name](disk, data, cache)
-    left = 8192 if name == 'train' else 0  # a training fails when it writes its tokenizers
-    with open(disk / 'filler', 'wb') as filler:
-        space = os.statvfs(disk)
-        os.posix_fallocate(filler.fileno(), 0, space.f_bavail * space.f_frsize - left)
+    (disk / 'grid.py').write_text("def get_sweep(config):\n    return [{'seed': 3}]\n")
+    fill(disk, LEFT.get(name, 0))
     before = sorted(disk.rglob('*'))
     done = script(*command)
     said = done.stderr.decode()
@@ -50,4 +65,18 @@ def test_a_full_disk_leaves_nothing_incomplete(name, disk, run, data, cache):
     (disk / 'filler').unlink()
     done = script(*command)
     assert done.returncode == 0, done.stderr.decode()
-    assert name != 'train' or (disk / 'new' / 'checkpoints' / str(STEPS)).is_dir()
+    assert {'train': disk / 'new/checkpoints' / str(STEPS), 'save': disk / 'run/checkpoints' / str(STEPS + 6),
+            'distil': disk / 'new/train.xx', 'sweep': disk / 'new/report.md'}.get(name, disk).exists()
+
+
+def test_a_full_disk_leaves_no_incomplete_program(disk):
+    """tools.plan --keep writes a program. Without libtpu, only this part of it can be tested."""
+    program = jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
+    keep(program, disk / 'step')
+    before = (disk / 'step').read_bytes()
+    fill(disk)
+    with pytest.raises(UserError, match=f'{disk}/step cannot be written: No space left'):
+        keep(program, disk / 'step')
+    assert {path.name for path in disk.iterdir()} == {'step', 'filler'} and (disk / 'step').read_bytes() == before
+    (disk / 'filler').unlink()
+    keep(program, disk / 'step')

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from input_pipeline.tokenizer import BOS, EOS, PAD
 from model.build import build_model
 from model.evaluation import forward
 from runtime.errors import UserError
+from runtime.files import naming
 from tools.chips import Topology
 from tools.program import Collective, Program
 from training.compiled import Compiled
@@ -255,8 +257,21 @@ class Ahead:
 
 
 def keep(compiled: jax.stages.Compiled, path: Path) -> None:
-    """Writes a compiled program to a file. To `load` the file, use the same kind of devices and version of JAX."""
-    path.write_bytes(serialize_executable.serialize(compiled)[0])
+    """Writes a compiled program to a file. To `load` the file, use the same kind of devices and version of JAX.
+
+    An old file is replaced only when the new file is complete.
+
+    Raises:
+      UserError: if the file cannot be written, for example because the disk is full.
+    """
+    content, partial = serialize_executable.serialize(compiled)[0], path.with_name(f'{path.name}.tmp')
+    with naming(path):
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def load(path: Path, lowered: jax.stages.Lowered, devices: Devices | None = None) -> jax.stages.Compiled:

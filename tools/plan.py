@@ -11,7 +11,6 @@ Options are set as for train.py. The script does not read the data. It assumes t
 
 import json
 import os
-from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
@@ -19,6 +18,7 @@ from ml_collections import config_flags
 from command_line import flag_files_explained, run_script
 from configs.checks import config_from
 from runtime.errors import UserError
+from runtime.files import check_file, expanded
 
 with flag_files_explained():
     CONFIG_FLAG = config_flags.DEFINE_config_file('config', None, 'The recipe, a file of configs/.', lock_config=True)
@@ -56,13 +56,15 @@ def main() -> None:
     if KEEP.value and (SEARCH.value or by_formula):
         raise UserError(f'--keep={KEEP.value}: with --search or --formula there is no compiled train step to keep. '
                         'Remove --keep')
+    if KEEP.value:
+        check_file(expanded(KEEP.value))
     if SEARCH.value:
         plan = planning.search(config, topology, LENGTH.value, 0 if not topology.chip.libtpu else COMPILE.value,
                                decode=DECODE.value)
     elif by_formula:
         plan = planning.by_formula(config, topology, LENGTH.value)
     else:
-        plan = planning.compiled(config, topology, LENGTH.value, Path(KEEP.value) if KEEP.value else None,
+        plan = planning.compiled(config, topology, LENGTH.value, expanded(KEEP.value) if KEEP.value else None,
                                  decode=DECODE.value)
     if not plan.fits:
         raise planning.too_large(plan, plan.train.peak)

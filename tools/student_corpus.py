@@ -1,5 +1,6 @@
 """Writes the training data of a student: a teacher's translations of the training sources, and the held-out splits."""
 
+import contextlib
 import logging
 import re
 import time
@@ -14,14 +15,15 @@ from input_pipeline.sources import Pair
 from input_pipeline.splits import sets_to_test, split_names
 from run_directory.workdir import changed_data
 from runtime.errors import UserError
-from runtime.files import naming, written_whole
+from runtime.files import naming
+from runtime.folders import written_folder
 
 log = logging.getLogger('allyouneed.distil')
 
 
 def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptions, sentences: int = 0,
                  with_pairs: bool = False) -> None:
-    """Writes the training data of a student into `folder`. An incomplete file has the suffix '.partial'.
+    """Writes the training data of a student into `folder`. The folder has a temporary name until it is complete.
 
     Args:
       run: the run of the teacher, or an ensemble. The data of this run is translated.
@@ -37,21 +39,22 @@ def write_corpus(run: Run, model: Translator, folder: Path, options: SearchOptio
         log.warning('the training data has changed since the teacher was trained: %s', changed)
     pairs = list(data.pairs('train'))
     sources = read_whole(model, [source for source, _ in pairs][:sentences or None])
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     names, tests = split_names(run.config.data), sets_to_test(run.config.data)
-    held_out = {split: file_name(names[split]) for split in ('validation', *tests)}
-    for split in [*held_out]:
+    held_out, held_out_pairs = {}, {}
+    for split in 'validation', *tests:
         try:
-            write_pairs(run, folder, held_out[split], data.pairs(split))
+            held_out_pairs[split] = data.pairs(split)
+            held_out[split] = file_name(names[split])
         except UserError as error:
             if split == 'validation':
                 raise
             log.info('the split %s is not written: %s', split, error)
-            del held_out[split]
-    if with_pairs:
-        write_pairs(run, folder, 'train', pairs)
-    write_pairs(run, folder, 'distilled' if with_pairs else 'train', translated(model, sources, options))
+    with naming(folder), written_folder(folder) as temporary:
+        for split, name in held_out.items():
+            write_pairs(run, temporary, name, held_out_pairs[split])
+        if with_pairs:
+            write_pairs(run, temporary, 'train', pairs)
+        write_pairs(run, temporary, 'distilled' if with_pairs else 'train', translated(model, sources, options))
     splits = {'train': 'train,distilled' if with_pairs else 'train', 'validation': held_out.pop('validation'),
              'test': ','.join(held_out.values())}
     log.info('to train a student: train.py --config.data.source=files --config.data.dir=%s %s', folder,
@@ -92,8 +95,10 @@ def translated(model: Translator, sources: Sequence[str], options: SearchOptions
 
 def write_pairs(run: Run, folder: Path, split: str, pairs: Iterable[Pair]) -> None:
     """Writes the files SPLIT.SOURCE and SPLIT.TARGET, one line per pair. Line breaks in texts become spaces."""
-    paths = [folder / f'{split}.{run.config.data[side]}' for side in ('source_lang', 'target_lang')]
-    with written_whole(paths[0], '.partial') as sources, written_whole(paths[1], '.partial') as targets:
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(folder / f'{split}.{run.config.data[side]}', 'w', encoding='utf-8',
+                                          errors='backslashreplace', newline='\n'))
+                 for side in ('source_lang', 'target_lang')]
         for pair in pairs:
-            for file, text in zip((sources, targets), pair, strict=True):
+            for file, text in zip(files, pair, strict=True):
                 file.write(text.replace('\n', ' ').replace('\r', ' ') + '\n')

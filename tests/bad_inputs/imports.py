@@ -1,20 +1,24 @@
 """Folders of other formats that are damaged or mixed. Each case changes one file of a folder with a small model.
 
-A row is (folder, file, change, words of the message). tests/interchange/small_models.py writes the folders.
+A row is (folder, file, change, words of the message), or (folder, {file: change}, words of the message).
+tests/interchange/small_models.py writes the folders.
 """
 
+import gzip
 import json
 import math
 
 import numpy as np
 import safetensors.numpy
 
-from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, cut, with_values, without
+from tests.bad_inputs.cases import FIFO, FOLDER, GONE, LOOP, NULL, cut, with_values, without
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
 EMBEDDINGS = {'marian': 'model.shared.weight', 'gpt2': 'transformer.wte.weight', 'llama': 'model.embed_tokens.weight',
               'own': 'embedding/embedding'}
 DEEP = b'[' * 100_000
+LFS = b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n'
+HTML = b'<!DOCTYPE html>\n<html><head><title>404</title></head><body>Entry not found</body></html>\n'
 WRONG = {'text': 'x', 'list': [1], 'object': {'a': 1}, 'null': None, 'fraction': 1.5, 'negative': -3, 'huge': 10 ** 40,
          'boolean': True}
 
@@ -182,6 +186,36 @@ ROWS = [
     ('own', WEIGHTS, lambda content: with_metadata(content, 'sizes', '{}'), 'sizes.json'),
     ('own', 'data/sizes.json', LOOP, 'sizes.json'), ('own', 'data/text.model', FIFO, 'text.model'),
     ('own', CONFIG, FIFO, CONFIG),
+
+    # Files as they are found on disks: pointers of Git LFS, pages with errors, compressed files, other encodings.
+    *((kind, WEIGHTS, LFS, (WEIGHTS, 'git lfs pull')) for kind in EMBEDDINGS),
+    *((kind, WEIGHTS, change, WEIGHTS) for kind in ('gpt2', 'own') for change in (
+        HTML, gzip.compress, LOOP, FIFO, NULL)),
+    *((kind, CONFIG, change, CONFIG) for kind in ('gpt2', 'own') for change in (
+        LFS, HTML, gzip.compress, LOOP, FOLDER, NULL)),
+    *((kind, CONFIG, lambda content: b'\xef\xbb\xbf' + content, CONFIG) for kind in EMBEDDINGS),
+    *((kind, CONFIG, lambda content: content.decode().encode('utf-16'), CONFIG) for kind in EMBEDDINGS),
+    *((kind, CONFIG, with_values(**{name: value}), (CONFIG, 'save_pretrained'))
+      for kind, name in (('gpt2', 'layer_norm_epsilon'), ('llama', 'rms_norm_eps'), ('marian', 'dropout'))
+      for value in (math.nan, math.inf)),
+    *((kind, 'tokenizer_config.json', change, 'tokenizer_config.json') for kind in ('gpt2', 'llama', 'marian')
+      for change in (FIFO, LOOP, FOLDER, NULL, LFS)),
+    *((kind, 'tokenizer.json', change, 'tokenizer.json') for kind in ('gpt2', 'llama')
+      for change in (FIFO, LOOP, FOLDER, HTML)),
+    *(('marian', name, change, name) for name in ('source.spm', 'vocab.json') for change in (FIFO, LOOP, LFS, HTML)),
+    *(('own', 'data/text.model', change, 'text.model') for change in (LFS, HTML, gzip.compress, FOLDER)),
+    ('marian', 'vocab.json', lambda content: content.replace(b'}', b', "\\ud800": 7}'), 'vocab.json'),
+    ('marian', CONFIG, with_values(model_type='gpt2'), 'merges.txt'),
+    ('llama', CONFIG, with_values(model_type='qwen2'), 'k_proj.bias'),
+    ('qwen2', CONFIG, with_values(model_type='llama'), 'k_proj.bias'),
+    *(('gpt2', {WEIGHTS: GONE, INDEX: json.dumps({'weight_map': names}).encode()}, INDEX)
+      for names in ({}, {'a': ''}, {'a': '..'}, {'a': '/etc/passwd'}, [], None)),
+    *(('gpt2', {WEIGHTS: GONE, INDEX: b'{"weight_map": {"a": "part"}}', 'part': part}, 'part')
+      for part in (GONE, FIFO, FOLDER, LFS, LOOP)),
+    ('gpt2', {WEIGHTS: GONE, INDEX: json.dumps({'weight_map': {'a': 'x' * 300}}).encode()}, 'name too long'),
+    *(('gpt2', {WEIGHTS: GONE, INDEX: index}, (WEIGHTS if index in (FIFO, LOOP) else INDEX)) for index in (
+        FIFO, LOOP, HTML, b'\xef\xbb\xbf{}')),
+    ('gpt2', {WEIGHTS: GONE, 'Model.safetensors': b'x'}, WEIGHTS),
 ]
 
 

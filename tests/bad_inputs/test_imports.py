@@ -30,13 +30,15 @@ def original(tmp_path_factory):
 
 # Neighbours in the table differ in a value only, so every tenth row has all kinds of damage.
 @pytest.mark.parametrize('row', [
-    pytest.param(row, id=f'{number}-{row[0]}-{row[1]}', marks=[pytest.mark.slow] if number % 10 else [])
+    pytest.param(row, id=f'{number}-{row[0]}', marks=[pytest.mark.slow] if number % 10 else [])
     for number, row in enumerate(ROWS)])
 def test_a_damaged_folder_is_refused(original, row, tmp_path):
-    name, file, change, says = row
+    name, *changes, says = row
+    changes = changes[0] if len(changes) == 1 else {changes[0]: changes[1]}
     folder = tmp_path / 'model'
     shutil.copytree(original(name), folder)
-    place(folder / file, change)
+    for file, change in changes.items():
+        place(folder / file, change)
     before = sorted(tmp_path.rglob('*'))
     with pytest.raises(UserError) as refused:
         read_models([folder], 'best')
@@ -47,4 +49,4 @@ def test_a_damaged_folder_is_refused(original, row, tmp_path):
 
 
 def test_there_are_as_many_rows_as_we_say():
-    assert len(ROWS) >= 300
+    assert len(ROWS) >= 400
