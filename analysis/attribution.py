@@ -211,8 +211,8 @@ def integrated_gradients(text: Text, measure: Measure) -> dict[str, Any]:
     # Layer norms remove the length of the embeddings, unless the embeddings are near 0. So in a model without added
     # positions, the outputs only change at small scales: below 0.001 in the demo run. The nodes are where the outputs
     # change: INTERVALS intervals have equal shares of the change, and each interval has the two nodes of the
-    # Gauss-Legendre rule. With one node in the middle of each of 200 intervals, the gap is twice as large. With a
-    # single Gauss-Legendre rule of 200 nodes, it is 1.
+    # Gauss-Legendre rule. For a sentence of the demo run with differences from 2 to 8, the largest gap is 0.11. With
+    # one node in the middle of each of 200 intervals, it is 0.17. With a single rule of 200 nodes, it is 1.
     scales = np.linspace(0, 1, SCALES) ** 3
     inputs = {name: jnp.repeat(tokens[:1], BATCH, axis=0) for name, tokens in measure.inputs.items()}
     outputs = np.concatenate([measure.outputs(inputs, scales[begin:begin + BATCH])

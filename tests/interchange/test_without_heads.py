@@ -34,7 +34,7 @@ def test_the_exported_run_is_smaller_and_has_the_outputs_of_heads_set_to_zero(tm
     np.testing.assert_allclose(log_probs(pruned), log_probs(zeroed), rtol=1e-5)
     assert np.abs(np.subtract(log_probs(zeroed), log_probs(run))).min() > 1e-3
     with pytest.raises(UserError, match='pruned is an exported model, which cannot be trained further'):
-        RunDirectory(tmp_path / 'pruned', pruned.config)
+        RunDirectory(str(tmp_path / 'pruned'), pruned.config)
 
 
 @pytest.mark.slow
