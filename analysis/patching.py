@@ -1,7 +1,7 @@
 """Activation patching: finds the places and tokens that cause the difference between two sentences.
 
-The model reads one sentence, and the value at one place and one position is replaced by the value for another sentence
-(Meng et al. 2022, arXiv:2202.05262, section 2). The other sentence is `clean`, which is the clean run of the paper.
+The model reads the sentence `corrupt`. The value at one place and one position is replaced by the value for the
+sentence `clean`. These are the corrupted run and the clean run of Meng et al. 2022 (arXiv:2202.05262, section 2).
 analysis/paths.py replaces a value only for some of the places that read the value.
 """
 
@@ -100,7 +100,7 @@ def attribution_map(run: Run, clean: str, corrupt: str, target: str,
 
 
 def estimate_error(estimated: Effects, measured: Effects) -> EstimateError:
-    """Returns the error of `attribution_map` when `measured` is the result of `patching_map`."""
+    """Returns the error of `estimated`, a result of `attribution_map`. `measured` is the result of `patching_map`."""
     if estimated.log_probs.shape != measured.log_probs.shape:
         raise UserError(f'the two maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use '
                         'the same sentences and places for both maps')

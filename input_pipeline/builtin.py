@@ -140,8 +140,8 @@ def write_joined(join: str, parts: list[Writer], locale: Locale) -> str:
     return format_list(texts, join, locale) if join in LIST_STYLES else join.format(*texts)
 
 
-# The draw functions draw a random value for a form. They return the value as a tuple of the arguments that a write
-# function has between the form and the locale.
+# The draw functions draw a random value for a form. They return the value as a tuple. Its elements are the arguments of
+# the write function after the form and before the locale.
 def draw_moment(rng: random.Random, form: tuple) -> tuple[datetime.datetime]:
     """Draws a random date and time from 1900 to 2050."""
     days = (datetime.date(2051, 1, 1) - datetime.date(1900, 1, 1)).days
@@ -282,10 +282,9 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
     """Replaces no-break spaces by plain spaces in a share of the source sentences with no-break spaces.
 
-    The changed sentences look as if people had typed them. The targets keep CLDR's spaces. All source sentences of all
-    splits remain different: a sentence is not changed if it would become equal to another sentence, or if it differs
-    from another sentence only in its spaces. The sentences that are changed for one share are also changed for any
-    larger share.
+    The changed sentences have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all
+    splits remain different: if two sentences differ only in their spaces, neither sentence is changed. A larger share
+    changes the same sentences as a smaller share, and further sentences.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}

@@ -1,4 +1,4 @@
-"""Array annotations are checked in every test; JAX runs on the CPU and compiles a program once a session."""
+"""Settings of all tests: array annotations are checked, JAX runs on the CPU, and compiled programs are shared."""
 
 import importlib.metadata
 import os
@@ -8,19 +8,22 @@ import tempfile
 
 assert 'jax' not in sys.modules, 'the settings below come too late'
 
-# Python writes its bytecode caches: the checks of annotations are compiled into modules, which takes seconds.
+# Python writes bytecode caches, because compiling the checks of annotations into the modules takes seconds.
 sys.dont_write_bytecode = False
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-# In the environment, for the scripts that the tests start.
+# Set in the environment, because the scripts that the tests start need it, too.
 _cache = tempfile.TemporaryDirectory(prefix='allyouneed-tests-')  # removed at exit
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Each program runs once or twice and compiling takes most of the time, so ask for little optimisation.
+# Each program runs only once or twice, and compiling takes most of the time, so programs are hardly optimised.
 FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
 if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later versions have no such option, and are faster
     FLAGS += ' --xla_cpu_use_fusion_emitters=false'
 os.environ.setdefault('XLA_FLAGS', FLAGS)
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _cache.name)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+# JAX does not write an entry of this cache at once. A process that reads half of it warns, and compiles the program.
+HALF_WRITTEN = 'ignore:Error reading persistent compilation cache entry'
+os.environ.setdefault('PYTHONWARNINGS', HALF_WRITTEN)
 
 # In the background of a shell, the tests and the scripts that they start would ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +39,6 @@ assert not set(PACKAGES) & set(sys.modules), 'imported before the hook: not chec
 jaxtyping.install_import_hook(PACKAGES, 'beartype.beartype')
 
 from kernels.xla import avoid_wrong_sums  # noqa: E402
-from tests.scripts import cache, data, run  # noqa: E402, F401 (fixtures)
+from tests.scripts import cache, copy, data, run, whole  # noqa: E402, F401 (fixtures)
 
 avoid_wrong_sums()  # before JAX starts its backends

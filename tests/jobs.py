@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,9 +13,12 @@ from tests.scripts import ROOT
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(('localhost', 0))
-        return probe.getsockname()[1]
+    """Returns a port that Linux gives to no outgoing connection, so that it is still free when a test uses it."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(('', port))
+            return port
 
 
 class Job:
@@ -22,10 +26,10 @@ class Job:
 
     Args:
       count: the number of processes.
-      arguments: the command line after Python, of all processes or of each one.
-      folder: the folder of their logs.
-      inside: the words before Python in the command of each process.
-      host: the host at which they meet.
+      arguments: the command line after `python`: one list for all processes, or one list for each process.
+      folder: the folder for the logs.
+      inside: the words before `python` in the command of each process.
+      host: the host of the coordinator address.
       devices: the number of devices of each process.
       numbers: the process numbers, by default 0, 1 and so on.
       total: the value of --num_processes, by default `count`.
@@ -57,7 +61,7 @@ class Job:
             self.processes[number].wait(max(0.1, began + seconds - time.monotonic()))
         return time.monotonic() - began
 
-    def end(self, seconds=120):
+    def end(self, seconds=600):
         """Waits for all processes and returns their exit statuses."""
         self.wait(range(len(self.processes)), seconds)
         return [process.returncode for process in self.processes]

@@ -74,7 +74,7 @@ def test_a_run_killed_twice_ends_bit_for_bit_as_one_left_alone(run, data, cache,
     arguments = train_arguments(workdir, data, cache)
     for checkpoint in (6, 12):
         process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
-        deadline = time.time() + 200
+        deadline = time.time() + 600
         while not (workdir / 'checkpoints' / str(checkpoint)).exists() and process.poll() is None:
             assert time.time() < deadline
             time.sleep(0.02)

@@ -1,7 +1,6 @@
 """A run in this process: a tiny vision Transformer on the built-in digits, trained in seconds."""
 
 import json
-import shutil
 import sys
 
 import jax
@@ -36,7 +35,7 @@ def start(workdir, config, profile_steps=None):
 
 
 def script_arguments(workdir, config):
-    """The command line of a config that is near digits_vit.py."""
+    """Returns the command line of a config that is similar to digits_vit.py."""
     default, wanted = (flatten(each) for each in (digits_vit.get_config(), config))
     return [sys.executable, 'train.py', '--config=configs/digits_vit.py', f'--workdir={workdir}',
             *(f'--config.{key}={value}' for key, value in wanted.items() if value != default[key])]
@@ -55,24 +54,8 @@ def steps(workdir):
     return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
 
 
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory, cache):
-    """A run without an interruption."""
-    workdir = tmp_path_factory.mktemp('runs') / 'whole'
-    start(workdir, tiny_config(cache))
-    return workdir
-
-
-@pytest.fixture
-def copy(whole, tmp_path):
-    """A copy of `whole`, as if it had been killed after step 9."""
-    shutil.copytree(whole, tmp_path / 'copy')
-    shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
-    return tmp_path / 'copy'
-
-
 @pytest.fixture
 def said(caplog):
-    """The log of this project."""
+    """Returns the log of this project."""
     caplog.set_level('INFO', logger='allyouneed')
     return caplog

@@ -78,7 +78,7 @@ def test_turns(tmp_path):
     # Calls for half a second, and one that is timed; on a busy machine they are slower, and fewer.
     assert all(2 <= len(turn) <= {'A': 11, 'B': 5}[turn[0]] for turn in turns)
     assert [len(timed.seconds) for timed in found.values()] == [3, 3]
-    assert all(0.05 <= second < 0.15 for second in found['A'].seconds) and min(found['B'].seconds) >= 0.15
+    assert min(found['A'].seconds) >= 0.05 and min(found['B'].seconds) >= 0.15
     assert len({os.getpid(), *(timed.facts['process'] for timed in found.values())}) == 3
     assert all(0 < timed.peak_memory_gb < 4 for timed in found.values())
     with pytest.raises(UserError, match='this cannot be'):

@@ -57,7 +57,7 @@ def assert_same(workdir, other):
 
 
 def until_saved(job, workdir, step):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while not (workdir / 'checkpoints' / str(step)).exists():
         assert time.monotonic() < deadline and all(process.poll() is None for process in job.processes), job.said(0)
         time.sleep(0.01)
@@ -90,7 +90,7 @@ def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, num
                                                                        cache, tmp_path):
     with Job(len(numbers), [[*arguments(tmp_path / 'run', cache), f'--patience={patience}']] * len(numbers),
              tmp_path / 'logs', numbers=numbers, total=count) as job:
-        assert job.end(60) == [status] * len(numbers)
+        assert job.end() == [status] * len(numbers)
         assert any(re.search(message, job.said(each)) for each in range(len(numbers))), job.said(0)
         assert 'Traceback' not in job.said(0)
     assert not (tmp_path / 'run').exists()
@@ -100,13 +100,13 @@ def test_a_duplicate_number_ends_with_2_and_a_missing_process_with_75(count, num
 def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_path):
     both = sabotaged("os.environ['JAX_NUM_CPU_DEVICES'] = '2'", tmp_path / 'run', cache)
     with Job(2, both, tmp_path / 'logs') as job:
-        assert job.end(60) == [2, 2]
+        assert job.end() == [2, 2]
         for number in (0, 1):
             assert 'different numbers of devices (process 0: 1, process 1: 2)' in job.said(number)
             assert 'Traceback' not in job.said(number)
     both = [arguments(tmp_path / 'run', cache, seed=seed) for seed in (1, 2)]
     with Job(2, both, tmp_path / 'logs') as job:
-        assert job.end(60) == [2, 2]
+        assert job.end() == [2, 2]
         for number in (0, 1):
             assert 'process 1 has another config than process 0 (seed: 2, in process 0 1)' in job.said(number)
 
@@ -115,7 +115,7 @@ def test_unequal_devices_and_unequal_flags_are_said_in_every_process(cache, tmp_
 def test_run_directories_that_are_not_shared_are_an_error(cache, tmp_path):
     both = [arguments(tmp_path / f'run{number}', cache) for number in (0, 1)]
     with Job(2, both, tmp_path / 'logs') as job:
-        assert job.end(120) == [2, 2]
+        assert job.end() == [2, 2]
         for number in (0, 1):
             assert re.search(r'--workdir=\S+: process 1 on \S+ cannot see the file owner that process 0 has written',
                              job.said(number)), job.said(number)
@@ -137,7 +137,7 @@ agreement.exchange = slow
 '''
     before = programs(cache)
     with Job(2, sabotaged(late, tmp_path / 'run', cache, **TWO), tmp_path / 'logs') as job:
-        assert job.end(200) == [0, 0], job.said(0)
+        assert job.end() == [0, 0], job.said(0)
         for what in ('the start', 'compiling'):
             assert f'waiting for process 1 ({what})' in job.said(0)
     assert outcome(tmp_path / 'run') == outcome(whole)
@@ -285,7 +285,7 @@ def test_a_run_directory_that_another_training_takes_over_is_left_to_it(cache, t
     with Job(2, arguments(run, cache, train__steps=5000, checkpoint__every=100), tmp_path / 'logs') as job:
         until_saved(job, run, 4)
         (run / 'owner').write_text('process 7 on elsewhere\n')  # as if there were no locks between machines
-        assert job.end(60) == [2, 2]
+        assert job.end() == [2, 2]
         for number in (0, 1):
             assert 'is now in use by another training (process 7 on elsewhere). This training stops' in job.said(number)
     lines = (run / 'metrics.jsonl').read_text()

@@ -35,7 +35,7 @@ elif status != '143':
 note('running', 'yes')
 while len(open('running').readlines()) < int(os.environ['TASKS']):
     time.sleep(0.01)
-time.sleep(60 if when in ('TERM', 'KILL') else float(when))
+time.sleep(600 if when in ('TERM', 'KILL') else float(when))
 end()
 '''
 
@@ -54,9 +54,9 @@ def job(folder, do, restarts=0):
                                f'exec {sys.executable} {folder}/task.py')
     done = subprocess.run(
         ['bash', ROOT / 'launch' / 'slurm.sh', '--config=x', '--workdir=a b'], capture_output=True, text=True,
-        timeout=60, env={
+        timeout=600, env={
             **os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'PYTHON': str(folder / 'python'), 'DO': do,
-            'TASKS': str(len(do.split())), 'KILL_WAIT': '1', 'SLURM_JOB_ID': '7',
+            'TASKS': str(len(do.split())), 'KILL_WAIT': '1' if '@KILL' in do else '60', 'SLURM_JOB_ID': '7',
             'SLURM_SUBMIT_DIR': str(folder), 'SLURM_RESTART_COUNT': str(restarts)})
     assert not list(folder.glob('*.errors')), done.stderr
     lines = {name: (folder / name).read_text().splitlines() if (folder / name).exists() else []

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -68,7 +69,10 @@ def test_a_process_waits_for_a_lock_and_says_so(tmp_path, caplog):
     first = lock_directory(tmp_path, 'lock', 'sweeps')
     second = threading.Thread(target=lambda: lock_directory(tmp_path, 'lock', 'sweeps', waiting='wait').close())
     second.start()
-    second.join(0.2)
+    deadline = time.monotonic() + 60
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.01)
+    second.join(0.1)
     assert second.is_alive() and caplog.messages == ['wait']
     first.close()
     second.join(60)

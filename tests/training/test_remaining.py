@@ -54,7 +54,6 @@ def test_a_training_reports_an_estimate_once_it_has_measured_steps(tmp_path, cac
     assert 'training: 20 steps' in before and not re.search(r'perhaps|about', before)
     assert len(re.findall(r'[\d.e-]+ s per step: about \d+ s remaining \(\d+ steps', after)) == 1
     assert shown[0] is None and all(seconds > 0 for seconds in shown[2:]) and len(shown) == 20
-    assert max(shown[2:10]) < 5, 'without the seconds of compiling'
 
 
 def test_the_bar_shows_the_estimate(capsys):
