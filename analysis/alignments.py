@@ -51,10 +51,10 @@ def as_pharaoh(links: Links) -> str:
     return ' '.join(f'{source}-{target}' for source, target in links)
 
 
-def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
+def error_rate(alignments: Sequence[Links], gold: Sequence[Links]) -> float:
     """Returns the alignment error rate 1 - 2 |A and G| / (|A| + |G|) for sure gold links G (Och and Ney 2003)."""
-    both = sum(len({*one} & {*other}) for one, other in zip(found, gold, strict=True))
-    return 1 - 2 * both / max(1, sum(len({*each}) for each in (*found, *gold)))
+    both = sum(len({*links} & {*gold_links}) for links, gold_links in zip(alignments, gold, strict=True))
+    return 1 - 2 * both / max(1, sum(len({*links}) for links in (*alignments, *gold)))
 
 
 def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Links]) -> dict[Head, float]:
@@ -63,8 +63,8 @@ def error_rates(model: Translator, outputs: Sequence[Output], gold: Sequence[Lin
     layers, heads = weights[0].shape[:2]
     choices = [Head(layer, head, shift) for layer in range(layers) for head in (*range(heads), None)
                for shift in SHIFTS]
-    return {choice: error_rate([_links(model, output, each, choice)
-                                for output, each in zip(outputs, weights, strict=True)], gold) for choice in choices}
+    return {choice: error_rate([_links(model, output, matrix, choice)
+                                for output, matrix in zip(outputs, weights, strict=True)], gold) for choice in choices}
 
 
 def best_head(run: Run, sentences: int = SENTENCES) -> Head:
@@ -87,14 +87,14 @@ def chosen_head(look: str, model: Translator) -> Head:
     """Returns the head that --look=cross:LAYER[:HEAD] names. LAYER and HEAD are numbers from 1; HEAD may be 'mean'.
 
     Raises:
-      UserError: if there is no such head.
+      UserError: if the head does not exist.
     """
     shape = _cross(model, model.forced_all([('a', 'a')])[0]).shape
-    found = cross_head(look, *shape[:2])
-    if found is None:
+    numbers = cross_head(look, *shape[:2])
+    if numbers is None:
         raise UserError(f'look={look!r}: an alignment needs cross:LAYER:HEAD, with LAYER from 1 to {shape[0]} and HEAD '
                         f'from 1 to {shape[1]}, or mean')
-    return Head(*found)
+    return Head(*numbers)
 
 
 def _cross(model: Translator, output: Output) -> Float[np.ndarray, 'layer head t s']:

@@ -86,15 +86,18 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
     are counted in the training data of the first run.
 
     Raises:
-      UserError: if a run has no translations of this split, or other sentences than the first run.
+      UserError: if the list is empty, a run has no translations of this split, or its sentences differ from the
+        sentences of the first run.
     """
+    if not workdirs:
+        raise UserError('the list of run directories is empty. Use at least one run directory')
     tables = {str(workdir): _translations(workdir, split) for workdir in workdirs}
     first = next(iter(tables.values()))
     pairs: list[Any] = [tuple(row[:2]) for row in first]
     for workdir, table in tables.items():
         if [tuple(row[:2]) for row in table] != pairs:
-            raise UserError(f'{workdir}: results/{split}.tsv has other sentences than {workdirs[0]}. Score both runs '
-                            'on the same split')
+            raise UserError(f'{workdir}: results/{split}.tsv has sentences that differ from the sentences of '
+                            f'{workdirs[0]}. Score both runs on the same split')
 
     def train():
         data: Any = open_data(read_config(expanded(workdirs[0])), expanded(workdirs[0]))
@@ -105,29 +108,29 @@ def buckets(workdirs: Sequence[str | Path], split: str = 'test', by: str = 'leng
             for workdir, table in tables.items()}
 
 
-def as_table(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> str:
+def as_table(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu') -> str:
     """Returns a text table with a line for each bucket and a column for each run."""
-    width = max(22, *map(len, found))
-    lines = [' ' * 12 + '     n' + ''.join(f'  {name:>{width}}' for name in found)]
-    for row in zip(*found.values(), strict=True):
+    width = max(22, *map(len, scored))
+    lines = [' ' * 12 + '     n' + ''.join(f'  {name:>{width}}' for name in scored)]
+    for row in zip(*scored.values(), strict=True):
         cells = ['{:.2f} [{:.2f}, {:.2f}]'.format(*bucket.scores[metric]) for bucket in row]
         label = f'{row[0].low}-{row[0].high}'
         lines.append(f'{label:12}{row[0].n:6}' + ''.join(f'  {cell:>{width}}' for cell in cells))
     return '\n'.join(lines)
 
 
-def buckets_figure(found: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', by: str = 'length') -> 'Figure':
+def buckets_figure(scored: Mapping[str, Sequence[Bucket]], metric: str = 'bleu', by: str = 'length') -> 'Figure':
     """Returns a plot of a metric over the buckets, with a line for each run. Bars are the 95 % intervals."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(6, 4), layout='constrained')
     axes = figure.add_subplot()
-    for index, (name, row) in enumerate(found.items()):
+    for index, (name, row) in enumerate(scored.items()):
         values = np.array([bucket.scores[metric] for bucket in row])
-        places = np.arange(len(row)) + 0.08 * (index - (len(found) - 1) / 2)
+        places = np.arange(len(row)) + 0.08 * (index - (len(scored) - 1) / 2)
         # The score of all sentences may be outside the interval of the resamples.
         axes.errorbar(places, values[:, 0], np.maximum(0, [values[:, 0] - values[:, 1], values[:, 2] - values[:, 0]]),
                       marker='o', capsize=3, label=name)
-    first = next(iter(found.values()))
+    first = next(iter(scored.values()))
     axes.set_xticks(range(len(first)), [f'{bucket.low}-{bucket.high}\nn={bucket.n}' for bucket in first])
     axes.set(xlabel=by, ylabel=metric)
     axes.legend()
@@ -141,7 +144,7 @@ def _scores(outputs, references, log_probs):
     # All resamples of a bucket with one sentence are equal, so its interval has the length 0.
     scores = {name: [metric.corpus_score(outputs, [references]).score, *interval(metric, outputs, references)]
               for name, metric in {'bleu': BLEU(), 'chrf': CHRF()}.items()}
-    scores['exact_match'] = _mean(np.array([one == other for one, other in zip(outputs, references, strict=True)]))
+    scores['exact_match'] = _mean(np.array(list(map(str.__eq__, outputs, references))))
     return scores if log_probs is None else scores | {'log_prob': _mean(np.array(log_probs))}
 
 

@@ -5,6 +5,7 @@ head, and a gate of 0 removes it. Gates are edits (inference/edits.py). New valu
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from runtime.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+log = logging.getLogger('allyouneed.heads')
+
 Gates = Mapping[str, Float[np.ndarray, ' head']]  # {place of the heads of an attention: gates}
 
 
@@ -43,6 +46,7 @@ class GatedHeads:
         self.counts = {name: sizes['head'] or 0 for name, sizes in run.places().items() if name.endswith('/heads')}
         if not self.counts:
             raise UserError(f'{run.workdir}: the model has no attention heads. Use a model with attention')
+        self._gradients = None
         self.run = run.edited([Edit('scale', name, np.ones((count, 1))) for name, count in self.counts.items()])
 
     def ones(self) -> dict[str, Float[np.ndarray, ' head']]:
@@ -51,9 +55,9 @@ class GatedHeads:
 
     def kinds(self) -> dict[str, list[str]]:
         """Returns {kind: places}, with a place for each layer. The kinds are 'encoder', 'decoder' and 'cross'."""
-        found = {kind: [name for name in self.counts if name.startswith(path.partition('{')[0])
-                        and path.rpartition('/')[2] in name] for kind, path in ATTENTION.items()}
-        return {kind: names for kind, names in found.items() if names}
+        places = {kind: [name for name in self.counts if name.startswith(path.partition('{')[0])
+                         and path.rpartition('/')[2] in name] for kind, path in ATTENTION.items()}
+        return {kind: names for kind, names in places.items() if names}
 
     def model(self, gates: Gates) -> Any:
         """Returns the model with the given gates. If a place has no gates in `gates`, all its heads are kept."""
@@ -81,26 +85,27 @@ class GatedHeads:
             return -jnp.where(targets != PAD, log_probs[0], 0.0).sum()
 
         total = jax.tree.map(np.zeros_like, self.ones())
-        gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
+        if self._gradients is None:  # compiled by the first call
+            self._gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
         for begin in range(0, len(pairs), 64):
             part = pairs[begin:begin + 64]
             source = model._padded([[*model.tokenizers['source'].encode(text), EOS] for text, _ in part], 64)
             target = model._padded([[BOS, *model.tokenizers['target'].encode(text), EOS] for _, text in part], 64)
-            grads = gradients(self.ones(), source, target)
+            grads = self._gradients(self.ones(), source, target)
             total = {name: total[name] + np.abs(grads[name][:len(part)]).sum(axis=0) for name in total}
-        return {name: each / len(pairs) for name, each in total.items()}
+        return {name: values / len(pairs) for name, values in total.items()}
 
     def _with_gates(self, gates: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = [{name: gates[name][:, None] if name in gates else number for name, number in each.items()}
-                   for each in self.run.model.params[EDITS]]
+        numbers = [{name: gates[name][:, None] if name in gates else number for name, number in edit.items()}
+                   for edit in self.run.model.params[EDITS]]
         return {**self.run.model.params, EDITS: numbers}
 
 
 def without_head(gates: Gates, place: str, head: int) -> dict[str, Float[np.ndarray, ' head']]:
     """Returns a copy of the gates in which the gate of one head is 0. `head` is its number at `place`, from 0."""
-    fewer = np.array(gates[place])
-    fewer[head] = 0
-    return {**gates, place: fewer}
+    changed = np.array(gates[place])
+    changed[head] = 0
+    return {**gates, place: changed}
 
 
 def exact_or_bleu(model: Translator, pairs: Sequence[tuple[str, str]], options: SearchOptions, metric: str) -> float:
@@ -118,14 +123,14 @@ def scores_without_heads(heads: GatedHeads, pairs: Sequence[tuple[str, str]], ki
     Raises:
       UserError: if the model has no attention of this kind.
     """
-    kinds, every = heads.kinds(), heads.ones()
+    kinds, gates = heads.kinds(), heads.ones()
     if kind not in kinds:
         raise UserError(f'kind={kind!r}: the model has no attention of this kind. Use {", ".join(kinds)}')
 
     def score(gates):
         return exact_or_bleu(heads.model(gates), pairs, options, metric)
 
-    return score(every), np.array([[score(without_head(every, place, head)) for head in range(heads.counts[place])]
+    return score(gates), np.array([[score(without_head(gates, place, head)) for head in range(heads.counts[place])]
                                    for place in kinds[kind]], dtype=float)
 
 
@@ -149,6 +154,7 @@ def pruning_curve(heads: GatedHeads, pairs: Sequence[tuple[str, str]], order: Se
             gates = without_head(gates, place, head)
         removed = count
         curve.append((count, exact_or_bleu(heads.model(gates), pairs, options, metric)))
+        log.info('%d of %d heads removed: %s %.4g', count, len(order), metric, curve[-1][1])
     return curve
 
 
@@ -164,7 +170,7 @@ def pruning_curves(heads: GatedHeads, pairs: Sequence[tuple[str, str]], options:
     orders |= {f'at random, seed {seed}': shuffled(heads, seed) for seed in range(seeds)}
     curves = {}
     for kind, places in heads.kinds().items():
-        curves[kind] = {name: pruning_curve(heads, pairs, [each for each in order if each[0] in places], options,
+        curves[kind] = {name: pruning_curve(heads, pairs, [head for head in order if head[0] in places], options,
                                             metric, steps) for name, order in orders.items()}
     return curves
 

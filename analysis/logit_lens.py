@@ -46,18 +46,18 @@ class LogitLens:
                          for name, row in zip(['', *self.target], [titles, *cells], strict=True))
 
 
-def logit_lens(run: Run, given: Any) -> LogitLens:
+def logit_lens(run: Run, example: Any) -> LogitLens:
     """Returns the predictions of the decoder, or of a language model, after each layer.
 
     Args:
       run: a translator or a language model with a residual stream.
-      given: a source (the run translates it), a pair (source, target) or an output. For a language model: a text, a
+      example: a source (the run translates it), a pair (source, target) or an output. For a language model: a text, a
         pair (prompt, continuation) or an output.
 
     Raises:
       UserError: if the model has no residual stream, or does not write text.
     """
-    text, listed = text_of(run, given), run.places()
+    text, listed = text_of(run, example), run.places()
     stack = 'decoder' if text.source else 'encoder'
     if f'{stack}/input' not in listed:
         raise UserError(f'{run.workdir}: the logit lens needs a residual stream, which this model lacks. Use one run '

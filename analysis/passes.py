@@ -120,12 +120,12 @@ def at_targets(log_probs: Float[Array, 'rows length vocab'],
     return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
-def as_output(run: Run, given: Any) -> Output:
+def as_output(run: Run, example: Any) -> Output:
     """Returns a text as an output of the run.
 
     Args:
       run: a translator or a language model.
-      given: an output. For a translator: a source, which is translated first, or (source, target). For a language
+      example: an output. For a translator: a source, which is translated first, or (source, target). For a language
         model: a text, or (prompt, continuation).
 
     Raises:
@@ -134,19 +134,19 @@ def as_output(run: Run, given: Any) -> Output:
     model: Any = run.model
     if not isinstance(model, Translator | Generator):
         raise UserError(f'{run.workdir}: task={run.config.task} has no texts. Use a translator or a language model')
-    if isinstance(given, Output):
-        return given
+    if isinstance(example, Output):
+        return example
     if isinstance(model, Translator):
-        if isinstance(given, str):
-            return model.translate([given], run.options)[0]
-        source, target = given
+        if isinstance(example, str):
+            return model.translate([example], run.options)[0]
+        source, target = example
         return Output(source, model._tokens(source, 0),
                       [Hypothesis(target, model._target_tokens(target, 0, run.options), 0.0, 0.0)])
-    prompt, text = ('', given) if isinstance(given, str) else given
+    prompt, text = ('', example) if isinstance(example, str) else example
     tokenizer = model.tokenizers['target']
     before, whole = tokenizer.encode(prompt), tokenizer.encode(prompt + text)
     # The last token of the prompt may continue in the text. Then this token belongs to the continuation.
-    shared = next((number for number, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other),
+    shared = next((number for number, (old, new) in enumerate(zip(before, whole, strict=False)) if old != new),
                   min(len(before), len(whole)))
     if shared + 1 >= model.context or shared == len(whole):
         raise UserError(f'{text[:40]!r} after {prompt[:40]!r}: there is no token to predict. The continuation must not '
@@ -154,17 +154,17 @@ def as_output(run: Run, given: Any) -> Output:
     return Output(prompt, [BOS, *whole[:shared]], [Hypothesis(text, whole[shared:], 0.0, 0.0, ended=False)])
 
 
-def text_of(run: Run, given: Any) -> Text:
-    """Returns a text as arguments of the model of the run. The argument `given` is explained in `as_output`."""
-    output, model = as_output(run, given), run.model
+def text_of(run: Run, example: Any) -> Text:
+    """Returns a text as arguments of the model of the run; `as_output` explains `example`."""
+    output, model = as_output(run, example), run.model
     assert isinstance(model, TextModel), 'as_output has checked the model'
     inputs, written = model._read_and_written(output)
     return Text(model, inputs, written, 0 if 'source' in inputs else max(0, len(output.source_tokens) - 1))
 
 
-def check_same_lengths(one: Text, other: Text, sentences: Sequence[str]) -> None:
+def check_same_lengths(clean: Text, corrupt: Text, sentences: Sequence[str]) -> None:
     """Raises UserError if two texts that are compared token by token have different numbers of tokens."""
-    for name, tokens in one.inputs.items():
-        if len(tokens) != len(other.inputs[name]):
+    for name, tokens in clean.inputs.items():
+        if len(tokens) != len(corrupt.inputs[name]):
             raise UserError(f'{sentences[0][:40]!r} and {sentences[1][:40]!r}: the sentences have {len(tokens)} and '
-                            f'{len(other.inputs[name])} tokens. Use sentences with the same number of tokens')
+                            f'{len(corrupt.inputs[name])} tokens. Use sentences with the same number of tokens')

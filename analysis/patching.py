@@ -102,8 +102,8 @@ def attribution_map(run: Run, clean: str, corrupt: str, target: str,
 def estimate_error(estimated: Effects, measured: Effects) -> EstimateError:
     """Returns the error of `estimated`, a result of `attribution_map`. `measured` is the result of `patching_map`."""
     if estimated.log_probs.shape != measured.log_probs.shape:
-        raise UserError(f'the maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use the '
-                        'same sentences and places for both maps')
+        raise UserError(f'the two maps have {estimated.log_probs.shape} and {measured.log_probs.shape} patches. Use '
+                        'the same sentences and places for both maps')
     difference = np.abs(estimated.effects - measured.effects)
     correlation = np.corrcoef(estimated.effects.ravel(), measured.effects.ravel())[0, 1]
     return EstimateError(float(difference.mean()), float(difference.max()), float(correlation))

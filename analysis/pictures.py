@@ -173,6 +173,24 @@ def heads_figure(scores: Mapping[str, Float[np.ndarray, 'layer head']], title: s
     return figure
 
 
+def matrix_figure(values: Float[np.ndarray, 'row column'], rows: Sequence[str], columns: Sequence[str],
+                  label: str) -> 'Figure':
+    """Draws a matrix with names for its rows and columns. Negative numbers are red, and positive numbers are blue."""
+    rows, columns = rows[:MOST_TOKENS], columns[:MOST_TOKENS]
+    values = values[:len(rows), :len(columns)]
+    size = max(3.0, 0.32 * len(columns)) + 0.09 * max(map(len, rows)), max(2.0, 0.26 * len(rows)) + 1.2
+    figure, (axes,) = _panels(1, size)
+    highest = max(float(np.nanmax(np.abs(values), initial=0)), 1e-9)
+    signed = bool(np.nanmin(values, initial=0) < 0)
+    image = axes.imshow(values, cmap='RdBu' if signed else 'Blues', vmin=-highest if signed else 0, vmax=highest,
+                        aspect='auto')
+    axes.set_xticks(range(len(columns)), [_printable(name) for name in columns], rotation=90, fontsize=8)
+    axes.set_yticks(range(len(rows)), [_printable(name) for name in rows], fontsize=8)
+    axes.tick_params(length=0)
+    figure.colorbar(image, label=label)
+    return figure
+
+
 def confusion_figure(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> 'Figure':
     """Draws a confusion matrix: the share of the examples of each true class that get each predicted class.
 

@@ -36,7 +36,7 @@ def _is_digit(piece: str) -> bool:
 
 def _is_punctuation(piece: str) -> bool:
     text = piece.strip(SPACE)
-    return piece not in SPECIAL and bool(text) and all(unicodedata.category(each)[0] in 'PS' for each in text)
+    return piece not in SPECIAL and bool(text) and all(unicodedata.category(character)[0] in 'PS' for character in text)
 
 
 # {role: function (number of queries, pieces of the keys) -> the keys with this role, for each query}
@@ -87,33 +87,35 @@ class Roles:
         return '\n'.join(lines)
 
 
-def roles(run: Run, given: Sequence[Any], places: str | Sequence[str] = '*/weights') -> Roles:
+def roles(run: Run, texts: Sequence[Any], places: str | Sequence[str] = '*/weights') -> Roles:
     """Returns the roles of all heads at the places.
 
     Args:
       run: a translator or a language model with attention.
-      given: sources, pairs, texts or outputs, as in `Run.inspect`.
+      texts: sources, pairs, texts or outputs, as in `Run.inspect`.
       places: names or patterns of places of attention weights.
 
     Raises:
-      UserError: if no place matches, or a place has no attention weights.
+      UserError: if the list of texts is empty, no place matches, or a place has no attention weights.
     """
+    if not texts:
+        raise UserError('roles need at least one text. Use a list with texts')
     sums: dict[str, _Sums] = {}
-    for begin in range(0, len(given), TEXTS):
-        for values in run.inspect(given[begin:begin + TEXTS], places):
+    for begin in range(0, len(texts), TEXTS):
+        for values in run.inspect(texts[begin:begin + TEXTS], places):
             for name, value in values.items():
                 causal = 'self_attention' in name and (isinstance(run.model, Generator) or 'decoder' in name)
                 sums[name] = sums.get(name, _Sums()) + _sums(value, causal)
-    heads = [(name, head) for name, each in sums.items() for head in range(len(each.entropy))]
+    heads = [(name, head) for name, place_sums in sums.items() for head in range(len(place_sums.entropy))]
 
     def rows(field):
-        return np.concatenate([field(each) for each in sums.values()])
+        return np.concatenate([field(place_sums) for place_sums in sums.values()])
 
     with np.errstate(invalid='ignore'):
-        shares = rows(lambda each: each.weights / each.seen)
+        shares = rows(lambda sums: sums.weights / sums.seen)
     return Roles(heads, [sums[name].tokens for name, _ in heads],
-                 rows(lambda each: np.tile(each.seen / each.tokens, (len(each.entropy), 1))), shares,
-                 rows(lambda each: each.entropy / each.tokens), rows(lambda each: each.distance / each.tokens))
+                 rows(lambda sums: np.tile(sums.seen / sums.tokens, (len(sums.entropy), 1))), shares,
+                 rows(lambda sums: sums.entropy / sums.tokens), rows(lambda sums: sums.distance / sums.tokens))
 
 
 @dataclasses.dataclass(frozen=True)

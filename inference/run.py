@@ -116,12 +116,16 @@ def tracked_places(config: ConfigDict, places: Mapping[str, Sizes]) -> list[str]
     Attention scores are left out, because masked scores have no useful statistic.
 
     Raises:
-      UserError: if no place matches a pattern.
+      UserError: if no place matches a pattern, or a pattern matches only scores.
     """
-    useful = {name: sizes for name, sizes in places.items() if not name.endswith('/scores')}
     patterns = [pattern.strip() for pattern in config.track.places.split(',') if pattern.strip()]
-    names = {name for pattern in patterns for name in matching(pattern, useful, 'config.track.places: ')}
-    return sorted(names, key=list(places).index)
+    names = {pattern: matching(pattern, places, 'config.track.places: ') for pattern in patterns}
+    useful = {pattern: [name for name in matches if not name.endswith('/scores')] for pattern, matches in names.items()}
+    for pattern, matches in useful.items():
+        if not matches:
+            raise UserError(f'config.track.places: {pattern!r}: attention scores have no statistic, because masked '
+                            f'scores are arbitrary. Use {names[pattern][0].removesuffix("scores")}weights')
+    return sorted({name for matches in useful.values() for name in matches}, key=list(places).index)
 
 
 class Run:

@@ -19,14 +19,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from configs.versions import VERSION
 from input_pipeline.data import KEPT, SIZES, save_tokenizers
 from interchange.safetensors_files import ADVICE, open_arrays, save_arrays
-from run_directory.records import CONFIG, read_config
+from run_directory.records import CONFIG, EXPORTED, read_config
 from run_directory.trained import TrainedModel, make_model, parts_of_one_run
 from run_directory.workdir import FINGERPRINTS
 from runtime.errors import UserError
 from runtime.files import write_text
 from runtime.schema import Count
 
-WEIGHTS = 'model.safetensors'
+WEIGHTS = EXPORTED
 STEPS = 'steps'  # the entry of the metadata with the steps of the checkpoints that the parameters come from
 
 

@@ -104,7 +104,7 @@ def show_map(found, title):
     figure, axes = plt.subplots(figsize=(8, 2.2), layout='constrained')
     picture = axes.imshow(effects, cmap='RdBu', vmin=-1, vmax=1, aspect='auto')
     axes.set_xticks(range(len(found.pieces)), found.pieces)
-    axes.set_yticks(range(len(found.places)), found.places)
+    axes.set_yticks(range(len(found.nodes)), [node.place for node in found.nodes])
     axes.set(xlabel=f'token of {other!r}', ylabel='place', title=title)
     for (row, column), effect in np.ndenumerate(effects):
         axes.text(column, row, f'{effect:.2f}', ha='center', va='center', color='white' if effect > 0.6 else 'black')

@@ -14,6 +14,7 @@ from runtime.errors import UserError
 from runtime.files import read_bytes
 
 CONFIG = 'config.json'
+EXPORTED = 'model.safetensors'  # the parameters in a folder that interchange/ has exported
 METRICS_FILE = 'metrics.jsonl'
 EVALUATED = 'validation_'  # prefix of the names of an evaluation's metrics
 STEP = re.compile('0|[1-9][0-9]{0,17}')  # the name of a checkpoint's folder, without leading zeros

@@ -22,7 +22,7 @@ from configs.versions import VERSION
 from input_pipeline.data import KEPT, Data
 from model.evaluation import Objective
 from run_directory.checksums import checksums
-from run_directory.records import CONFIG, METRICS_FILE, finished_at, read_saved_config
+from run_directory.records import CONFIG, EXPORTED, METRICS_FILE, finished_at, read_saved_config
 from runtime.agreement import different, exchange, from_leader
 from runtime.errors import UserError
 from runtime.files import check_folder, check_name, expanded, naming, read_bytes, read_json, write_text
@@ -102,6 +102,9 @@ class RunDirectory:
                                 'directory')
             check_folder(self.path)
             return None
+        if EXPORTED in names:
+            raise UserError(f'--workdir={self.path} is an exported model, which cannot be trained further. Use another '
+                            '--workdir')
         self._hold()
         saved, unset = read_saved_config(self.path)
         kept, lowered = {}, self._lowered()

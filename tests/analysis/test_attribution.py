@@ -11,6 +11,7 @@ from analysis.passes import text_of
 from inference.edits import Edit
 from model.places import EDITS
 from runtime.errors import UserError
+from runtime.resources import compile_time
 from tests.random_run import random_run
 
 PAIR = 'abc', 'xy'
@@ -63,6 +64,13 @@ def test_integrated_gradients_add_up_to_the_difference_of_the_outputs(run, found
     np.testing.assert_allclose(found['integrated'].gap, 0, atol=0.01)
     with pytest.raises(UserError, match="method='flow' has no baseline"):
         _ = found['flow'].gap
+
+
+def test_a_second_text_of_the_same_shape_compiles_nothing(run, found):
+    before = compile_time.seconds
+    for method in ('gradient', 'integrated', 'leave_one_out'):
+        attribute(run, ('bcd', 'yz'), method, instead='q')
+    assert compile_time.seconds == before
 
 
 def test_leave_one_out_hides_a_token(run, found):

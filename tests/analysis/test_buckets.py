@@ -49,7 +49,7 @@ def test_runs_side_by_side_as_a_table_and_a_picture(tmp_path):
     axes, = buckets_figure(found).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(map(str, runs))
     (tmp_path / 'b' / 'results' / 'test.tsv').write_text(table_line(['x', 'y', 'z']))
-    with pytest.raises(UserError, match='has other sentences than'):
+    with pytest.raises(UserError, match='has sentences that differ from the sentences of'):
         buckets(runs)
     with pytest.raises(UserError, match=r'Score the run first: python decode.py --workdir=.*c --split=test'):
         buckets([tmp_path / 'c'])

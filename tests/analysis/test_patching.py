@@ -9,6 +9,7 @@ from analysis.paths import heads_at, path_patching
 from inference.edits import Edit
 from model.places import EDITS
 from runtime.errors import UserError
+from runtime.resources import compile_time
 from tests.random_run import random_run
 
 
@@ -86,6 +87,18 @@ def test_one_path_is_the_pass_with_all_other_values_frozen(run):
     assert abs(found.effects[0]) > 1e-3
     np.testing.assert_allclose(found.log_probs, [log_prob(run, Edit('replace', receiver, value[receiver].values, [0]))],
                                rtol=1e-5)
+
+
+def test_other_sentences_of_the_same_shape_compile_nothing(run):
+    places = 'encoder/layers_0/self_attention/heads'
+    calls = [lambda *texts: patching_map(run, *texts, places), lambda *texts: attribution_map(run, *texts, places),
+             lambda *texts: path_patching(run, *texts, 'encoder/layers_0/self_attention/queries', 'decoder', held=[])]
+    for call in calls:
+        call('ab', 'xy', TARGET)
+    before = compile_time.seconds
+    for call in calls:
+        call('bc', 'yz', 'tarted')
+    assert compile_time.seconds == before
 
 
 def test_a_path_that_does_not_exist_has_no_effect(run):

@@ -8,6 +8,7 @@ from inference.edits import Edit
 from inference.run import Run
 from interchange import export as module
 from interchange.export import export_without_heads, pruned_model
+from run_directory.workdir import RunDirectory
 from runtime.errors import UserError
 from tests.random_run import random_run
 
@@ -32,6 +33,8 @@ def test_the_exported_run_is_smaller_and_has_the_outputs_of_heads_set_to_zero(tm
     assert pruned.parameters < run.parameters
     np.testing.assert_allclose(log_probs(pruned), log_probs(zeroed), rtol=1e-5)
     assert np.abs(np.subtract(log_probs(zeroed), log_probs(run))).min() > 1e-3
+    with pytest.raises(UserError, match='pruned is an exported model, which cannot be trained further'):
+        RunDirectory(str(tmp_path / 'pruned'), pruned.config)
 
 
 @pytest.mark.slow

@@ -78,16 +78,33 @@ def stack(params, name, x, memory=None, **options):
     return x, values | {name: x}
 
 
-def transformer():
-    module, variables = small()
+def t5_bias(table, length, causal):
+    """The bias [head, query, key] at distances below 8: bucket n for a key n tokens before, 16 + n for n after."""
+    offset = np.subtract.outer(np.arange(length), np.arange(length))
+    return np.moveaxis(table[np.maximum(offset, 0) if causal else np.where(offset < 0, 16 - offset, offset)], -1, 0)
+
+
+def transformer(position='sinusoidal', norm='post', layers=2):
+    module, variables = small(position=position, norm=norm, layers=layers)
     params, values, memory = float64(variables['params']), {}, None
     for side, tokens, name in ('source', SOURCE[0], 'encoder'), ('target', TARGET[0], 'decoder'):
         embedded = params[f'{side}_embedding']['embedding'][np.asarray(tokens)]
-        mask = np.tri(len(tokens), dtype=bool) if side == 'target' else True
-        x = embedded * np.sqrt(8) + reference.sinusoids(len(tokens), 8)
-        memory, more = stack(params[name], name, x, memory, mask=mask)
+        length, causal = len(tokens), side == 'target'
+        table = params.get(f'{side}_position', {'table': np.zeros((length, 8))})['table'][:length]  # learned positions
+        x = embedded * np.sqrt(8) + (reference.sinusoids(length, 8) if position == 'sinusoidal' else table)
+        memory, more = stack(params[name], name, x, memory, mask=np.tri(length, dtype=bool) if causal else True,
+                             norm=norm, bias=t5_bias(params[name]['relative']['table'], length, causal)
+                             if position == 'relative' else 0.0)
         values |= more | {f'{side}_embedding': embedded}
     return module, variables, (SOURCE, TARGET), values
+
+
+def learned_positions():
+    return transformer('learned', layers=1)
+
+
+def pre_norm_with_t5_positions():
+    return transformer('relative', 'pre', layers=1)
 
 
 def language_model():
@@ -142,7 +159,8 @@ def recurrent():
         weights[None], f'{attention}/heads': context[:, None], attention: context}
 
 
-@pytest.mark.parametrize('make', [transformer, language_model, images, recurrent])
+@pytest.mark.parametrize('make', [transformer, learned_positions, pre_norm_with_t5_positions, language_model,
+                                  images, recurrent])
 def test_the_values_of_all_places_are_those_of_an_independent_forward_pass(make):
     module, variables, inputs, expected = make()
     _, captured = jax.jit(observing(module.apply, read=lambda name: True))(variables, *inputs)

@@ -81,6 +81,8 @@ def test_padding_is_not_counted():
 @pytest.mark.parametrize('options, message', [
     ({'track__places': 'encoder/layer_0'}, "config.track.places: place 'encoder/layer_0': the model has no such place. "
                                            'Did you mean encoder/layers_0'),
+    ({'track__places': 'encoder/layers_0/*/scores'}, 'attention scores have no statistic, .* Use '
+                                                     'encoder/layers_0/self_attention/weights'),
     ({'train__edits': '[{"edit": "zero", "place": "encoder/layer_0"}]'}, "place 'encoder/layer_0': the model has no")])
 def test_unknown_places_are_refused_before_the_run_directory_exists(options, message, cache, tmp_path):
     with pytest.raises(UserError, match=message):

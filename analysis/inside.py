@@ -1,0 +1,138 @@
+"""The analyses of tools/inside.py: each returns a text table, the numbers as JSON, and a picture."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from analysis.attribution import attribute
+from analysis.heads import GatedHeads, pruning_curves, pruning_figure, ranked
+from analysis.logit_lens import logit_lens
+from analysis.passes import as_output
+from analysis.patching import patching_map
+from analysis.pictures import heads_figure, matrix_figure
+from analysis.roles import ROLES, roles
+from inference.options import search_options
+from inference.run import Run
+from inference.translate import Translator
+from runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Request(NamedTuple):
+    """The arguments of an analysis; each analysis uses some of them.
+
+    Attributes:
+      split: the split of the data.
+      count: the number of examples of the split.
+      text: a source or a pair (source, target), as in `analysis.passes.as_output`.
+      other: for patching, the sentence that is patched.
+      places: names or patterns of places; None: the default of the analysis.
+      method: for attribution, a key of `analysis.attribution.METHODS`.
+      instead: for attribution, a text whose first token is the alternative.
+    """
+    split: str = 'validation'
+    count: int = 100
+    text: str | tuple[str, str] = ''
+    other: str | None = None
+    places: Sequence[str] | None = None
+    method: str = 'integrated'
+    instead: str = ''
+
+
+class Result(NamedTuple):
+    """The result of an analysis: a text table, an object that JSON can write, and a picture."""
+    table: str
+    numbers: Any
+    figure: 'Figure'
+
+
+def examples(run: Run, request: Request) -> list[Any]:
+    """Returns the first examples of a split: pairs, or outputs of a language model.
+
+    Raises:
+      UserError: if the run does not write text.
+    """
+    data, model = run.data(), run.model
+    if isinstance(model, Translator):
+        return data.pairs(request.split)[:request.count]  # pyright: ignore[reportAttributeAccessIssue]
+    as_output(run, ('', 'a'))  # raises an error for a model of images or series
+    return [output for output, _ in model.examples(data, request.split, request.count, run.options)]  # pyright: ignore
+
+
+def importance(run: Run, request: Request) -> Result:
+    """Returns the importance of each attention head for the references of a split."""
+    heads = GatedHeads(run)
+    values = heads.importance(examples(run, request))
+    table = '\n'.join(f'{place:48}{head:4}{values[place][head]:12.4g}' for place, head in reversed(ranked(values)))
+    by_kind = {kind: np.array([values[place] for place in places]) for kind, places in heads.kinds().items()}
+    return Result(table, {place: row.tolist() for place, row in values.items()},
+                  heads_figure(by_kind, 'importance of each head'))
+
+
+def pruning(run: Run, request: Request) -> Result:
+    """Returns BLEU while heads are removed, by importance for the first half of the examples and at random.
+
+    BLEU is computed with greedy search on the second half.
+    """
+    pairs = examples(run, request)
+    if len(pairs) < 2:
+        raise UserError(f'--count={request.count}: pruning needs at least 2 pairs. Use a larger --count')
+    half = len(pairs) // 2
+    curves = pruning_curves(GatedHeads(run), pairs[half:], search_options(run.config, method='greedy'), pairs[:half])
+    table = '\n'.join(f'{kind:9}{order:18}' + ''.join(f'{count:5}: {score:5.1f}' for count, score in curve)
+                      for kind, orders in curves.items() for order, curve in orders.items())
+    return Result(table, curves, pruning_figure(curves))
+
+
+def head_roles(run: Run, request: Request) -> Result:
+    """Returns the roles of the attention heads on the examples of a split."""
+    table = roles(run, examples(run, request), request.places or '*/weights')
+    names = [f'{place.removesuffix("/weights")}, {head}' for place, head in table.heads]
+    numbers = {name: dict(zip(ROLES, np.nan_to_num(row).tolist(), strict=True)) | {
+        'entropy': float(entropy), 'distance': float(distance)}
+        for name, row, entropy, distance in zip(names, table.shares, table.entropy, table.distance, strict=True)}
+    return Result(str(table), numbers, matrix_figure(table.shares, names, list(ROLES), 'mean weight'))
+
+
+def lens(run: Run, request: Request) -> Result:
+    """Returns the predictions of each layer."""
+    predictions = logit_lens(run, request.text)
+    figure = matrix_figure(np.exp(predictions.log_probs), predictions.places, predictions.target,
+                           'probability of the target token')
+    return Result(str(predictions), _as_json(predictions), figure)
+
+
+def attribution(run: Run, request: Request) -> Result:
+    """Returns the contributions of source and prefix to each target token."""
+    contributions = attribute(run, request.text, request.method, request.instead)
+    figure = matrix_figure(contributions.values.T, contributions.target,
+                           [*contributions.source, *contributions.prefix], 'contribution')
+    return Result(str(contributions), _as_json(contributions), figure)
+
+
+def patching(run: Run, request: Request) -> Result:
+    """Returns the effect of each place and token of `text` on its target when `other` is patched."""
+    output = as_output(run, request.text)
+    places = request.places or 'encoder/layers_*[0-9]'
+    effects = patching_map(run, output.source, request.other or '', output.text, places)
+    names, width = [node.place for node in effects.nodes], max(8, *map(len, effects.pieces)) + 2
+    lines = [f'{"":32}' + ''.join(f'{piece:>{width}}' for piece in effects.pieces)]
+    lines += [f'{name:32}' + ''.join(f'{effect:{width}.2f}' for effect in row)
+              for name, row in zip(names, effects.effects, strict=True)]
+    return Result('\n'.join(lines), _as_json(effects) | {'effects': effects.effects.tolist()},
+                  matrix_figure(effects.effects, names, effects.pieces, 'effect'))
+
+
+ANALYSES: dict[str, Callable[[Run, Request], Result]] = {
+    'importance': importance, 'pruning': pruning, 'roles': head_roles, 'logit_lens': lens, 'attribution': attribution,
+    'patching': patching}
+
+
+def _as_json(result: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, with arrays as lists."""
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
