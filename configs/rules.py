@@ -17,7 +17,7 @@ class Rule(NamedTuple):
 
 
 def cross_heads(model: ConfigDict) -> tuple[int, int]:
-    """Returns the number of layers with cross-attention of `config.model`, and the number of heads of each layer."""
+    """Returns the number of layers with cross-attention, and the number of heads per layer. `model` is config.model."""
     if model.kind == 'rnnsearch':
         return 1, 1
     return model.num_decoder_layers or model.num_layers, model.num_heads

@@ -88,13 +88,16 @@ class TokenStore:
     def _check_offsets(self, side: str, rows: int) -> None:
         offsets, count = self._offsets.get(side), self.stats[f'{side}_tokens']
         if (offsets is None or offsets.dtype != np.int64 or offsets.shape != (rows + 1,) or offsets[0]
-                or offsets[-1] != count or max(1, count) != len(self._tokens[side]) or (np.diff(offsets) < 0).any()):
+                or offsets[-1] != count or max(1, count) != len(self._tokens[side])):
             raise UserError(f'the token store {self._folder}: {side}.offsets.npy does not fit {side}.tokens and '
                             f'stats.json. {ADVICE}')
 
-    def check_tokens(self, tokenizers: Mapping[str, Tokenizer]) -> None:
-        """Reads all tokens of the store. Raises UserError if a token is not in the vocabulary of its side."""
+    def check_rows(self, tokenizers: Mapping[str, Tokenizer]) -> None:
+        """Reads all rows. Raises UserError if a row has a negative length or a token outside of its vocabulary."""
         for side, tokens in self._tokens.items():
+            if (self.lengths(side) < 0).any():
+                raise UserError(f'the token store {self._folder}: {side}.offsets.npy contains decreasing offsets. '
+                                f'{ADVICE}')
             if (largest := int(tokens.max())) >= len(tokenizers[side]):
                 raise UserError(f'the token store {self._folder}: {side}.tokens contains the token {largest}, but the '
                                 f'vocabulary has only {len(tokenizers[side])} tokens. {ADVICE}')
@@ -214,7 +217,7 @@ def _open(folder: Path, rows: Rows, write: Write, tokenizers: Mapping[str, Token
     def read(folder: Path, is_unknown: bool) -> TokenStore:
         store = TokenStore(folder)
         if is_unknown:
-            store.check_tokens(tokenizers)
+            store.check_rows(tokenizers)
         return store
 
     return open_built(folder, lambda: build_together(folder, rows, write), read)

@@ -130,8 +130,8 @@ def test_images_are_classified(tmp_path, cache):
         assert done.stdout == b''
 
 
-@pytest.mark.parametrize('recipe, expected', [
-    pytest.param('dynamics', 'accuracy', marks=pytest.mark.slow), ('pendulum', 'r_squared')])
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
 def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     done = train(recipe, tmp_path / 'run', cache, **TINY | {
         'train.steps': 20, 'eval.every': 20, 'checkpoint.every': 20, 'optimizer.warmup': 5})

@@ -57,6 +57,7 @@ from training.metrics import Metrics, open_metrics
 from training.objective import make_objective
 from training.optimizer import make_optimizer, make_schedule
 from training.place_statistics import separated
+from training.precision import resolve_precision
 from training.profiling import ProfilerWindow
 from training.remaining import ProgressBar, RemainingTime, show_bar
 from training.step import TrainState, key_for
@@ -179,6 +180,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         directory.check_data(data)
     check_same_inputs(config, data)
     plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
+    resolve_precision(config, plan.batch(0)['targets'].size)
     try:
         check_fits(config.model, data.sizes)
     except ValueError as error:

@@ -77,8 +77,8 @@ def test_at_bfloat16_the_factors_are_rounded_and_the_sums_are_not(rows, d, f, de
 
 
 @pytest.mark.parametrize('batch, target, source, heads, width', [
-    (2, 5, 7, 3, 8), (1, 1, 1, 1, 1), (3, 1, 9, 2, 4), (3, 9, 1, 2, 4), (16, 24, 24, 4, 64), (5, 33, 20, 8, 16),
-    (1, 128, 129, 1, 3)])
+    (2, 5, 7, 3, 8), (3, 1, 9, 2, 4), (16, 24, 24, 4, 64), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [
+        (1, 1, 1, 1, 1), (3, 9, 1, 2, 4), (5, 33, 20, 8, 16), (1, 128, 129, 1, 3)])])
 def test_products_within_heads_and_their_gradients(batch, target, source, heads, width, devices):
     """Compares with the sums of equation 1 in float64, for each head of each example."""
     rng = np.random.default_rng(target)
@@ -106,6 +106,18 @@ def test_products_within_heads_and_their_gradients(batch, target, source, heads,
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     for found, wanted in zip(jax.vmap(both)(jnp.ones(2)), expected.values(), strict=True):
         np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('keys', [40, 160])  # the second one is too long for the gradients with transposed copies
+def test_few_queries_pool_the_values_of_a_past(keys, devices):
+    rng = np.random.default_rng(0)
+    weights, past = (jnp.float32(rng.normal(size=size)) for size in ((2, 4, 5, keys), (2, 4, keys, 8)))
+    value = jnp.moveaxis(past, 1, 2)
+    expected = np.einsum('bhts,bhsv->bthv', np.float64(weights), np.float64(past))
+    np.testing.assert_allclose(jax.jit(pooling_product)(weights, value), expected, rtol=1e-4, atol=1e-4)
+    gradients = [jax.jit(jax.grad(lambda *factors, product=product: jnp.cos(product(*factors)).sum(), (0, 1)))(
+        weights, value) for product in (pooling_product, lambda *factors: jnp.einsum('bhts,bshv->bthv', *factors))]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *gradients)
 
 
 @pytest.mark.parametrize('groups', [1, 2, 6])
