@@ -152,7 +152,7 @@ class _Row:
 
     def side(self, name: str, axis: str) -> str:
         """Returns the name of the text whose tokens are the entries of an axis of a place."""
-        return argument_of(name, axis, [name for name in self.inputs if name not in ('visible', 'following')])
+        return argument_of(name, axis, list(self.inputs))
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
         """Returns the values at the place `name` for this text, without padding."""

@@ -137,8 +137,11 @@ def axes_of(name: str) -> tuple[str, ...]:
 def argument_of(name: str, axis: str, arguments: Sequence[str]) -> str:
     """Returns the name of the text (an argument of the module) whose tokens are the entries of an axis of a place.
 
-    `arguments` are the names of all arguments: one name, or 'source' and 'target'.
+    `arguments` are the names of all arguments: one name, or 'source' and 'target'. For images and series, the tokens
+    are the patches of the argument 'inputs', which may have a mask and other arguments beside it.
     """
+    if 'inputs' in arguments:
+        return 'inputs'
     if len(arguments) == 1:
         return arguments[0]
     name = name.partition('/')[2] if name.startswith('members_') else name

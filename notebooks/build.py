@@ -17,7 +17,8 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
-NAMES = ('attention_by_hand', 'open_a_run', 'inside_a_model', 'fine_tune', 'compare_runs', 'additive_vs_dot_product')
+NAMES = ('attention_by_hand', 'open_a_run', 'inside_a_model', 'few_shot', 'fine_tune', 'compare_runs',
+         'additive_vs_dot_product')
 TIMEOUT = 1200  # seconds per cell; a cell may train a model
 
 

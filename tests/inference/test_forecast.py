@@ -54,14 +54,14 @@ def test_each_patch_of_a_forecast_is_read_by_the_next_prediction(model):
     np.testing.assert_allclose(predictions.values, expected.reshape(1, 8), rtol=1e-5)
     assert list(predictions[0].values) == ['x+1', 'y+1', 'x+2', 'y+2', 'x+3', 'y+3', 'x+4', 'y+4']
     np.testing.assert_allclose(model.seen(predictions[0])[6:].ravel(), predictions.values[0, :4], rtol=1e-5)
-    assert model.attention(predictions[0])['decoder'].shape == (1, 2, 4, 4)
+    assert model.attention(predictions[0])['encoder'].shape == (1, 2, 4, 4)
 
 
 def test_values_inside_a_forecast_can_be_read(model):
     forecast = model.answer(SERIES[None, :6])[0]
-    inspected, = inspect(model, SERIES[None, :6], ['head', 'decoder/layers_0/self_attention/weights'], SearchOptions())
-    weights = inspected['decoder/layers_0/self_attention/weights'].values
-    np.testing.assert_allclose(weights, model.attention(forecast)['decoder'][0], rtol=1e-5)
+    inspected, = inspect(model, SERIES[None, :6], ['head', 'encoder/layers_0/self_attention/weights'], SearchOptions())
+    weights = inspected['encoder/layers_0/self_attention/weights'].values
+    np.testing.assert_allclose(weights, model.attention(forecast)['encoder'][0], rtol=1e-5)
     assert inspected['head'].values.shape == (8,)
     explanation = explain_example(model, forecast)
     assert explanation.attention[0].keys == ['window 1', 'window 2', 'window 3', 'window 4']

@@ -28,7 +28,7 @@ def plain_forecast(params, context, following, position):
         x = x + reference.sinusoids(4, 8)
     if position == 'learned':
         x = x + params['positions']
-    x = reference.stack(params['decoder'], reference.encoder_block, x, np.tril(np.ones((4, 4), bool)), norm='pre')
+    x = reference.stack(params['encoder'], reference.encoder_block, x, np.tril(np.ones((4, 4), bool)), norm='pre')
     predictions = []
     for patch in (2, 3):  # the last patch of the context, and the first patch after it
         change = (x[patch] @ params['head']['kernel'] + params['head']['bias']).reshape(2, 2)

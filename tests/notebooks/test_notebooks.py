@@ -44,6 +44,12 @@ def runs(tmp_path_factory):
         (folder / 'runs' / recipe / 'results').mkdir()
         (folder / 'runs' / recipe / 'results' / 'validation.json').write_text(
             json.dumps({'n': 8, 'bleu': 1.5, 'perplexity': 300.25, 'exact_match': 0.0}))
+    values = TRANSFORMER | {
+        'cache_dir': folder / 'cache', 'data.file': build.FOLDER / 'few_shot.py', 'optimizer.warmup': 2,
+        'train.steps': 4}
+    done = script('train.py', '--config=configs/shakespeare_char.py', f'--workdir={folder / "runs" / "language_model"}',
+                  *(f'--config.{option}={value}' for option, value in values.items()))
+    assert done.returncode == 0, done.stderr.decode()
     return folder / 'runs'
 
 
@@ -58,7 +64,7 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == 'code' for output in cell.outputs]
 
 
-PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'inside_a_model': 5, 'fine_tune': 5,
+PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'inside_a_model': 5, 'few_shot': 0, 'fine_tune': 5,
             'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
@@ -68,7 +74,8 @@ def test_a_notebook_runs_from_its_source(name, environment, request):
     if name != BY_HAND:
         runs = request.getfixturevalue('runs')
         environment = environment | {
-            'RUN': str(runs / 'demo'), 'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs)}
+            'RUN': str(runs / 'demo'), 'LM_RUN': str(runs / 'language_model'),
+            'RNN_RUN': str(runs / 'rnnsearch_demo'), 'SWEEP': str(runs)}
     notebook = build.execute(name, environment)  # raises if a cell does
     pictures = [output for output in outputs(notebook) if 'image/png' in output.get('data', {})]
     assert len(pictures) >= PICTURES[name]
