@@ -38,7 +38,7 @@ from runtime.files import naming, open_output, write_text
 from runtime.resources import compile_time
 
 LINE_ENDS = str.maketrans({end: f'\\u{ord(end):04x}' for end in '\x85\u2028\u2029'})  # some programs end a line here
-NOT_PRINTED = ('classes', 'confusion_matrix')  # only in the file, because they may have thousands of lines
+NOT_PRINTED = ('classes', 'confusion_matrix', 'by_step')  # only in the file, because they may have thousands of lines
 BETWEEN = '-' * 15  # the line between two continuations
 
 log = logging.getLogger('allyouneed.decode')

@@ -158,7 +158,7 @@ def _how(run: RunRecord, metric: str, method: str, beam: int, smoothing: str) ->
 
 
 def _said(how: Iterable[str], part: Iterable[str]) -> str:
-    """Joins descriptions of the method and the part of the data with which each run measured a metric."""
+    """Describes how several runs measured a metric: `how` has the method of each run, `part` its part of the data."""
     hows, parts = dict.fromkeys(how), dict.fromkeys(part)
     return ', '.join(filter(None, ['measured differently per run' if len(hows) > 1 else min(hows),
                                    'different parts of validation' if len(parts) > 1 else min(parts)]))

@@ -160,8 +160,7 @@ def check_peers(peers: Sequence[str], libraries: Mapping[str, str], dtype: str) 
 
 @contextlib.contextmanager
 def _started(system: System) -> Iterator[Connection]:
-    """Starts a process that prepares a system, and yields the connection to the process. Ends the process afterwards.
-    """
+    """Starts a process that prepares a system. Yields the connection to the process, and ends the process later."""
     context = multiprocessing.get_context('spawn')
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, system), daemon=True)

@@ -17,7 +17,7 @@ class Rule(NamedTuple):
 
 
 def cross_heads(model: ConfigDict) -> tuple[int, int]:
-    """Returns the number of layers with cross-attention of `config.model`, and the number of heads of each layer."""
+    """Returns the number of layers with cross-attention, and the number of heads per layer. `model` is config.model."""
     if model.kind == 'rnnsearch':
         return 1, 1
     return model.num_decoder_layers or model.num_layers, model.num_heads
@@ -74,8 +74,17 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
 
         Rule('data.tokenizer.vocab_size', data.tokenizer.kind in SUBWORDS, data.tokenizer.vocab_size > 260,
              'must be above 260, the number of special tokens and bytes'),
-        Rule('data.dir', data.source not in ELSEWHERE, bool(data.dir or data.file),
+        Rule('data.dir', data.source not in ELSEWHERE and task.data != 'series', bool(data.dir or data.file),
              'must name the folder of the files'),
+        Rule('data.source', task.data == 'series', data.source != 'tfds', 'must be builtin or files for forecasting'),
+        Rule('data.file', task.data == 'series' and data.source == 'files', bool(data.file),
+             'must name a table of series, such as co2.csv'),
+        Rule('data.season', task.data == 'series', data.season <= data.context,
+             f'must be at most data.context={data.context}, because the seasonal-naive forecast repeats the last '
+             'season of the context'),
+        Rule('model.patches.patch', task.data == 'series',
+             data.context % model.patches.patch == data.horizon % model.patches.patch == 0,
+             f'must divide data.context={data.context} and data.horizon={data.horizon}'),
         Rule('data.file', bool(data.file), not data.dir, f'must not be combined with data.dir={data.dir}'),
         Rule('data.name', data.source == 'tfds', bool(data.name), 'must name a TFDS dataset'),
         Rule('data.splits.test', len(test_sets) > 1, task.data in ('pairs', 'documents') and not data.file,
@@ -87,7 +96,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
              f'must be one of {", ".join(task.builtin)}'),
 
         Rule('batch.rows', is_used('data.context', values), batch.rows * data.context <= MOST_TOKENS,
-             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens'),
+             f'must be at most {MOST_TOKENS // data.context:,} windows of data.context={data.context} tokens or '
+             'steps'),
         Rule('train.accumulate', is_used('batch.rows', values), train.accumulate <= batch.rows,
              f'must be at most batch.rows={batch.rows}, because each part has at least one row'),
         Rule('optimizer.warmup', config.optimizer.schedule == 'cosine', config.optimizer.warmup < train.steps,
@@ -95,6 +105,8 @@ def rules(config: ConfigDict, task: Task) -> list[Rule]:
         Rule('train.simcut', train.simcut > 0, not train.r_drop,
              f'must not be combined with r_drop={train.r_drop}: each adds a second forward pass. Set one option to 0'),
         needs('train.cutoff', 'train.simcut'),
+        Rule('data.mixup', data.mixup > 0, not train.r_drop,
+             f'must not be combined with train.r_drop={train.r_drop}. Set one option to 0'),
         needs('train.guided_head', 'train.guided_alignment'),
         Rule('train.guided_alignment', train.guided_alignment > 0 and model.kind == 'rnnsearch',
              model.recurrent.attention, 'needs model.recurrent.attention=True'),

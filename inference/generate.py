@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from inference.forced import Forced
 from inference.options import SAMPLING, SearchOptions, search_options
-from inference.scores import Evaluation, bits_per_character
+from inference.scores import Evaluation, bits_per_character, text_scores
 from inference.search import length_penalty
 from inference.text import (
     LENGTHS,
@@ -174,15 +174,16 @@ class Generator(SearchModel):
         sums = jax.block_until_ready(evaluate(step, self.params, batches()))
         seconds, compiling = time.perf_counter() - began, compile_time.seconds - compiled_before
         samples = [output.text for output in self.generate([self.opening] * SAMPLES, options)]
+        scores = text_scores(-float(sums.others['nll']), int(sums.tokens), plan.characters, plan.bytes)
         results = sums.means() | {
-            'n': int(sums.tokens), 'bits_per_character': bits_per_character(float(sums.others['nll']),
-                                                                            data.characters(split)),
-            'characters': data.characters(split), 'seconds': seconds, 'compile_seconds': compiling,
+            'n': int(sums.tokens), 'bits_per_character': scores['bits_per_character'],
+            'bits_per_byte': scores['bits_per_byte'], 'characters': plan.characters, 'bytes': plan.bytes,
+            'seconds': seconds, 'compile_seconds': compiling,
             'tokens_per_second': float(sums.tokens) / max(seconds - compiling, 1e-9), 'samples': samples}
         if unknown:
             results['unknown_tokens'] = unknown
             log.warning('%s: %d of %d tokens are <unk>, because the vocabulary does not have their characters. Do not '
-                        'compare bits per character with other models', split, unknown, results['n'])
+                        'compare bits per character or per byte with other models', split, unknown, results['n'])
         return results, [(sample,) for sample in samples]
 
     @override

@@ -79,7 +79,7 @@ def list_places(model: Answerer) -> dict[str, Sizes]:
     if model.module in _LISTED:
         return dict(_LISTED[model.module])
     if isinstance(model, Predictor):
-        inputs: Any = {'inputs': jnp.zeros((1, *model.shape))}
+        inputs: Any = model.example_arguments()
     elif isinstance(model, Translator):
         inputs = {name: jnp.ones((1, 4), jnp.int32) for name in ('source', 'target')}
     else:
@@ -152,7 +152,7 @@ class _Row:
 
     def side(self, name: str, axis: str) -> str:
         """Returns the name of the text whose tokens are the entries of an axis of a place."""
-        return argument_of(name, axis, [name for name in self.inputs if name != 'visible'])
+        return argument_of(name, axis, [name for name in self.inputs if name not in ('visible', 'following')])
 
     def cut(self, name: str, array: Shaped[np.ndarray, '...']) -> Values:
         """Returns the values at the place `name` for this text, without padding."""
@@ -167,7 +167,7 @@ class _Row:
 def _rows(model: Answerer, given: Sequence[Any] | np.ndarray, options: SearchOptions) -> list[_Row]:
     """Returns the arguments of the module for each text or example."""
     if isinstance(model, Predictor):
-        arguments = model.form.arguments(np.asarray(given))
+        arguments = model.arguments(np.asarray(given))
         return [_Row(dict(zip(arguments, row, strict=True)), {}) for row in zip(*arguments.values(), strict=True)]
     if isinstance(given, (str, Output)):
         raise UserError('the texts or outputs must be a list. Put a single text or output into a list')

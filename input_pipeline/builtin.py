@@ -282,10 +282,9 @@ def with_plain_spaces(corpus: Mapping[str, list[tuple[str, str]]], share: float,
                       seed: int) -> dict[str, list[tuple[str, str]]]:
     """Replaces no-break spaces by plain spaces in a share of the source sentences with no-break spaces.
 
-    The changed sentences look as if people had typed them. The targets keep CLDR's spaces. All source sentences of all
-    splits remain different: a sentence is not changed if it would become equal to another sentence, or if it differs
-    from another sentence only in its spaces. The sentences that are changed for one share are also changed for any
-    larger share.
+    The changed sentences have the spaces that people type. The targets keep CLDR's spaces. All source sentences of all
+    splits remain different: if two sentences differ only in their spaces, neither sentence is changed. A larger share
+    changes the same sentences as a smaller share, and further sentences.
     """
     typed = collections.Counter(source.translate(TYPED) for pairs in corpus.values() for source, _ in pairs)
     changed = {}

@@ -142,7 +142,7 @@ class TokenizersTokenizer(ForeignTokenizer):
         except UserError:
             raise
         except Exception as error:  # the library has no more specific exceptions
-            raise ValueError(f'the library tokenizers cannot read it: {error}') from None
+            raise ValueError(f'the Python package tokenizers cannot read the file: {error}') from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 

@@ -38,6 +38,7 @@ class InputFormat:
       resized: whether images from files are scaled to `shape`.
       padded: whether series may be shorter than `shape`. Shorter series end with steps of NaN.
       missing: whether values of series may be missing (NaN).
+      latest: whether the model reads only the last steps of longer series, as in forecasting.
     """
     shape: tuple[int, ...]
     preprocessing: Preprocessing
@@ -51,6 +52,7 @@ class InputFormat:
     resized: bool = False
     padded: bool = False
     missing: bool = False
+    latest: bool = False
 
     @property
     def masked(self) -> bool:
@@ -93,6 +95,8 @@ class InputFormat:
           UserError: if the inputs have another shape or are not finite numbers. Also if images have another encoding,
             or are far outside the range of the training images.
         """
+        if self.latest:
+            inputs = latest_steps(inputs, self.shape[0], where)
         if self.masked:
             array = pad_series(inputs, self.shape, where)
             check_series(array, where, self.missing)
@@ -202,6 +206,19 @@ def pad_series(inputs: Shaped[np.ndarray, '...'] | Sequence, shape: tuple[int, .
                             f'most {shape[0]} steps with {shape[1]} channels')
         padded[index, :len(array)] = array
     return padded
+
+
+def latest_steps(series: Shaped[np.ndarray, '...'] | Sequence, steps: int, where: str) -> list[Any]:
+    """Returns the last `steps` steps of each series [time, channels].
+
+    Raises:
+      UserError: if a series has fewer steps.
+    """
+    for index, values in enumerate(series):
+        if np.ndim(values) and len(values) < steps:
+            raise UserError(f'{where}: example {index} has {len(values)} steps, but a forecast is based on the last '
+                            f'{steps} steps (config.data.context of the run). Add steps')
+    return [values[-steps:] if np.ndim(values) else values for values in series]
 
 
 def check_series(series: Num[np.ndarray, 'examples time channels'], where: str, missing: bool) -> None:

@@ -16,7 +16,7 @@ def read_models(folders: Sequence[Path], checkpoint: str, dtype: str | None = No
 
     Args:
       folders: run directories, exported safetensors folders, or folders that Hugging Face's save_pretrained has
-      written.
+        written.
       checkpoint: the checkpoint to read from every folder. Only a run directory has several checkpoints. For other
         folders, use 'best' or 'latest'.
       dtype: overrides config.model.dtype.

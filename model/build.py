@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from model.blocks import BlockConfig
+from model.forecaster import Forecaster
 from model.language_model import LanguageModel
 from model.patches import PatchTransformer, grid_sinusoids, patch_grid
 from model.recurrent import RNNSearch
@@ -20,8 +21,8 @@ BLOCK = frozenset(BlockConfig.__dataclass_fields__)
 class Kind(NamedTuple):
     """An architecture: its module, and the name of its own section of config.model ('' if it has no own section).
 
-    `build_model` sets the attributes of the module, and of its `config` (BlockConfig), to the options of the same name
-    in config.model and in this section.
+    `build_model` builds the module. Each attribute of the module, and of its `config` (BlockConfig), gets the value of
+    the option with the same name in config.model or in this section.
     """
     module: Callable[..., nn.Module]
     section: str = ''
@@ -32,6 +33,7 @@ MODELS = {
     'rnnsearch': Kind(RNNSearch, 'recurrent'),
     'language_model': Kind(LanguageModel),
     'patches': Kind(PatchTransformer, 'patches'),
+    'forecaster': Kind(Forecaster, 'patches'),
 }
 
 

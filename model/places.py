@@ -211,9 +211,10 @@ def observing(apply: Callable[..., Any], edit: Editor | None = None,
               read: Callable[[str], bool] | None = None) -> Callable[..., tuple[Any, dict[str, Array]]]:
     """Returns a function that calls `apply` with a lens, and returns its result and the captured values.
 
-    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active,
-    its edits are applied after `edit`, and its `read` is used if the argument is None. So the places of an `Observed`
-    module can be read and edited, too.
+    Like `apply`, the returned function is pure, so it can be compiled and differentiated. If another lens is active
+    during the call, both lenses have an effect: the edits of the other lens are applied after `edit`, and if `read` is
+    None, the other lens decides which values are captured. So the places of an `Observed` module can be read and
+    edited, too.
     """
     def observed(*args, **kwargs):
         lens = _lens.get() or Lens()

@@ -33,8 +33,13 @@ def read_saved_config(workdir: Path) -> tuple[ConfigDict, set[str]]:
     try:
         return read_config_file(workdir / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Use the --workdir of a training'
-                        ) from None
+        raise no_run(workdir) from None
+
+
+def no_run(workdir: Path) -> UserError:
+    """Returns the error for a path that is not a run directory."""
+    reason = f'has no {CONFIG}' if workdir.exists() else 'does not exist'
+    return UserError(f'{workdir} is not a run directory: it {reason}. Use the --workdir of a training')
 
 
 def saved_steps(workdir: Path) -> list[int]:

@@ -216,14 +216,17 @@ def parameter_shapes(module: nn.Module, task: str, sizes: Mapping[str, Any]) -> 
 
     `sizes` are the sizes of the task's data, as in `TrainedModel`.
     """
-    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())))
+    return _traced_shapes(module, TASKS[task].data, tuple(sizes.get('shape', ())), sizes.get('outputs', 0))
 
 
 @functools.lru_cache(maxsize=2)  # an import needs the shapes before and after it writes the run directory
-def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _traced_shapes(module: nn.Module, data: str, shape: tuple[int, ...], outputs: int) -> dict[str, tuple[int, ...]]:
     tokens = np.ones((1, 1), np.int32)
-    texts = {'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
+    texts: dict[str, dict[str, np.ndarray]] = {
+        'pairs': {'source': tokens, 'target': tokens}, 'documents': {'tokens': tokens}}
     inputs = texts.get(data) or {'inputs': np.zeros((1, *shape), np.float32)}
+    if data == 'series':
+        inputs['following'] = np.zeros((1, outputs // shape[-1], shape[-1]), np.float32)
     fresh = jax.eval_shape(lambda inputs: nn.unbox(module.init(jax.random.key(0), **inputs)), inputs)
     return _shapes(fresh['params'])
 

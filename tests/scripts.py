@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,23 @@ def run(tmp_path_factory, data, cache):
     result = script(*train_arguments(workdir, data, cache))
     assert result.returncode == 0, result.stderr.decode()
     return workdir, result.stderr.decode()
+
+
+@pytest.fixture(scope='session')
+def whole(tmp_path_factory, cache):
+    """The directory of a tiny run on images that was not interrupted. Tests may only read it."""
+    from tests.tiny_run import start, tiny_config  # here, because these imports take seconds
+    workdir = tmp_path_factory.mktemp('runs') / 'whole'
+    start(workdir, tiny_config(cache))
+    return workdir
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of `whole`, as if it had been killed after step 9."""
+    shutil.copytree(whole, tmp_path / 'copy')
+    shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
+    return tmp_path / 'copy'
 
 
 def parameters(workdir):

@@ -25,7 +25,7 @@ from input_pipeline.array_batches import ArrayPlan
 from model.build import build_model
 from run_directory.checkpoints import Checkpoints
 from runtime.errors import UserError, full_disk, full_disk_explained
-from tests.tiny_run import copy, outcome, said, script_arguments, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.metrics import MetricsWriter
 from training.optimizer import make_optimizer

@@ -40,6 +40,7 @@ def test_a_language_model_is_scored_in_bits_per_character(language_run):
     assert results['bits_per_character'] < 0.3
     nats = results['loss'] * results['n']
     assert results['bits_per_character'] == pytest.approx(nats / np.log(2) / 2600, rel=1e-4)
+    assert results['bytes'] == 2600 and results['bits_per_byte'] == results['bits_per_character']
     assert results['perplexity'] == pytest.approx(np.exp(results['loss']), rel=1e-4)
     assert len(results['samples']) == 3
 
@@ -129,8 +130,8 @@ def test_images_are_classified(tmp_path, cache):
         assert done.stdout == b''
 
 
-@pytest.mark.parametrize('recipe, expected', [
-    pytest.param('dynamics', 'accuracy', marks=pytest.mark.slow), ('pendulum', 'r_squared')])
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe, expected', [('dynamics', 'accuracy'), ('pendulum', 'r_squared')])
 def test_series_are_classified_and_measured(tmp_path, cache, recipe, expected):
     done = train(recipe, tmp_path / 'run', cache, **TINY | {
         'train.steps': 20, 'eval.every': 20, 'checkpoint.every': 20, 'optimizer.warmup': 5})

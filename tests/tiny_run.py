@@ -1,7 +1,6 @@
 """A run in this process: a tiny vision Transformer on the built-in digits, trained in seconds."""
 
 import json
-import shutil
 import sys
 
 import jax
@@ -53,22 +52,6 @@ def outcome(workdir):
 def steps(workdir):
     """Returns the steps of the checkpoints."""
     return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
-
-
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory, cache):
-    """Trains a run without an interruption."""
-    workdir = tmp_path_factory.mktemp('runs') / 'whole'
-    start(workdir, tiny_config(cache))
-    return workdir
-
-
-@pytest.fixture
-def copy(whole, tmp_path):
-    """Returns a copy of `whole` in the state of a run that was killed after step 9."""
-    shutil.copytree(whole, tmp_path / 'copy')
-    shutil.rmtree(tmp_path / 'copy' / 'checkpoints' / '12')
-    return tmp_path / 'copy'
 
 
 @pytest.fixture

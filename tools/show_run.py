@@ -15,7 +15,7 @@ from command_line import run_script
 from configs import recipes
 from configs.options import flatten, is_used
 from configs.tasks import METRICS, goodness
-from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, tensorboard
+from run_directory.records import CONFIG, EVALUATED, METRICS_FILE, damaged_metrics, no_run, tensorboard
 from runtime.errors import UserError
 from runtime.files import expanded
 
@@ -24,7 +24,7 @@ def main(folder: str) -> None:
     """Prints the summary of the run in `folder`."""
     workdir = expanded(folder)
     if not (workdir / CONFIG).exists():
-        raise UserError(f'{workdir} is not a run directory: it has no {CONFIG}. Use the --workdir of a training')
+        raise no_run(workdir)
     [run] = load_runs([workdir])
     for name, lines in describe(run):
         for index, line in enumerate(lines):

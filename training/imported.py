@@ -43,7 +43,7 @@ def import_weights(source: str | Path, workdir: str | Path, recipe: ConfigDict |
 
     The run has one checkpoint, at step 0, with a fresh optimizer state. The run can be used like any other run, and
     train.py can train the model further with the config in the directory. As a test, the model scores one line of text.
-    Until then, the directory has a temporary name. There is no test if `allow_nonfinite` is True.
+    The directory has a temporary name until this test has passed. There is no test if `allow_nonfinite` is True.
 
     Args:
       source: the folder.

@@ -51,8 +51,8 @@ def zipped(*sweeps: Sweep) -> Sweep:
       UserError: if the sweeps differ in length, or two of them set the same option.
     """
     if len({len(sweep) for sweep in sweeps}) > 1:
-        raise UserError(f'zipped: sweeps of {", ".join(str(len(sweep)) for sweep in sweeps)} runs must have the same '
-                        'length. Add or remove values')
+        raise UserError(f'zipped: the sweeps have {", ".join(str(len(sweep)) for sweep in sweeps)} runs, but they must '
+                        'have the same number of runs. Add or remove values')
     return [_merged(parts) for parts in zip(*sweeps, strict=True)]
 
 

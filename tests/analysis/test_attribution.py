@@ -127,6 +127,7 @@ def test_flow_is_the_smallest_cut(run, found):
         np.testing.assert_allclose(found['flow'].values[row, query], -best.fun, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_contrast_explains_the_difference_of_two_tokens(run, found):
     other = attribute(run, PAIR, 'gradient', instead='q')
     alone = attribute(run, ('abc', 'q'), 'gradient')

@@ -14,11 +14,10 @@ from analysis.answering import decode
 from analysis.pictures import answer_figure
 from analysis.request import Request
 from runtime.errors import UserError
-from tests.tiny_run import whole  # noqa: F401 (fixture)
 
 
 @pytest.fixture(scope='module')
-def run(whole):  # noqa: F811
+def run(whole):
     return inference.load(whole)
 
 

@@ -33,7 +33,7 @@ def test_the_words():
 def test_what_does_not_go_together_is_refused():
     with pytest.raises(UserError, match='sets seed twice'):
         product(seeds(2), over('seed', [7]))
-    with pytest.raises(UserError, match='of 2, 3 runs'):
+    with pytest.raises(UserError, match='have 2, 3 runs'):
         zipped(seeds(2), over('model.num_layers', [1, 2, 3]))
 
 

@@ -98,7 +98,8 @@ def test_log_probabilities_of_a_search_are_means_of_the_members_by_teacher_forci
     assert max(len(tokens) for _, tokens in pairs) < 14  # the least that the members' positions reach
 
 
-@pytest.mark.parametrize('method', SEARCHES)
+@pytest.mark.parametrize('method', [
+    name if name == 'samples' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
 def test_it_continues_a_text_as_the_mean_does(method):
     modules, params = language_models()
     forced = [jax.jit(module.apply) for module in modules]
@@ -175,7 +176,7 @@ def test_another_vocabulary_is_refused(runs, tmp_path):
     path.write_bytes(path.read_bytes() + b'\x98\x06\x01')  # a field that SentencePiece does not know
     with pytest.raises(UserError, match=r'other has another vocabulary \(data/source.model\) than '):
         inference.load([runs / 'run', tmp_path / 'other'])
-    with pytest.raises(UserError, match='nowhere is not a run directory'):
+    with pytest.raises(UserError, match='nowhere is not a run directory: it does not exist'):
         inference.load([runs / 'run', tmp_path / 'nowhere'])
 
 

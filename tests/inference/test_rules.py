@@ -181,7 +181,8 @@ def test_a_batch_of_mixed_prefixes_without_some_words_is_what_each_finds_alone(k
     assert [output.text for output in free] != [output.text for output in found]
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@pytest.mark.parametrize('search', [
+    name if name == 'beam' else pytest.param(name, marks=pytest.mark.slow) for name in SEARCHES])
 def test_a_continuation_avoids_words_that_its_prompt_begins(search):
     model, limit = of_kind('language model'), EXTRA
     options = dataclasses.replace(SEARCHES[search], extra_length=EXTRA, avoid=AVOID)
@@ -337,7 +338,8 @@ def test_a_space_ends_the_word_of_a_prefix():
 
 
 @pytest.mark.parametrize('kind', ['unigram', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('bpe', 'char'))])
-@pytest.mark.parametrize('numbered', [False, True], ids=['alone', 'with a vocabulary beside it'])
+@pytest.mark.parametrize('numbered', [
+    pytest.param(False, id='alone', marks=pytest.mark.slow), pytest.param(True, id='with a vocabulary beside it')])
 def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, numbered):
     content, rng = io.BytesIO(), np.random.default_rng(0)
     sentencepiece.SentencePieceTrainer.train(

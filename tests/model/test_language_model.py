@@ -11,9 +11,8 @@ from model.positional import SCHEMES
 from tests.model.helpers import close, random_params
 from tests.model.reference import PAD
 
-# The other position schemes take the path of one of these two, and make test-all tests them.
-SOME_SCHEMES = [pytest.param(name, marks=[] if name in ('sinusoidal', 'rotary') else [pytest.mark.slow])
-                for name in SCHEMES]
+# make test-all tests the other position schemes.
+SOME_SCHEMES = [pytest.param(name, marks=[] if name == 'rotary' else [pytest.mark.slow]) for name in SCHEMES]
 TOKENS = jnp.array([[4, 6, 9, 3, 10, 5, 7], [5, 2, 8, 7, 4, 9, 3]])
 
 

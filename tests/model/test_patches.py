@@ -172,7 +172,7 @@ def test_logits_of_a_bfloat16_model_are_float32():
 
 
 @pytest.mark.parametrize('layer', ['embedding', 'head'])
-@pytest.mark.parametrize('precision', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('precision', [pytest.param('float32', marks=pytest.mark.slow), 'bfloat16'])
 def test_matmul_precision_reaches_the_embedding_and_the_head(layer, precision):
     model, variables = build(IMAGES, (2, 3))
     kernel = variables['params'][layer]['kernel']

@@ -230,7 +230,8 @@ def test_weights_that_nobody_asks_for_cost_nothing(monkeypatch):
 
 # Precision and memory
 
-@pytest.mark.parametrize('norm, share_embeddings', [('post', 'all'), ('pre', 'none')])
+@pytest.mark.parametrize('norm, share_embeddings', [
+    ('post', 'all'), pytest.param('pre', 'none', marks=pytest.mark.slow)])
 def test_bfloat16_is_close_to_float32(norm, share_embeddings):
     options = {'layers': 1, 'norm': norm, 'share_embeddings': share_embeddings}
     model, variables = transformer(**options)

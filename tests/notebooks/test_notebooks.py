@@ -62,8 +62,8 @@ PICTURES = {'attention_by_hand': 8, 'open_a_run': 4, 'inside_a_model': 5, 'fine_
             'compare_runs': 2, 'additive_vs_dot_product': 3}
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[] if name == BY_HAND else [pytest.mark.slow])
-                                  for name in build.NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', build.NAMES)
 def test_a_notebook_runs_from_its_source(name, environment, request):
     if name != BY_HAND:
         runs = request.getfixturevalue('runs')

@@ -6,15 +6,7 @@ import pytest
 
 from run_directory.records import finished_at, read_config
 from tests.scripts import script
-from tests.tiny_run import (  # noqa: F401 (fixtures)
-    copy,
-    said,
-    script_arguments,
-    start,
-    steps,
-    tiny_config,
-    whole,
-)
+from tests.tiny_run import said, script_arguments, start, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 
 

@@ -14,7 +14,7 @@ from run_directory import workdir as run_directory
 from run_directory.records import read_config
 from run_directory.workdir import RunDirectory
 from runtime.errors import UserError
-from tests.tiny_run import copy, said, start, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import said, start, steps, tiny_config  # noqa: F401 (fixture)
 from training.objective import make_objective
 
 

@@ -8,13 +8,13 @@ import pytest
 
 import inference
 from runtime.errors import UserError
-from tests.tiny_run import outcome, start, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, start, tiny_config
 
 WEIGHTS = 'encoder/layers_0/self_attention/weights'
 FROZEN = json.dumps([{'edit': 'freeze', 'place': WEIGHTS, 'by': 'uniform', 'heads': [1]}])
 
 
-def test_a_model_learns_with_a_frozen_head_and_resumes_bit_for_bit(whole, cache, tmp_path):  # noqa: F811
+def test_a_model_learns_with_a_frozen_head_and_resumes_bit_for_bit(whole, cache, tmp_path):
     config = tiny_config(cache, train__edits=FROZEN)
     start(tmp_path / 'frozen', config)
     shutil.copytree(tmp_path / 'frozen', tmp_path / 'copy')

@@ -9,7 +9,7 @@ import training
 from model.places import observing
 from runtime.errors import UserError
 from tests.random_run import random_run
-from tests.tiny_run import outcome, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, tiny_config
 from training.place_statistics import place_sums
 from training.trackers import grouped
 
@@ -24,7 +24,7 @@ def entropies(weights):
 
 
 def test_a_run_logs_statistics_of_its_validation_split_and_its_training_changes_no_bit(
-        whole, cache, tmp_path):  # noqa: F811
+        whole, cache, tmp_path):
     run = training.train(tiny_config(cache, track__places=PLACES), tmp_path / 'run')
     params, lines = outcome(tmp_path / 'run')
     logged = [{name: value for name, value in line.items() if '/' in name} for line in lines]

@@ -14,7 +14,7 @@ import training
 from input_pipeline.array_batches import ArrayPlan
 from run_directory.records import read_metrics
 from runtime.errors import UserError
-from tests.tiny_run import outcome, said, steps, tiny_config, whole  # noqa: F401 (fixtures)
+from tests.tiny_run import outcome, said, steps, tiny_config  # noqa: F401 (fixture)
 from training import loop
 from training.curve import LiveCurve
 
