@@ -180,7 +180,7 @@ def build(config: ConfigDict, directory: RunDirectory, draw: 'Callable[..., Figu
         directory.check_data(data)
     check_same_inputs(config, data)
     plan, validation = data.plan('train'), data.plan('validation')  # all processes tokenise a large text together
-    resolve_precision(config, plan.batch(0)['targets'].size)
+    resolve_precision(config, max(array.size for array in jax.tree.leaves(plan.batch(0)['inputs'])))
     try:
         check_fits(config.model, data.sizes)
     except ValueError as error:
