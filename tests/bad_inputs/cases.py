@@ -83,7 +83,7 @@ class Bench:
     """Runs cases, with a folder for the files that they share and a server for each script."""
 
     def __init__(self, folder: Path):
-        self.folder, self._servers, self._count = folder, {}, 0
+        self.folder, self._server, self._count = folder, Server({'HOME': str(folder / 'home')}), 0
         with tarfile.open(ROOT / 'tests/runs/first.tar.gz') as archive:
             archive.extractall(folder / 'first', filter='data')
         self._change_config(folder / 'first/run', data__dir=str(folder / 'first/data'), cache_dir=str(folder / 'cache'))
@@ -95,7 +95,7 @@ class Bench:
         """Trains a run that the tables call {name}."""
         out = self.folder / name
         command = shlex.split(arguments.format(new=out, cache=self.folder / 'cache', root=ROOT))
-        status = self._server('train').run(command, ROOT, {}, os.devnull, self.folder / 'training', 300)
+        status = self._server.run('train', command, ROOT, {}, os.devnull, self.folder / 'training', 300)
         assert status == 0, Path(f'{self.folder}/training.stderr').read_text()
 
     def fill(self, text: str, here: Path) -> str:
@@ -131,7 +131,7 @@ class Bench:
         (self.folder / 'stdin').write_bytes(case.stdin)
         out = self.folder / f'case{self._count}.out'
         asked = arguments, here, dict(case.environment), self.folder / 'stdin', out, SECONDS
-        status = (alone(script, *asked) if case.alone else self._server(script).run(*asked))
+        status = (alone(script, *asked) if case.alone else self._server.run(script, *asked))
         said = Path(f'{out}.stderr').read_text(errors='replace')
         assert status == case.status and 'Traceback' not in said, f'{status}: {said[-2000:]}'
         for part in (case.says,) if isinstance(case.says, str) else case.says:
@@ -140,14 +140,8 @@ class Bench:
         assert not (here / 'new').exists() or 'new' in case.files
         shutil.rmtree(here, ignore_errors=True)
 
-    def _server(self, script: str) -> 'Server':
-        if script not in self._servers:
-            self._servers[script] = Server(script, {'HOME': str(self.folder / 'home')})
-        return self._servers[script]
-
     def close(self) -> None:
-        for server in self._servers.values():
-            server.close()
+        self._server.close()
 
 
 def place(path: Path, content) -> None:
@@ -176,13 +170,13 @@ def place(path: Path, content) -> None:
 class Server:
     """A running process of tests/bad_inputs/server.py."""
 
-    def __init__(self, script: str, environment: Mapping[str, str]):
-        self._process = subprocess.Popen([sys.executable, '-m', 'tests.bad_inputs.server', script], cwd=ROOT,
+    def __init__(self, environment: Mapping[str, str]):
+        self._process = subprocess.Popen([sys.executable, '-m', 'tests.bad_inputs.server'], cwd=ROOT,
                                          env={**os.environ, **environment}, stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True)
 
-    def run(self, arguments, cwd, environment, stdin, out, seconds) -> int | str:
-        asked = {'arguments': [os.fsencode(each).hex() for each in arguments], 'cwd': str(cwd),
+    def run(self, script, arguments, cwd, environment, stdin, out, seconds) -> int | str:
+        asked = {'script': script, 'arguments': [os.fsencode(each).hex() for each in arguments], 'cwd': str(cwd),
                  'environment': environment, 'stdin': str(stdin), 'out': str(out), 'seconds': seconds}
         self._process.stdin.write(json.dumps(asked) + '\n')
         self._process.stdin.flush()

@@ -1,10 +1,10 @@
-"""A process that imports a script once and runs each command line in a fork, because imports take seconds.
+"""A process that imports all libraries once and runs each command line in a fork, because imports take seconds.
 
-    python -m tests.bad_inputs.server MODULE
+    python -m tests.bad_inputs.server
 
-A line of JSON on stdin, {'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}, is a command line. The output
-of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if
-it has not ended after so many seconds. Only the forks open JAX's devices.
+A line of JSON on stdin is a command line: {'script', 'arguments', 'cwd', 'environment', 'stdin', 'out', 'seconds'}. The
+output of the script goes to the files OUT.stdout and OUT.stderr. Its exit status is a line on stdout, or 'timeout' if
+the script has not ended after so many seconds. Only the forks open JAX's devices.
 """
 
 import importlib
@@ -17,24 +17,29 @@ import traceback
 from collections.abc import Callable
 
 
-def serve(name: str) -> None:
+def serve() -> None:
     """Runs the command lines until stdin ends."""
-    from command_line import run_script  # as late as in the script itself
-    module = importlib.import_module(name)
+    importlib.import_module('command_line')  # before JAX, as in the scripts
     for heavy in ('analysis.answering', 'analysis.plots', 'input_pipeline.problems', 'training.loop',
                   'training.profiling'):
         importlib.import_module(heavy)  # the scripts import these in main(), in seconds
-    takes = {'tools.show_run': 'RUN'}.get(name)
     answers, sys.argv[1:] = os.fdopen(os.dup(1), 'w'), []
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
         if not child:
-            become(module, asked)
-            leave(lambda: run_script(module.main, takes=takes))
+            run(asked)
         answers.write(f'{json.dumps(status(child, asked["seconds"]))}\n')
         answers.flush()
     os._exit(0)  # without a cleanup of the imports, which takes a second
+
+
+def run(asked: dict) -> None:
+    """Runs a command line in this fork, which imports the script: several scripts define the same flags."""
+    from command_line import run_script
+    module = importlib.import_module(asked['script'])
+    become(module, asked)
+    leave(lambda: run_script(module.main, takes={'tools.show_run': 'RUN'}.get(asked['script'])))
 
 
 def become(module, asked: dict) -> None:
@@ -82,4 +87,4 @@ def status(child: int, seconds: float) -> int | str:
 
 
 if __name__ == '__main__':
-    serve(sys.argv[1])
+    serve()

@@ -338,7 +338,8 @@ def test_a_space_ends_the_word_of_a_prefix():
 
 
 @pytest.mark.parametrize('kind', ['unigram', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('bpe', 'char'))])
-@pytest.mark.parametrize('numbered', [False, True], ids=['alone', 'with a vocabulary beside it'])
+@pytest.mark.parametrize('numbered', [
+    pytest.param(False, id='alone', marks=pytest.mark.slow), pytest.param(True, id='with a vocabulary beside it')])
 def test_a_space_ends_the_word_of_a_prefix_where_sentencepiece_drops_it(kind, numbered):
     content, rng = io.BytesIO(), np.random.default_rng(0)
     sentencepiece.SentencePieceTrainer.train(

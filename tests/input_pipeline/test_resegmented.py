@@ -24,7 +24,8 @@ PAIRS = builtin.make_corpus('en', 'fr', seed=0, sizes={'train': 2500})['train']
 MAX_LENGTH = 48
 
 
-@pytest.fixture(scope='module', params=[True, False], ids=['joint', 'separate'])
+@pytest.fixture(scope='module', params=[
+    pytest.param(True, id='joint'), pytest.param(False, id='separate', marks=pytest.mark.slow)])
 def text(request, tmp_path_factory):
     """Tokenizers, and a store of at most MAX_LENGTH tokens."""
     cache, corpus = tmp_path_factory.mktemp('cache'), Listed(PAIRS)

@@ -160,7 +160,9 @@ def late_rows(store, rows):
         yield row
 
 
-@pytest.mark.parametrize('slow, error', [('a worker', 'ENOLCK'), ('joining', 'ENOTSUP'), ('neither', 'ENOLCK')])
+@pytest.mark.parametrize('slow, error', [
+    pytest.param('a worker', 'ENOLCK', marks=pytest.mark.slow), ('joining', 'ENOTSUP'),
+    pytest.param('neither', 'ENOLCK', marks=pytest.mark.slow)])
 def test_without_locks_the_slower_process_uses_the_store_of_the_faster_one(slow, error, folder, tmp_path):
     (tmp_path / 'site').mkdir()
     (tmp_path / 'site' / 'sitecustomize.py').write_text(WITHOUT_LOCKS.format(error))

@@ -42,6 +42,7 @@ def test_fused_sums_are_right_whatever_is_imported(imported):
     assert worst(imported) < 1e-3
 
 
+@pytest.mark.slow
 def test_flags_of_the_user_are_kept_beside():
     assert worst('allyouneed, inference', '--xla_force_host_platform_device_count=2') < 1e-3
 

@@ -64,6 +64,7 @@ def test_products_of_bfloat16_change_the_update_by_their_rounding(state):
     assert 2 ** -12 < optax.tree.norm(error) / optax.tree.norm(gradient) < 2 ** -6  # a rounding is at most 2 ** -9
 
 
+@pytest.mark.slow  # tests/training/test_parallel.py trains by pmap
 def test_an_axis_of_devices_does_not_change_the_update(state):
     # vmap with an axis name does what pmap does, on one device.
     whole, sums = jax.jit(step())(state, ragged_batch())
